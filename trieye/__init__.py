@@ -1,0 +1,63 @@
+"""trieye: the experiment framework for reinforcement learning.
+
+Names are loaded on first use (PEP 562): `import trieye` loads neither ray, torch nor mlflow.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "ActorLogic": "trieye.actor_logic",
+    "ActorState": "trieye.actor_state",
+    "AggregationMethod": "trieye.config",
+    "BufferData": "trieye.schemas",
+    "CheckpointData": "trieye.schemas",
+    "CheckpointError": "trieye.exceptions",
+    "ConfigurationError": "trieye.exceptions",
+    "DEFAULT_METRICS": "trieye.config",
+    "DataSource": "trieye.config",
+    "Experiment": "trieye.experiment",
+    "LoadedTrainingState": "trieye.schemas",
+    "LogContext": "trieye.schemas",
+    "LogTarget": "trieye.config",
+    "MetricConfig": "trieye.config",
+    "PathManager": "trieye.path_manager",
+    "PersistenceConfig": "trieye.config",
+    "ProcessingError": "trieye.exceptions",
+    "RawMetricEvent": "trieye.schemas",
+    "ReplayBuffer": "trieye.replay",
+    "Run": "trieye.client",
+    "RunClosedError": "trieye.exceptions",
+    "RunInterrupted": "trieye.exceptions",
+    "RunLockedError": "trieye.exceptions",
+    "SerializationError": "trieye.exceptions",
+    "Serializer": "trieye.serializer",
+    "StatsConfig": "trieye.config",
+    "StatsProcessor": "trieye.stats_processor",
+    "TrieyeActor": "trieye.actor",
+    "TrieyeConfig": "trieye.config",
+    "TrieyeError": "trieye.exceptions",
+    "UntrustedPickleError": "trieye.exceptions",
+    "XAxis": "trieye.config",
+    "compose": "trieye.config.compose",
+    "main": "trieye.config.compose",
+    "run_experiment": "trieye.experiment",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604 - all are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("trieye")
+    if name not in _HOME:
+        raise AttributeError(f"module 'trieye' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOME))

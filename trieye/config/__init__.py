@@ -1,0 +1,38 @@
+"""The config of a run: one pydantic model for each Hydra group; importing it loads no Hydra."""
+
+from trieye.config.base import STRICT
+from trieye.config.loop import LoopConfig
+from trieye.config.metric import (
+    DEFAULT_METRICS,
+    AggregationMethod,
+    DataSource,
+    LogTarget,
+    MetricConfig,
+    XAxis,
+)
+from trieye.config.persistence import PersistenceConfig
+from trieye.config.replay import ReplayConfig
+from trieye.config.root import TrieyeConfig
+from trieye.config.runtime import RuntimeConfig
+from trieye.config.sinks import ConsoleSinkConfig, MlflowSinkConfig, SinksConfig, TensorboardSinkConfig
+from trieye.config.stats import StatsConfig
+
+__all__ = [
+    "DEFAULT_METRICS",
+    "STRICT",
+    "AggregationMethod",
+    "ConsoleSinkConfig",
+    "DataSource",
+    "LogTarget",
+    "LoopConfig",
+    "MetricConfig",
+    "MlflowSinkConfig",
+    "PersistenceConfig",
+    "ReplayConfig",
+    "RuntimeConfig",
+    "SinksConfig",
+    "StatsConfig",
+    "TensorboardSinkConfig",
+    "TrieyeConfig",
+    "XAxis",
+]

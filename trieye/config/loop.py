@@ -1,0 +1,25 @@
+"""LoopConfig: how long an experiment runs and how often it is evaluated."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trieye.config.base import StrictModel
+
+
+class LoopConfig(StrictModel):
+    """When the loop that drives an experiment stops, and how often it evaluates; whichever limit comes first stops it."""
+
+    steps: int | None = Field(default=None, ge=1, description="Stop after this many steps of the experiment.")
+    env_steps: int | None = Field(default=None, ge=1, description="Stop after this many environment steps.")
+    time_s: float | None = Field(default=None, gt=0, description="Stop after this many seconds of training, all attempts.")
+    target: float | None = Field(default=None, description="Stop when an evaluation's objective is at least this good.")
+    objective: str = Field(default="eval/return", min_length=1, description="Metric that says how good the agent is.")
+    mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
+    evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
+
+    @model_validator(mode="after")
+    def _target_is_reachable(self) -> Self:
+        if self.target is not None and not self.evaluate_every_steps:
+            raise ValueError("target needs evaluations on the way; set loop.evaluate_every_steps")
+        return self

@@ -1,0 +1,107 @@
+"""MetricConfig: the rule that turns events into points."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trieye.config.base import TolerantModel
+
+AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count"]
+LogTarget = Literal["mlflow", "tensorboard", "console"]
+DataSource = Literal["trainer", "worker", "loop", "buffer", "system", "custom"]
+XAxis = Literal["global_step", "wall_time", "episode"]
+
+
+class MetricConfig(TolerantModel):
+    """How the events of one name become the points of one metric.
+
+    With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S` one
+    every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never logged.
+    """
+
+    name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]
+    source: DataSource = Field(default="custom", description="Where the events come from; informational.")
+    raw_event_name: str | None = Field(default=None, description="Name of the events to read; `name` if null.")
+    aggregation: AggregationMethod = Field(default="latest", description="How the values of a window become one.")
+    log_frequency_steps: int = Field(default=1, ge=0, description="Window length in global steps; 0 = off.")
+    log_frequency_seconds: float = Field(default=0.0, ge=0, description="Window length in seconds; 0 = off.")
+    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that get the points.")
+    x_axis: XAxis = Field(default="global_step", description="What is sent as the step of a point.")
+    rate_numerator_event: str | None = Field(
+        default=None, description="Events whose summed values, divided by seconds, are the rate; only for `rate`."
+    )
+    context_key: str | None = Field(
+        default=None, description="Read the value from this key of the event's context instead of its value."
+    )
+
+    @property
+    def event_key(self) -> str:
+        """Name of the events that this metric reads."""
+        return self.raw_event_name or self.name
+
+    @model_validator(mode="after")
+    def _rate_has_a_numerator(self) -> Self:
+        if self.aggregation == "rate" and not self.rate_numerator_event:
+            raise ValueError(f"Metric '{self.name}' has aggregation 'rate' but 'rate_numerator_event' is not set.")
+        return self
+
+
+def _trainer(name: str, aggregation: AggregationMethod = "mean") -> MetricConfig:
+    return MetricConfig(name=name, source="trainer", raw_event_name=name, aggregation=aggregation, log_frequency_steps=10)
+
+
+def _worker(name: str, event: str, key: str | None, seconds: float) -> MetricConfig:
+    return MetricConfig(
+        name=name,
+        source="worker",
+        raw_event_name=event,
+        context_key=key,
+        aggregation="mean",
+        log_frequency_steps=0,
+        log_frequency_seconds=seconds,
+    )
+
+
+def _loop(name: str, seconds: float) -> MetricConfig:
+    return MetricConfig(
+        name=name, source="loop", raw_event_name=name, log_frequency_steps=0, log_frequency_seconds=seconds
+    )
+
+
+def _rate(name: str, source: DataSource, numerator: str) -> MetricConfig:
+    return MetricConfig(
+        name=name,
+        source=source,
+        aggregation="rate",
+        rate_numerator_event=numerator,
+        log_frequency_steps=0,
+        log_frequency_seconds=5.0,
+        log_to=["mlflow", "tensorboard", "console"],
+    )
+
+
+DEFAULT_METRICS: list[MetricConfig] = [
+    _trainer("Loss/Total"),
+    _trainer("Loss/Policy"),
+    _trainer("Loss/Value"),
+    _trainer("Loss/Entropy"),
+    _trainer("Loss/Mean_Abs_TD_Error"),
+    _trainer("LearningRate", "latest"),
+    _worker("Episode/Score", "episode_end", "score", 5.0),
+    _worker("Episode/Length", "episode_end", "length", 5.0),
+    _worker("Episode/Triangles_Cleared", "episode_end", "triangles_cleared", 5.0),
+    _worker("MCTS/Avg_Simulations_Per_Step", "mcts_step", None, 10.0),
+    _worker("MCTS/Avg_Tree_Depth", "episode_end", "avg_mcts_depth", 5.0),
+    _worker("RL/Step_Reward_Mean", "step_reward", None, 10.0),
+    _loop("Buffer/Size", 5.0),
+    _loop("Progress/Total_Simulations", 5.0),
+    _loop("Progress/Episodes_Played", 5.0),
+    _loop("Progress/Weight_Updates_Total", 5.0),
+    _loop("System/Num_Active_Workers", 10.0),
+    _loop("System/Num_Pending_Tasks", 10.0),
+    _rate("Rate/Steps_Per_Sec", "loop", "step_completed"),
+    _rate("Rate/Episodes_Per_Sec", "worker", "episode_end"),
+    _rate("Rate/Simulations_Per_Sec", "worker", "mcts_step"),
+    _trainer("PER/Beta", "latest"),
+]
+"""The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""

@@ -1,0 +1,99 @@
+"""PersistenceConfig: where a run lives on disk, what is saved, what is resumed."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, computed_field, model_validator
+
+from trieye.config.base import TolerantModel
+from trieye.config.names import check_name
+
+
+def default_run_name() -> str:
+    """Return `run_<date>_<time>` in local time."""
+    return datetime.now().astimezone().strftime("run_%Y%m%d_%H%M%S")
+
+
+def _checked(name: str, info: ValidationInfo) -> str:
+    return check_name(info.field_name or "name", name)
+
+
+Name = Annotated[str, AfterValidator(_checked)]
+
+
+class PersistenceConfig(TolerantModel):
+    """Where a run lives on disk, what is saved, what is resumed.
+
+    A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means the
+    same place in every process that the object is sent to.
+    """
+
+    root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
+    app_name: Name = Field(default="default_app", description="Set by the app_name of the whole config.")
+    run_name: Name = Field(default_factory=default_run_name, description="Set by the run_name of the whole config.")
+    runs_dir_name: Name = Field(default="runs", description="Directory of the runs, below the app.")
+    mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, below the app.")
+    checkpoint_save_dir_name: Name = Field(default="checkpoints", description="Directory of checkpoints in a run.")
+    buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved buffers in a run.")
+    log_dir_name: Name = Field(default="logs", description="Directory of log files in a run.")
+    tensorboard_dir_name: Name = Field(default="tensorboard", description="Directory of event files in a run.")
+    profile_dir_name: Name = Field(default="profile_data", description="Directory of profiles in a run.")
+    latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the newest checkpoint.")
+    best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")
+    buffer_filename: Name = Field(default="buffer.pkl", description="Link to the newest saved buffer.")
+    config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
+    save_buffer: bool = Field(default=True, description="Save the replay buffer, and load it again.")
+    buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
+    checkpoint_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end.")
+    auto_resume_latest: bool = Field(default=True, description="Start a fresh run from the newest compatible run of the app.")
+    load_checkpoint_path: str | None = Field(default=None, description="Start from this checkpoint.")
+    load_buffer_path: str | None = Field(default=None, description="Start with this saved buffer.")
+    mlflow_tracking_uri: str | None = Field(
+        default=None,
+        description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite below the app.",
+    )
+    _made_in: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_uri_is_no_choice(cls, data: Any) -> Any:
+        """Leave the computed URI of a dumped config computed, so that dump and validate give the same config."""
+        if isinstance(data, dict) and data.get("MLFLOW_TRACKING_URI") is not None:
+            uri = data["MLFLOW_TRACKING_URI"]
+            rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
+            chosen = rest.get("mlflow_tracking_uri")
+            if chosen is None and uri == os.environ.get("MLFLOW_TRACKING_URI"):
+                return rest
+            if chosen is None and str(uri).startswith("sqlite:") and str(uri).endswith("/mlflow.db") and len(rest) > 0:
+                made = cls.model_validate(rest)
+                return rest if made.MLFLOW_TRACKING_URI == uri else {**rest, "mlflow_tracking_uri": uri}
+            return {**rest, "mlflow_tracking_uri": chosen or uri}
+        return data
+
+    @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
+    @property
+    def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name that clients of 0.1.5 use
+        """The MLflow store in use, as `mlflow ui --backend-store-uri` takes it."""
+        chosen = self.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return chosen or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
+
+    def get_app_root_dir(self) -> Path:
+        """Return the absolute directory of the app; nothing is created."""
+        return self._get_absolute_root() / check_name("app_name", self.app_name)
+
+    def get_runs_root_dir(self) -> Path:
+        """Return the absolute directory that holds the app's runs; nothing is created."""
+        return self.get_app_root_dir() / check_name("runs_dir_name", self.runs_dir_name)
+
+    def get_run_base_dir(self) -> Path:
+        """Return the absolute directory of the run; nothing is created."""
+        return self.get_runs_root_dir() / check_name("run_name", self.run_name)
+
+    def get_mlflow_abs_path(self) -> Path:
+        """Return the absolute directory of the app's MLflow store; nothing is created."""
+        return self.get_app_root_dir() / check_name("mlflow_dir_name", self.mlflow_dir_name)
+
+    def _get_absolute_root(self) -> Path:
+        return Path(os.path.abspath(self._made_in / Path(self.root_data_dir).expanduser()))  # noqa: PTH100 - links stay

@@ -1,0 +1,35 @@
+"""RuntimeConfig: where the hub of a run lives."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trieye.config.base import StrictModel
+
+
+class RuntimeConfig(StrictModel):
+    """Where the hub lives and how events reach it."""
+
+    kind: Literal["local", "ray", "cluster"] = Field(
+        default="ray", description="`local` = a thread, no Ray; `ray` = an actor on this machine; `cluster` = join a cluster."
+    )
+    address: str | None = Field(
+        default=None, description="Ray address to join, such as `auto` or `ray://head:10001`; only for `cluster`."
+    )
+    num_cpus: int | None = Field(default=None, ge=1, description="CPUs that a Ray started here offers; null = all.")
+    namespace: str = Field(default="trieye", min_length=1, description="Ray namespace in which the hub has its name.")
+    flush_interval_s: float = Field(
+        default=0.2, gt=0, le=60, description="Seconds after which logged values are sent to the hub."
+    )
+    max_pending_events: int = Field(
+        default=1_000_000, ge=1000, description="Logged values that may wait for a slow hub before `overflow` applies."
+    )
+    overflow: Literal["block", "drop"] = Field(
+        default="block", description="When too many values wait: slow the training down, or drop values and count them."
+    )
+
+    @model_validator(mode="after")
+    def _address_only_for_a_cluster(self) -> Self:
+        if self.address is not None and self.kind != "cluster":
+            raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
+        return self

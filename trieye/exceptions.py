@@ -1,0 +1,58 @@
+"""Every error that trieye raises.
+
+    TrieyeError
+    ├── ConfigurationError (ValueError)            a key, value, name or path given by the user is not usable
+    ├── SerializationError                         bytes on disk cannot be read, or an object cannot be written
+    │   ├── CheckpointError                        a checkpoint could not be saved or none of the existing ones is whole
+    │   └── UntrustedPickleError                   a pickled part is not signed with the user's own key
+    ├── ProcessingError                            metrics cannot be processed
+    ├── RunLockedError                             another process is writing to this run
+    └── RunClosedError                             the run was closed and takes nothing more
+
+    KeyboardInterrupt
+    └── RunInterrupted                             a signal asked the run to stop; its state is saved
+"""
+
+
+class TrieyeError(Exception):
+    """Base of all errors of trieye."""
+
+
+class ConfigurationError(TrieyeError, ValueError):
+    """Raised when a key, value, name or path given by the user is not usable."""
+
+
+class SerializationError(TrieyeError):
+    """Raised when bytes on disk cannot be read back, or an object cannot be written."""
+
+
+class CheckpointError(SerializationError):
+    """Raised when a checkpoint could not be saved, or when some exist and none of them is whole."""
+
+
+class UntrustedPickleError(SerializationError):
+    """Raised when a pickled part carries no signature of the user's own key and pickles were not allowed."""
+
+
+class ProcessingError(TrieyeError):
+    """Raised when metrics cannot be processed."""
+
+
+class RunLockedError(TrieyeError):
+    """Raised when another process is writing to the run; the message names it."""
+
+
+class RunClosedError(TrieyeError):
+    """Raised when something is logged to or saved in a run that was closed."""
+
+
+class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - a request to stop, not a fault
+    """Raised at the end of `Run.steps` when a signal asked the run to stop.
+
+    Attributes:
+        exit_code: What the process should exit with (130 for Ctrl-C, 143 for SIGTERM).
+    """
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,1 @@
+"""Events to windows to points: plain objects that know no clock, thread, file or sink."""

@@ -1,0 +1,77 @@
+"""EventBatch: raw events in columns, the form in which they travel."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class EventRow(NamedTuple):
+    """One event as user code hands it over; cheap to make."""
+
+    name: str
+    value: float
+    step: int
+    time: float
+    context: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events in the order in which they were logged.
+
+    Attributes:
+        names: The distinct names.
+        codes: int32 `[n]`, index into `names`.
+        values: float64 `[n]`.
+        steps: int64 `[n]`, global steps.
+        times: float64 `[n]`, Unix time in seconds.
+        contexts: Context of the rows that have one.
+    """
+
+    names: tuple[str, ...]
+    codes: NDArray[np.int32]
+    values: NDArray[np.float64]
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    contexts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[EventRow]) -> Self:
+        """Make a batch.
+
+        Raises:
+            OverflowError, TypeError, ValueError: A value is no number, or a step does not fit int64; see `salvage`.
+        """
+        table: dict[str, int] = {}
+        codes = np.fromiter((table.setdefault(row[0], len(table)) for row in rows), np.int32, len(rows))
+        return cls(
+            names=tuple(table),
+            codes=codes,
+            values=np.fromiter((row[1] for row in rows), np.float64, len(rows)),
+            steps=np.fromiter((row[2] for row in rows), np.int64, len(rows)),
+            times=np.fromiter((row[3] for row in rows), np.float64, len(rows)),
+            contexts={index: row[4] for index, row in enumerate(rows) if row[4]},
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+def salvage(rows: Sequence[EventRow]) -> tuple[list[EventRow], list[tuple[str, str]]]:
+    """Split rows into those that a batch can hold, and (reason, name) of the others."""
+    good: list[EventRow] = []
+    bad: list[tuple[str, str]] = []
+    for row in rows:
+        try:
+            np.int64(row.step)
+            float(row.value)
+        except OverflowError:
+            bad.append(("step_out_of_range" if abs(row.step) > np.iinfo(np.int64).max else "non_finite", row.name))
+        except (TypeError, ValueError):
+            bad.append(("invalid", row.name))
+        else:
+            good.append(row)
+    return good, bad
