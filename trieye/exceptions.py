@@ -1,16 +1,16 @@
 """Every error that trieye raises.
 
-    TrieyeError
-    ├── ConfigurationError (ValueError)            a key, value, name or path given by the user is not usable
-    ├── SerializationError                         bytes on disk cannot be read, or an object cannot be written
-    │   ├── CheckpointError                        a checkpoint could not be saved or none of the existing ones is whole
-    │   └── UntrustedPickleError                   a pickled part is not signed with the user's own key
-    ├── ProcessingError                            metrics cannot be processed
-    ├── RunLockedError                             another process is writing to this run
-    └── RunClosedError                             the run was closed and takes nothing more
+TrieyeError
+├── ConfigurationError (ValueError)            a key, value, name or path given by the user is not usable
+├── SerializationError                         bytes on disk cannot be read, or an object cannot be written
+│   ├── CheckpointError                        a checkpoint could not be saved or none of the existing ones is whole
+│   └── UntrustedPickleError                   a pickled part is not signed with the user's own key
+├── ProcessingError                            metrics cannot be processed
+├── RunLockedError                             another process is writing to this run
+└── RunClosedError                             the run was closed and takes nothing more
 
-    KeyboardInterrupt
-    └── RunInterrupted                             a signal asked the run to stop; its state is saved
+KeyboardInterrupt
+└── RunInterrupted                             a signal asked the run to stop; its state is saved
 """
 
 

@@ -11,6 +11,8 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
+
 from trieye.config import MetricConfig
 from trieye.stats.point import Point
 from trieye.stats.reducers import REDUCERS, Accumulator, Floats, Ints, accumulate
@@ -62,8 +64,9 @@ class MetricWindows:
         top = int(steps.max())
         self.highest = top if self.highest is None else max(self.highest, top)
         keys = -(-steps // self._length) if self._length else steps * 0
-        for key, events in accumulate(keys, values, steps, times, xs):
-            self._take(key, events, at)
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
+            for key, events in accumulate(keys, values, steps, times, xs):
+                self._take(key, events, at)
         self._seat_late_events()
 
     def _take(self, key: int, events: Accumulator, at: float) -> None:

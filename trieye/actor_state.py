@@ -1,0 +1,158 @@
+"""ActorState: what the hub remembers between two processing passes."""
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+from trieye.schemas import LogContext, RawMetricEvent
+from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.drops import Drops
+
+EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
+
+
+class ActorState:
+    """Events that were accepted and not yet processed, and where processing stands; safe to use from several threads.
+
+    Attributes:
+        drops: Events that could not be accepted.
+    """
+
+    def __init__(self) -> None:
+        self.drops = Drops()
+        self._lock = threading.Lock()
+        self._rows: list[EventRow] = []
+        self._batches: list[EventBatch] = []
+        self._num_pending = 0
+        self._last_step = -1
+        self._last_time = 0.0
+        self._last_log_times: dict[str, float] = {}
+        self._latest: dict[str, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return self._num_pending
+
+    def add_event(self, event: RawMetricEvent, *, arrived: float = 0.0) -> None:
+        """Take one event.
+
+        Args:
+            event: The event.
+            arrived: Unix time in seconds, for an event without a timestamp.
+        """
+        time = arrived if event.timestamp is None else event.timestamp
+        with self._lock:
+            self._rows.append(EventRow(event.name, event.value, event.global_step, time, event.context or None))
+            self._num_pending += 1
+
+    def add_batch(self, batch: EventBatch) -> None:
+        """Take a batch of events."""
+        with self._lock:
+            self._seal()
+            self._batches.append(batch)
+            self._num_pending += len(batch)
+
+    def take(self) -> list[EventBatch]:
+        """Return all pending events in the order of their arrival, and forget them."""
+        with self._lock:
+            self._seal()
+            taken, self._batches, self._num_pending = self._batches, [], 0
+        return taken
+
+    def _seal(self) -> None:
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            batch = EventBatch.from_rows(rows)
+        except (OverflowError, TypeError, ValueError):
+            rows, bad = salvage(rows)
+            for reason, name in bad:
+                self.drops.add(reason, name)
+            batch = EventBatch.from_rows(rows)
+        self._batches.append(batch)
+
+    def get_data_to_process(self, current_step: int) -> tuple[EventsByStep, int]:
+        """Return pending events up to a step as {step: {name: [event]}}, and the highest step among them (or -1)."""
+        found: EventsByStep = defaultdict(lambda: defaultdict(list))
+        for event in self._pending_events():
+            if event.global_step <= current_step:
+                found[event.global_step][event.name].append(event)
+        return {step: dict(by_name) for step, by_name in found.items()}, max(found, default=-1)
+
+    def clear_processed_data(self, current_step: int) -> None:
+        """Forget pending events up to a step."""
+        later = [event for event in self._pending_events() if event.global_step > current_step]
+        self.take()
+        for event in later:
+            self.add_event(event)
+
+    def _pending_events(self) -> list[RawMetricEvent]:
+        with self._lock:
+            self._seal()
+            batches = list(self._batches)
+        return [
+            RawMetricEvent(
+                name=batch.names[code],
+                value=value,
+                global_step=step,
+                timestamp=time,
+                context=dict(batch.contexts.get(index, {})),
+            )
+            for batch in batches
+            for index, (code, value, step, time) in enumerate(
+                zip(
+                    batch.codes.tolist(), batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), strict=True
+                )
+            )
+        ]
+
+    def get_log_context(self, latest_step: int, current_time: float) -> LogContext:
+        """Return clock and latest values of a pass."""
+        return LogContext(
+            latest_step=latest_step,
+            last_log_time=self._last_time,
+            current_time=current_time,
+            latest_values=dict(self._latest),
+        )
+
+    def note_latest(self, latest: dict[str, tuple[int, float]]) -> None:
+        """Remember (step, value) of each metric."""
+        self._latest = latest
+
+    def note_logged(self, metric: str, at: float) -> None:
+        """Remember when a metric was logged, in seconds since this attempt's start."""
+        self._last_log_times[metric] = at
+
+    def update_last_processed_step(self, step: int) -> None:
+        """Remember the highest step of a pass."""
+        self._last_step = max(self._last_step, step)
+
+    def get_last_processed_step(self) -> int:
+        """Return the highest step of all passes; -1 before the first."""
+        return self._last_step
+
+    def update_last_processed_time(self, at: float) -> None:
+        """Remember the time of a pass, in seconds since this attempt's start."""
+        self._last_time = at
+
+    def get_last_processed_time(self) -> float:
+        """Return the time of the last pass, in seconds since this attempt's start."""
+        return self._last_time
+
+    def get_persistable_state(self) -> dict[str, Any]:
+        """Return plain data that `restore_from_state` takes."""
+        return {
+            "last_processed_step": self._last_step,
+            "last_processed_time": self._last_time,
+            "_last_log_time_per_metric": dict(self._last_log_times),
+        }
+
+    def restore_from_state(self, state: dict[str, Any]) -> None:
+        """Go on where `get_persistable_state` left off.
+
+        Pending events are kept. The times are only reported: they count from the start of an attempt, so nothing is
+        scheduled by those of another one.
+        """
+        self._last_step = int(state.get("last_processed_step", -1))
+        self._last_time = float(state.get("last_processed_time", 0.0))
+        self._last_log_times = dict(state.get("_last_log_time_per_metric", {}))

@@ -1,0 +1,411 @@
+"""Run: the object that user code holds."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from time import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
+from trieye.config.fingerprint import config_hash
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
+from trieye.flusher import Flusher
+from trieye.path_manager import PathManager
+from trieye.persistence import rng
+from trieye.persistence.encoding import decode, encode
+from trieye.persistence.run_lock import RunLock
+from trieye.persistence.run_record import RunRecord, RunStatus
+from trieye.progress import Progress, say
+from trieye.runtime.base import Hub, start_hub
+from trieye.signals import StopSignals
+
+if TYPE_CHECKING:
+    from trieye.replay import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+MAX_SAVES_IN_FLIGHT = 2
+
+
+class Run:
+    """One training with one directory and one identity, across restarts.
+
+    Use it as a context manager: it is flushed and closed on every way out, and its status says which one it was.
+
+        with trieye.Run(config) as run:
+            run.restore(agent=agent)
+            for step in run.steps(10_000):
+                run.log(agent.update())
+                if run.save_due:
+                    run.save(agent=agent)
+
+    Args:
+        config: The config of the run.
+        group: The sweep that it belongs to; members never resume each other.
+
+    Attributes:
+        config: The config of the run.
+        name: Its name.
+        dir: Its directory.
+        step: The step that is under way, or the last one that is complete.
+        resumed: Whether `restore` found a state.
+        stop_requested: Whether a signal asked the run to stop.
+    """
+
+    def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
+        self.config = config
+        self.name = config.run_name
+        self.step = 0
+        self.resumed = False
+        self.stop_requested = False
+        self._group = group
+        self._paths = PathManager(config.trieye.persistence)
+        self.dir = self._paths.run_base_dir
+        self._lock = RunLock(self._paths.lock_path)
+        self._hash = config_hash(config)
+        self._hub: Hub | None = None
+        self._flusher: Flusher | None = None
+        self._replay: ReplayBuffer | None = None
+        self._saves: list[Future[str]] = []
+        self._saved_step = -1
+        self._max_pending = config.runtime.max_pending_events
+        self._refuse_events()
+
+    # life
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close("FINISHED")
+        elif issubclass(kind, (KeyboardInterrupt, SystemExit)):
+            self._close_after(error, "KILLED")
+        else:
+            self._close_after(error, "FAILED")
+
+    def open(self) -> Self:
+        """Take the run's lock, count a new attempt and start the hub.
+
+        Raises:
+            ConfigurationError: The directory cannot be used.
+            RunLockedError: Another process writes to the run.
+        """
+        self._paths.create_run_directories()
+        self._lock.acquire()
+        try:
+            self.record = RunRecord.begin_attempt(
+                self._paths.run_record_path,
+                app_name=self.config.app_name,
+                run_name=self.name,
+                config_hash=self._hash,
+                group=self._group,
+                tags=self.config.tags,
+            )
+            self._hub = start_hub(_hub_config(self.config), self.config.model_dump(mode="json"))
+        except BaseException:
+            self._lock.release()
+            raise
+        self._flusher = Flusher(self._hub, self.config.runtime)
+        self._pending = self._flusher.pending
+        self._append = self._pending.append
+        return self
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+
+        Raises:
+            CheckpointError: A save failed that was not reported yet.
+        """
+        if self._hub is None or self._flusher is None:
+            return
+        hub, flusher = self._hub, self._flusher
+        self._hub, self._flusher = None, None
+        self._refuse_events()
+        try:
+            flusher.close()
+        finally:
+            try:
+                hub.close(status)
+            finally:
+                self._lock.release()
+        self._report_saves(wait=True)
+
+    def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
+        try:
+            self.close(status)
+        except Exception as second:  # the user's error matters more; this one must not hide it
+            logger.exception("closing the run failed, too")
+            if error is not None:
+                error.add_note(f"closing run {self.name!r} failed, too: {second}")
+
+    def _refuse_events(self) -> None:
+        self._pending: Any = ()
+        self._append: Any = self._refuse_event
+
+    def _refuse_event(self, row: tuple[Any, ...]) -> None:
+        raise RunClosedError(
+            f"run {self.name!r} is not open: {row[0]!r} cannot be logged; use `with trieye.Run(config)`"
+        )
+
+    # metrics
+
+    def log(
+        self,
+        name: str | Mapping[str, Any],
+        value: Any = None,
+        *,
+        step: int | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Log one value, or a dict of values; returns at once, and a thread brings it to the hub.
+
+        Args:
+            name: Name of the event, or {name: value}; values that are None are left out.
+            value: A number, NumPy scalar or tensor with one element.
+            step: Global step; None: the step that is under way.
+            context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
+
+        Raises:
+            RunClosedError: The run is not open.
+            TypeError, ValueError: The value is no number.
+        """
+        if value is None:
+            self._log_mapping(name, step, context)
+            return
+        if value.__class__ is not float:
+            value = float(value)
+        if len(self._pending) >= self._max_pending and not self._make_room():
+            return
+        self._append((name, value, self.step if step is None else step, time(), context))
+
+    def _log_mapping(self, values: Any, step: int | None, context: Mapping[str, Any] | None) -> None:
+        if isinstance(values, str):
+            raise TypeError(f"log({values!r}): a value is missing")
+        for name, value in values.items():
+            if value is not None:
+                self.log(name, value, step=step, context=context)
+
+    def _make_room(self) -> bool:
+        return self._flusher is None or self._flusher.make_room()
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record parameters of the run, such as hyperparameters; nested dicts become dotted names."""
+        self._open_hub().log_params(dict(_dotted(params)))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._open_hub().set_tags({str(key): str(value) for key, value in tags.items()})
+
+    def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
+        """Keep a file or directory with the run.
+
+        Args:
+            path: The file.
+            artifact_path: Folder among the artifacts of the run; None: their root.
+
+        Raises:
+            ConfigurationError: There is no such file.
+        """
+        file = Path(path).absolute()
+        if not file.exists():
+            raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
+        self._open_hub().log_artifact(file, artifact_path)
+
+    def flush(self) -> None:
+        """Return when everything logged so far is accepted by the hub and counted in its window."""
+        hub = self._open_hub()
+        if self._flusher is not None:
+            self._flusher.flush()
+        hub.flush()
+
+    def best(self, name: str, mode: str | None = None) -> float:
+        """Return the best logged point of a metric, over all attempts.
+
+        Args:
+            name: Name of the metric.
+            mode: `max` or `min`; None: what `loop.mode` says.
+
+        Raises:
+            ConfigurationError: Nothing was logged under that name.
+        """
+        self.flush()
+        seen = self._open_hub().summary()
+        if name not in seen:
+            raise ConfigurationError(
+                f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} (known: {', '.join(sorted(seen))})"
+            )
+        return seen[name]["min" if (mode or self.config.loop.mode) == "min" else "max"]
+
+    def latest(self) -> Mapping[str, float]:
+        """Return the last value logged under each name, a moment ago."""
+        return {} if self._flusher is None else self._flusher.latest
+
+    def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
+        """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
+        return self._open_hub().mlflow_run_id(timeout_s)
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of each sink, what was dropped by reason, late events and failed saves."""
+        return self._open_hub().health()
+
+    # state
+
+    @property
+    def replay(self) -> "ReplayBuffer":
+        """The replay buffer that the config describes; saved and restored with the run."""
+        if self._replay is None:
+            from trieye.replay import ReplayBuffer
+
+            self._replay = ReplayBuffer.from_config(self.config.replay, seed=self.config.seed)
+        return self._replay
+
+    @property
+    def save_due(self) -> bool:
+        """Whether to save at the end of this step: it is its turn, or a signal asked the run to stop."""
+        every = self.config.persistence.checkpoint_save_freq_steps
+        return self.stop_requested or (every > 0 and self.step % every == 0)
+
+    def save(self, *, objective: float | None = None, **objects: Any) -> None:
+        """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
+
+        The step, the random generators of python, numpy and torch and the replay buffer are included.
+
+        Args:
+            objective: How good this state is; the best one can be found again.
+            **objects: Objects with `state_dict()`, or plain data, arrays and tensors.
+
+        Raises:
+            CheckpointError: An earlier save failed.
+        """
+        self._report_saves(wait=False)
+        hub = self._open_hub()
+        if self._replay is not None and self.config.persistence.save_buffer:
+            objects["replay"] = self._replay
+        state = encode({"objects": objects, "rng": rng.capture(), "step": self.step}, copy=not hub.copies)
+        if self._flusher is not None:
+            self._flusher.flush()
+        metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": self._hash}
+        while len(self._saves) >= MAX_SAVES_IN_FLIGHT:  # never more states in memory than that
+            self._finish_save(self._saves.pop(0))
+        self._saves.append(hub.save(self.step, state, metadata))
+        self._saved_step = self.step
+
+    def _report_saves(self, *, wait: bool) -> None:
+        done = [save for save in self._saves if wait or save.done()]
+        self._saves = [save for save in self._saves if save not in done]
+        for save in done:
+            self._finish_save(save)
+
+    def _finish_save(self, save: "Future[str]") -> None:
+        try:
+            save.result()
+        except CheckpointError:
+            raise
+        except Exception as error:  # a remote call wraps what happened there
+            raise CheckpointError(f"a checkpoint of run {self.name!r} was not saved: {error}") from error
+
+    def restore(self, **objects: Any) -> bool:
+        """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
+
+        Args:
+            **objects: Objects with `load_state_dict()`, under the names given to `save`.
+
+        Returns:
+            Whether there was something to restore.
+
+        Raises:
+            CheckpointError: There are checkpoints and none is whole, or one lacks an object.
+        """
+        found = self._open_hub().restore(group=self._group, config_hash=self._hash)
+        if found is None:
+            return False
+        encoded, origin = found
+        state = decode(encoded)
+        held = state["objects"]
+        if "replay" in held and "replay" not in objects and self.config.persistence.save_buffer:
+            objects["replay"] = self.replay
+        for name, target in objects.items():
+            if name not in held:
+                raise CheckpointError(
+                    f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} (it holds: {', '.join(held)})"
+                )
+            target.load_state_dict(held[name])
+        rng.restore(state["rng"])
+        self.step = self._saved_step = state["step"]
+        self.resumed = True
+        say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
+        return True
+
+    # stepping
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """Yield the numbers of the steps that are left, 1 to `total`, with a progress bar.
+
+        The first signal (Ctrl-C, SIGTERM) lets the step end and makes `save_due` true; a second one stops at once.
+
+        Args:
+            total: The last step; None: go on until the loop is left.
+
+        Raises:
+            RunInterrupted: A signal asked the run to stop.
+        """
+        if total is not None and self.step >= total:
+            say(
+                f"run {self.name!r} is finished: step {self.step} of {total} is done; raise the number of steps to go on"
+            )
+            return
+        with StopSignals(self._request_stop) as signals, Progress(self.name, total, self.step, self._shown) as bar:
+            extra_step_done = False
+            while total is None or self.step < total:
+                if self.stop_requested and (extra_step_done or self._saved_step == self.step):
+                    break
+                extra_step_done = self.stop_requested
+                self.step += 1
+                yield self.step
+                bar.update(self.step)
+        if self.stop_requested:
+            raise RunInterrupted(self._farewell(), signals.exit_code)
+
+    def _request_stop(self) -> None:
+        self.stop_requested = True
+
+    def _farewell(self) -> str:
+        saved = f"its state at step {self._saved_step} is saved" if self._saved_step >= 0 else "nothing was saved"
+        return (
+            f"run {self.name!r} stops at step {self.step}: {saved}; start it again with run_name={self.name} to go on"
+        )
+
+    def _shown(self) -> Mapping[str, float]:
+        latest = dict(self.latest())
+        first = {name: latest.pop(name) for name in (self.config.loop.objective,) if name in latest}
+        return {
+            **first,
+            **{name: value for name, value in latest.items() if not name.startswith(("time/", "progress/"))},
+        }
+
+    def _open_hub(self) -> Hub:
+        if self._hub is None:
+            raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
+        return self._hub
+
+
+def _hub_config(config: TrieyeConfig) -> TrieyeConfig:
+    """Return the part that the hub needs, with undeclared events logged unless the config says otherwise."""
+    plain = config.trieye.model_copy()
+    if plain.stats.undeclared is None:
+        plain.stats = plain.stats.model_copy(update={"undeclared": "auto"})
+    return plain
+
+
+def _dotted(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

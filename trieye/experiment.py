@@ -1,0 +1,263 @@
+"""Experiment: what a training provides, and the loop that drives it."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from trieye.client import Run
+from trieye.config import TrieyeConfig
+from trieye.exceptions import ConfigurationError
+from trieye.persistence import rng
+from trieye.progress import say
+
+ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
+
+
+class Experiment(Generic[ConfigT]):
+    """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
+
+    Subclasses override `setup`, `step`, `save_checkpoint` and `load_checkpoint`, and `evaluate` where there is something to
+    evaluate. Python's, NumPy's and torch's global random generators are seeded before `setup`, saved and restored by the
+    loop; generators of its own are the experiment's business.
+
+    Args:
+        config: The config of the run.
+    """
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
+        self.setup(config)
+
+    def setup(self, config: ConfigT) -> None:
+        """Make models, optimizers and environments."""
+
+    def step(self) -> Mapping[str, float | None]:
+        """Do one logical iteration.
+
+        Returns:
+            Values to log; those that are None are left out. The value under `env_steps`, the number of environment steps
+            made in this iteration, is also summed up for `loop.env_steps`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measure how good the present state is; called every `loop.evaluate_every_steps` and at the end.
+
+        Returns:
+            Values to log, with the one that `loop.objective` names. Training must not depend on it.
+        """
+        return {}
+
+    def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:
+        """Return the state, or write it as files.
+
+        Args:
+            checkpoint_dir: An empty directory for files.
+
+        Returns:
+            Plain data, arrays, tensors and objects with `state_dict()`, which trieye writes without pickle; or None if the
+            state was written to `checkpoint_dir`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Bring back what `save_checkpoint` returned, or read the files from the directory given."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
+
+    def reset_config(self, new_config: ConfigT) -> bool:
+        """Take another config in place; False if that needs a new object."""
+        del new_config
+        return False
+
+    def export_model(self, export_dir: Path) -> list[Path]:
+        """Write the trained model for use elsewhere, and return the files."""
+        del export_dir
+        return []
+
+    def cleanup(self) -> None:
+        """Close environments and files; this process leaves, the run may go on in another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+        objective: Best value of `loop.objective` over all attempts; None if it was never logged.
+        step: Last complete step.
+        env_steps: Environment steps made, over all attempts.
+        stop_reason: What stopped it.
+        run_dir: Directory of the run.
+    """
+
+    objective: float | None
+    step: int
+    env_steps: int
+    stop_reason: str
+    run_dir: Path
+
+
+def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT, *, group: str | None = None) -> Result:
+    """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
+
+    Args:
+        experiment_class: What to train.
+        config: The config of the run.
+        group: The sweep that the run belongs to.
+
+    Raises:
+        ConfigurationError: The config sets no limit.
+        RunInterrupted: A signal asked the run to stop; its state is saved.
+    """
+    limits = config.loop
+    if limits.steps is None and limits.env_steps is None and limits.time_s is None and limits.target is None:
+        raise ConfigurationError(
+            "this run would never stop: set loop.steps, loop.env_steps, loop.time_s or loop.target"
+        )
+    rng.seed(config.seed)
+    experiment = experiment_class(config)
+    try:
+        with Run(config, group=group) as run:
+            return _Loop(experiment, run).drive()
+    finally:
+        experiment.cleanup()
+
+
+class _Loop:
+    """One experiment, one run, and how far they are."""
+
+    def __init__(self, experiment: Experiment[Any], run: Run) -> None:
+        self._experiment = experiment
+        self._run = run
+        self._limits = run.config.loop
+        self._env_steps = 0
+        self._earlier_s = 0.0
+        self._began = time.monotonic()
+        self._best: float | None = None
+        self._evaluated_step = -1
+        self._objective: float | None = None
+        self._saved_step = -1
+
+    def drive(self) -> Result:
+        run = self._run
+        if run.restore(experiment=_State(self._experiment), loop=self):
+            self._evaluated_step = self._saved_step = run.step
+        run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
+        reason = self._reason_to_stop()
+        if reason is not None:
+            say(f"run {run.name!r} is finished ({reason}); raise the limit to go on")
+        else:
+            reason = self._train()
+        return Result(self._best, run.step, self._env_steps, reason, run.dir)
+
+    def _train(self) -> str:
+        reason: str | None = None
+        for _ in self._run.steps(self._limits.steps):
+            self._one_step()
+            reason = self._reason_to_stop()
+            if reason is not None or self._evaluation_due():
+                self._evaluate()
+                reason = reason or self._reason_to_stop()
+            if self._run.save_due and self._saved_step != self._run.step:
+                self._save()
+            if reason is not None:
+                break
+        if self._saved_step != self._run.step:
+            self._save()
+        return reason or "interrupted"
+
+    def _one_step(self) -> None:
+        began = time.perf_counter()
+        values = self._experiment.step()
+        self._run.log("time/step_ms", (time.perf_counter() - began) * 1000.0)
+        if (made := values.get("env_steps")) is not None:
+            self._env_steps += int(made)
+            self._run.log("progress/env_steps", self._env_steps)
+        self._run.log(values)
+
+    def _evaluation_due(self) -> bool:
+        every = self._limits.evaluate_every_steps
+        return every > 0 and self._run.step % every == 0
+
+    def _evaluate(self) -> None:
+        if self._evaluated_step == self._run.step:
+            return
+        values = self._experiment.evaluate()
+        self._run.log(values)
+        self._evaluated_step = self._run.step
+        self._objective = values.get(self._limits.objective)
+        if self._objective is not None and self._is_better(self._objective):
+            self._best = self._objective
+            self._save()
+
+    def _is_better(self, value: float) -> bool:
+        if self._best is None:
+            return True
+        return value > self._best if self._limits.mode == "max" else value < self._best
+
+    def _save(self) -> None:
+        evaluated = self._evaluated_step == self._run.step
+        self._run.save(objective=self._objective if evaluated else None, experiment=_State(self._experiment), loop=self)
+        self._saved_step = self._run.step
+
+    def _reason_to_stop(self) -> str | None:
+        limits = self._limits
+        if limits.steps is not None and self._run.step >= limits.steps:
+            return f"loop.steps={limits.steps} done"
+        if limits.env_steps is not None and self._env_steps >= limits.env_steps:
+            return f"loop.env_steps={limits.env_steps} done"
+        if limits.time_s is not None and self._time_s() >= limits.time_s:
+            return f"loop.time_s={limits.time_s:g} over"
+        if limits.target is not None and self._best is not None and not _worse(self._best, limits.target, limits.mode):
+            return f"loop.target={limits.target:g} reached: {limits.objective}={self._best:g}"
+        return None
+
+    def _time_s(self) -> float:
+        return self._earlier_s + time.monotonic() - self._began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env_steps": self._env_steps, "time_s": self._time_s(), "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._env_steps, self._earlier_s, self._best = state["env_steps"], state["time_s"], state["best"]
+
+
+def _worse(value: float, target: float, mode: str) -> bool:
+    return value < target if mode == "max" else value > target
+
+
+class _State:
+    """The checkpoint methods of an experiment as `state_dict` and `load_state_dict`."""
+
+    def __init__(self, experiment: Experiment[Any]) -> None:
+        self._experiment = experiment
+
+    def state_dict(self) -> Mapping[str, Any]:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            state = self._experiment.save_checkpoint(directory)
+            if state is not None:
+                return {"state": state}
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            return {"files": {str(path.relative_to(directory)): _bytes_of(path) for path in files}}
+
+    def load_state_dict(self, held: Mapping[str, Any]) -> None:
+        if "state" in held:
+            self._experiment.load_checkpoint(held["state"])
+            return
+        with tempfile.TemporaryDirectory() as name:
+            for relative, content in held["files"].items():
+                path = Path(name) / relative
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.tobytes())
+            self._experiment.load_checkpoint(Path(name))
+
+
+def _bytes_of(path: Path) -> Any:
+    # as an array it goes beside the tensors instead of into JSON
+    return np.frombuffer(path.read_bytes(), dtype=np.uint8)

@@ -1,0 +1,98 @@
+"""Progress: a bar with the key metrics on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+LINE_INTERVAL_S = 10.0
+REFRESH_INTERVAL_S = 0.2
+MAX_SHOWN_METRICS = 4
+
+
+def say(text: str) -> None:
+    """Tell the user something that must not be missed, without breaking a progress bar."""
+    print(f"trieye: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
+
+
+class Progress:
+    """Shows how far a run is; `update` may be called at every step.
+
+    Args:
+        name: Name of the run.
+        total: Last step; None if it is not known.
+        start: Step from which the run goes on.
+        metrics: Returns the values to show.
+    """
+
+    def __init__(self, name: str, total: int | None, start: int, metrics: Callable[[], Mapping[str, float]]) -> None:
+        self._name, self._total, self._start, self._metrics = name, total, start, metrics
+        self._step = start
+        self._began = time.monotonic()
+        self._next = self._began + REFRESH_INTERVAL_S
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = _rich_bar()
+            self._task = self._bar.add_task(self._name, total=self._total, completed=self._start, metrics="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, step: int) -> None:
+        """Note that a step is done; shows it now and then."""
+        self._step = step
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + (LINE_INTERVAL_S if self._bar is None else REFRESH_INTERVAL_S)
+            self._show()
+
+    def _show(self) -> None:
+        shown = _shown(self._metrics())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._step, metrics=shown)
+            return
+        elapsed = max(time.monotonic() - self._began, 1e-9)
+        rate = (self._step - self._start) / elapsed
+        total = f"/{self._total} ({100 * self._step / self._total:.0f} %)" if self._total else ""
+        say(f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", "))
+
+
+def _shown(metrics: Mapping[str, float]) -> str:
+    pairs = [f"{name}={value:.4g}" for name, value in metrics.items()]
+    return "  ".join(pairs[:MAX_SHOWN_METRICS])
+
+
+def _rich_bar() -> "RichProgress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[metrics]}"),
+        console=Console(stderr=True),
+        refresh_per_second=1 / REFRESH_INTERVAL_S,
+    )

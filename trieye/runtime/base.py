@@ -1,0 +1,74 @@
+"""Hub: what a `Run` needs of the place that collects, logs and saves."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from trieye.config import TrieyeConfig
+from trieye.persistence.encoding import EncodedState
+from trieye.persistence.run_record import RunStatus
+from trieye.stats.aggregator import MetricSummary
+from trieye.stats.batch import EventBatch
+
+
+class Hub(Protocol):
+    """Collects events, logs points, saves and restores; safe to call from several threads.
+
+    Attributes:
+        copies: Whether handing a state over copies its arrays; if not, `save` needs arrays of its own.
+    """
+
+    copies: bool
+
+    def log(self, batch: EventBatch) -> None:
+        """Return when the batch is accepted."""
+
+    def count_dropped(self, reason: str, count: int) -> None:
+        """Count events that had to be dropped before they reached the hub."""
+
+    def flush(self) -> None:
+        """Return when every accepted event is in its window."""
+
+    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
+        """Write a checkpoint in the background; the result is its path."""
+
+    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
+        """Return the state to go on with and its origin; see `ActorLogic.restore`."""
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record parameters."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Keep a file with the run."""
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return the extremes of the points of each metric."""
+
+    def mlflow_run_id(self, timeout_s: float) -> str | None:
+        """Return the id of the MLflow run, None if it is not known in time."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the sinks and what was dropped."""
+
+    def close(self, status: RunStatus) -> None:
+        """Log what is left, record how the run ended, and let go of the hub."""
+
+
+def start_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
+    """Start the hub that `config.runtime` asks for; Ray is imported only if it is needed.
+
+    Args:
+        config: The config of the run.
+        extra_config: What configs.json holds besides.
+    """
+    if config.runtime.kind == "local":
+        from trieye.runtime.local import LocalHub
+
+        return LocalHub(config, extra_config)
+    from trieye.runtime.ray_hub import RayHub
+
+    return RayHub(config, extra_config)

@@ -1,0 +1,62 @@
+"""LocalHub: the hub as threads of this process; no Ray."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trieye.actor_logic import ActorLogic
+from trieye.config import TrieyeConfig
+from trieye.persistence.encoding import EncodedState
+from trieye.persistence.run_record import RunStatus
+from trieye.stats.aggregator import MetricSummary
+from trieye.stats.batch import EventBatch
+
+
+class LocalHub:
+    """A hub in this process: deterministic, for debugging, tests and small runs.
+
+    Args:
+        config: The config of the run, whose lock this process holds.
+        extra_config: What configs.json holds besides.
+    """
+
+    copies = False
+
+    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+        self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
+        self.log = self._logic.log_columns
+        self.count_dropped = self._logic.count_dropped
+        self.flush = self._logic.flush
+        self.log_params = self._logic.log_params
+        self.set_tags = self._logic.set_tags
+
+    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
+        """Write a checkpoint on the writer thread, with the open windows as they are now."""
+        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, self._logic.get_state())
+
+    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
+        """Return the state to go on with and its origin."""
+        return self._logic.restore(group=group, config_hash=config_hash)
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Keep a file with the run."""
+        self._logic.log_artifact(path, artifact_path)
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return the extremes of the points of each metric."""
+        return self._logic.summary()
+
+    def mlflow_run_id(self, timeout_s: float) -> str | None:
+        """Return the id of the MLflow run, None if it is not known in time."""
+        return self._logic.mlflow_run_id(timeout_s)
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the sinks and what was dropped."""
+        return self._logic.health()
+
+    def close(self, status: RunStatus) -> None:
+        """Wait for saves, log what is left and close the sinks."""
+        self._writer.shutdown(wait=True)
+        self._logic.shutdown(status)

@@ -1,0 +1,139 @@
+"""RayHub: the hub as an actor in a process of its own."""
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from trieye.actor import TrieyeActor, actor_name
+from trieye.config import RuntimeConfig, TrieyeConfig
+from trieye.exceptions import CheckpointError, ConfigurationError, TrieyeError
+from trieye.persistence.encoding import EncodedState
+from trieye.persistence.run_record import RunStatus
+from trieye.stats.aggregator import MetricSummary
+from trieye.stats.batch import EventBatch
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 120.0
+
+
+class RayHub:
+    """A hub in a Ray actor, so that logging and saving take nothing from the training process.
+
+    Args:
+        config: The config of the run, whose lock this process holds.
+        extra_config: What configs.json holds besides.
+
+    Raises:
+        ConfigurationError: The cluster cannot be reached.
+        TrieyeError: The actor did not start.
+    """
+
+    copies = True
+
+    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+        join_ray(config.runtime)
+        options = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
+            name=actor_name(config.run_name), namespace=config.runtime.namespace, num_cpus=0
+        )
+        self._actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
+        try:
+            ray.get(self._actor.get_actor_name.remote(), timeout=START_TIMEOUT_S)
+        except ray.exceptions.RayActorError as error:
+            raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
+
+    def log(self, batch: EventBatch) -> None:
+        """Return when the actor has accepted the batch."""
+        ray.get(self._actor.log_columns.remote(batch))
+
+    def count_dropped(self, reason: str, count: int) -> None:
+        """Count events that had to be dropped before they reached the hub."""
+        self._actor.count_dropped.remote(reason, count)
+
+    def flush(self) -> None:
+        """Return when every accepted event is in its window."""
+        ray.get(self._actor.flush.remote(), timeout=CALL_TIMEOUT_S)
+
+    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
+        """Hand the state to the actor, which writes it beside its other work, with the open windows as they are now."""
+        # the ingest group answers get_state in order with the events; the save group waits for the answer, not we
+        hub_state = self._actor.get_state.remote()
+        saved = self._actor.save_checkpoint.remote(step, ray.put(state), dict(metadata), hub_state)
+        future: Future[str] = saved.future()
+        return future
+
+    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
+        """Return the state to go on with and its origin."""
+        try:
+            found: tuple[EncodedState, dict[str, Any]] | None = ray.get(
+                self._actor.restore.remote(group=group, config_hash=config_hash)
+            )
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
+        return found
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record parameters."""
+        self._actor.log_params.remote(dict(params))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._actor.set_tags.remote(dict(tags))
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Keep a file with the run."""
+        ray.get(self._actor.log_artifact.remote(path, artifact_path), timeout=CALL_TIMEOUT_S)
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return the extremes of the points of each metric."""
+        seen: dict[str, MetricSummary] = ray.get(self._actor.summary.remote(), timeout=CALL_TIMEOUT_S)
+        return seen
+
+    def mlflow_run_id(self, timeout_s: float) -> str | None:
+        """Return the id of the MLflow run, None if it is not known in time."""
+        run_id: str | None = ray.get(self._actor.wait_mlflow_run_id.remote(timeout_s), timeout=CALL_TIMEOUT_S)
+        return run_id
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the sinks and what was dropped."""
+        state: dict[str, Any] = ray.get(self._actor.health.remote(), timeout=CALL_TIMEOUT_S)
+        return state
+
+    def close(self, status: RunStatus) -> None:
+        """Wait for saves, log what is left, and end the actor."""
+        try:
+            ray.get(self._actor.shutdown.remote(status), timeout=CALL_TIMEOUT_S)
+        finally:
+            ray.kill(self._actor)
+
+
+def join_ray(runtime: RuntimeConfig) -> None:
+    """Start or join Ray as the config says; a Ray that runs already is used as it is.
+
+    Raises:
+        ConfigurationError: The address of a cluster cannot be reached.
+    """
+    if ray.is_initialized():
+        return
+    quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
+    if runtime.kind == "ray":
+        ray.init(address="local", num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
+        return
+    address = runtime.address or "auto"
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"runtime.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
+            "or use runtime=ray"
+        ) from error
+
+
+def _cause(error: ray.exceptions.RayTaskError) -> Exception:
+    cause = error.cause
+    return cause if isinstance(cause, TrieyeError) else CheckpointError(str(error))

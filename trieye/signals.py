@@ -1,0 +1,52 @@
+"""StopSignals: Ctrl-C and SIGTERM as a request to stop after the present step."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from trieye.progress import say
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""128 + the number of the signal, as shells have it."""
+
+
+class StopSignals:
+    """Turn the first signal into a request and the second into what it usually does.
+
+    Python delivers signals to the main thread only; elsewhere this does nothing.
+
+    Args:
+        on_request: Called at the first signal.
+
+    Attributes:
+        exit_code: What the process should exit with.
+    """
+
+    def __init__(self, on_request: Callable[[], None]) -> None:
+        self.exit_code = EXIT_CODES[signal.SIGINT]
+        self._on_request = on_request
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._request) for number in EXIT_CODES}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.exit_code = EXIT_CODES[signal.Signals(number)]
+        self._give_back()
+        say("stopping after this step and saving; press Ctrl-C again to stop at once")
+        self._on_request()
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
