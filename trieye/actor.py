@@ -1,8 +1,8 @@
 """TrieyeActor: the hub as a Ray actor; it only forwards to `ActorLogic`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -11,13 +11,20 @@ from trieye.actor_state import ActorState
 from trieye.config import TrieyeConfig
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.run_record import RunStatus
-from trieye.schemas import LoadedTrainingState, RawMetricEvent
+from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
-from trieye.stats.aggregator import MetricSummary
 from trieye.stats.batch import EventBatch
 
 NAMESPACE = "trieye"
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_group(name: str) -> Callable[[Method], Method]:
+    """Run a method on the threads of a concurrency group."""
+    decorator: Callable[[Method], Method] = ray.method(concurrency_group=name)
+    return decorator
 
 
 def actor_name(run_name: str) -> str:
@@ -45,7 +52,7 @@ class TrieyeActor:
         _extra_config: What configs.json holds besides.
     """
 
-    def __init__(  # noqa: PLR0913 - the drop-in API
+    def __init__(
         self,
         config: TrieyeConfig,
         _path_manager: PathManager | None = None,
@@ -66,68 +73,68 @@ class TrieyeActor:
             tb_writer=_tb_writer,
         ).open(owns_run=_owns_run, extra_config=_extra_config)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def log_event(self, event: RawMetricEvent) -> None:
         """Accept one event."""
         self._logic.log_event(event)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def log_batch_events(self, events: list[RawMetricEvent]) -> None:
         """Accept events."""
         self._logic.log_batch_events(events)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def log_columns(self, batch: EventBatch) -> None:
         """Accept events in columns."""
         self._logic.log_columns(batch)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def count_dropped(self, reason: str, count: int) -> None:
         """Count events that a client had to drop."""
         self._logic.count_dropped(reason, count)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def process_and_log(self, current_global_step: int) -> None:
         """Say that a step is complete; does nothing before the processing interval is over."""
         self._logic.process_and_log(current_global_step)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def force_process_and_log(self, current_global_step: int) -> None:
         """Log everything up to a step now."""
         self._logic.force_process_and_log(current_global_step)
 
-    @ray.method(concurrency_group="ingest")
-    def flush(self) -> None:
-        """Put every accepted event into its window."""
-        self._logic.flush()
+    @_in_group("ingest")
+    def flush(self, complete_step: int | None = None) -> None:
+        """Put every accepted event into its window, and close windows up to a step."""
+        self._logic.flush(complete_step)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def load_initial_state(self, _auto_resume_run_name: str | None = None) -> LoadedTrainingState:
         """Return what an earlier attempt or run left."""
         return self._logic.load_initial_state()
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
         return self._logic.restore(group=group, config_hash=config_hash)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def get_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the hub."""
         return self._logic.get_state()
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` left off."""
         self._logic.set_state(state)
 
-    @ray.method(concurrency_group="ingest")
+    @_in_group("ingest")
     def summary(self) -> dict[str, MetricSummary]:
         """Return the extremes of the points of each metric."""
         return self._logic.summary()
 
-    @ray.method(concurrency_group="save")
-    def save_training_state(  # noqa: PLR0913 - the drop-in API
+    @_in_group("save")
+    def save_training_state(  # noqa: PLR0913, PLR0917 - the drop-in API
         self,
         nn_state_dict: Any,
         optimizer_state_dict: Any,
@@ -156,20 +163,20 @@ class TrieyeActor:
             user_data=user_data,
         )
 
-    @ray.method(concurrency_group="save")
+    @_in_group("save")
     def save_checkpoint(
         self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
     ) -> str:
         """Write a checkpoint and return its path."""
         return self._logic.save_checkpoint(step, state, metadata, hub_state)
 
-    @ray.method(concurrency_group="save")
+    @_in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED") -> None:
         """Wait for the saves and events sent before, log what is left and close everything."""
         ray.get(ray.get_runtime_context().current_actor.flush.remote())
         self._logic.shutdown(status)
 
-    @ray.method(concurrency_group="save")
+    @_in_group("save")
     def terminate(self, status: RunStatus = "FINISHED") -> None:
         """Shut down and end the process, so that a detached actor gives its name back."""
         ray.get(ray.get_runtime_context().current_actor.flush.remote())
@@ -196,12 +203,12 @@ class TrieyeActor:
         """Return `trieye_actor_<run_name>`."""
         return actor_name(self._logic.config.run_name)
 
-    @ray.method(concurrency_group="wait")
+    @_in_group("wait")
     def get_mlflow_run_id(self) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or not ready soon after the start of the actor."""
         return self._logic.mlflow_run_id()
 
-    @ray.method(concurrency_group="wait")
+    @_in_group("wait")
     def wait_mlflow_run_id(self, timeout_s: float) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or not ready in time."""
         return self._logic.mlflow_run_id(timeout_s)

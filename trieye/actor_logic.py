@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,11 @@ from trieye.exceptions import CheckpointError, ProcessingError, RunClosedError
 from trieye.hub_files import HubFiles
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.run_record import RunStatus
-from trieye.schemas import LoadedTrainingState, RawMetricEvent
+from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
 from trieye.sinks.base import RunInfo
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
-from trieye.stats.aggregator import MetricSummary
 from trieye.stats.batch import EventBatch
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
@@ -127,7 +126,7 @@ class ActorLogic:
 
     def _announce(self, extra_config: Mapping[str, Any]) -> None:
         self._sinks.log_params(self.files.directory_params())
-        if self.files.writes_extras:
+        if self.files.makes_run:
             self._sinks.log_artifact(self.files.save_config(extra_config), "config")
 
     # events
@@ -189,14 +188,19 @@ class ActorLogic:
         """Close the windows that later steps have completed; the timer calls it every processing interval."""
         self._pass(step=None)
 
-    def flush(self) -> None:
+    def flush(self, complete_step: int | None = None) -> None:
         """Put every accepted event into its window.
+
+        Args:
+            complete_step: Close windows up to this step.
 
         Raises:
             ProcessingError: A pass failed since the last call.
         """
         with self._lock:
-            self._ingest()
+            at = self._ingest()
+            if complete_step is not None:
+                self._stats.advance(at=at, step=complete_step)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
@@ -209,6 +213,7 @@ class ActorLogic:
             points = self._stats.flush(at=at, step=step) if force else self._stats.advance(at=at, step=step)
             for point in points:
                 self._state.note_logged(point.metric, at)
+            self._state.note_latest(self._stats.aggregator.latest())
             if step is not None:
                 self._state.update_last_processed_step(step)
             self._state.update_last_processed_time(at)
@@ -277,9 +282,8 @@ class ActorLogic:
 
     def load_initial_state(self) -> LoadedTrainingState:
         """Return what an earlier attempt or run left, by the rules of the config, and go on with its open windows."""
-        loaded = self.files.load_initial_state()
-        if loaded.checkpoint_data is not None:
-            self.set_state(loaded.checkpoint_data.actor_state)
+        loaded, hub_state = self.files.load_initial_state()
+        self.set_state(hub_state)
         return loaded
 
     def restore(
@@ -297,8 +301,8 @@ class ActorLogic:
         found = self.files.find_checkpoint(group=group, config_hash=config_hash)
         if found is None:
             return None
-        state, metadata, origin = found
-        self.set_state(metadata.get("hub", {}))
+        state, hub_state, origin = found
+        self.set_state(hub_state)
         return state, origin
 
     def get_state(self) -> dict[str, Any]:
@@ -355,7 +359,7 @@ class ActorLogic:
     def health(self) -> dict[str, Any]:
         """Return the state of each sink, drops by reason, late events and failed saves."""
         return {
-            "sinks": self._sinks.health(),
+            "sinks": [asdict(health) for health in self._sinks.health()],
             "dropped": dict(self._state.drops.by_reason),
             "late": self._stats.aggregator.num_late,
             "save_failures": self._num_save_failures,
@@ -366,9 +370,13 @@ class ActorLogic:
         if self._closed:
             return
         self._stop_timer.set()
+        goes_on = status == "KILLED" and self.files.has_checkpoint
         with self._lock:
             at = self._ingest()
-            self._stats.flush(at=at)
+            if goes_on:  # another attempt closes the open windows, with the events that are still to come
+                self._stats.advance(at=at)
+            else:
+                self._stats.flush(at=at)
             self._closed = True
         self._sinks.close(status, CLOSE_TIMEOUT_S)
         self.files.close(status, self._stats.summary)

@@ -1,8 +1,7 @@
 """Run: the object that user code holds."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
 from time import time
 from types import TracebackType
@@ -11,23 +10,24 @@ from typing import TYPE_CHECKING, Any, Self
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import config_hash
+from trieye.config.launch import launch_info
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
+from trieye.pending_saves import PendingSaves
 from trieye.persistence import rng
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.run_lock import RunLock
-from trieye.persistence.run_record import RunRecord, RunStatus
+from trieye.persistence.run_record import open_run_record
 from trieye.progress import Progress, say
 from trieye.runtime.base import Hub, start_hub
+from trieye.schemas import RunStatus
 from trieye.signals import StopSignals
 
 if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
 
 logger = logging.getLogger(__name__)
-
-MAX_SAVES_IN_FLIGHT = 2
 
 
 class Run:
@@ -44,7 +44,7 @@ class Run:
 
     Args:
         config: The config of the run.
-        group: The sweep that it belongs to; members never resume each other.
+        group: The sweep that it belongs to, whose members never resume each other; None: that of Hydra, if any.
 
     Attributes:
         config: The config of the run.
@@ -61,7 +61,7 @@ class Run:
         self.step = 0
         self.resumed = False
         self.stop_requested = False
-        self._group = group
+        self._group = group or _sweep()
         self._paths = PathManager(config.trieye.persistence)
         self.dir = self._paths.run_base_dir
         self._lock = RunLock(self._paths.lock_path)
@@ -69,10 +69,12 @@ class Run:
         self._hub: Hub | None = None
         self._flusher: Flusher | None = None
         self._replay: ReplayBuffer | None = None
-        self._saves: list[Future[str]] = []
+        self._saves = PendingSaves(self.name)
         self._saved_step = -1
+        # the hot path of `log`: a deque and its append while the run is open
         self._max_pending = config.runtime.max_pending_events
-        self._refuse_events()
+        self._pending: Sized = ()
+        self._append: Callable[[tuple[Any, ...]], None] = self._refuse_event
 
     # life
 
@@ -99,7 +101,7 @@ class Run:
         self._paths.create_run_directories()
         self._lock.acquire()
         try:
-            self.record = RunRecord.begin_attempt(
+            self.record = open_run_record(
                 self._paths.run_record_path,
                 app_name=self.config.app_name,
                 run_name=self.name,
@@ -112,8 +114,7 @@ class Run:
             self._lock.release()
             raise
         self._flusher = Flusher(self._hub, self.config.runtime)
-        self._pending = self._flusher.pending
-        self._append = self._pending.append
+        self._pending, self._append = self._flusher.pending, self._flusher.pending.append
         return self
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -134,7 +135,7 @@ class Run:
                 hub.close(status)
             finally:
                 self._lock.release()
-        self._report_saves(wait=True)
+        self._saves.report(wait=True)
 
     def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
         try:
@@ -145,8 +146,7 @@ class Run:
                 error.add_note(f"closing run {self.name!r} failed, too: {second}")
 
     def _refuse_events(self) -> None:
-        self._pending: Any = ()
-        self._append: Any = self._refuse_event
+        self._pending, self._append = (), self._refuse_event
 
     def _refuse_event(self, row: tuple[Any, ...]) -> None:
         raise RunClosedError(
@@ -218,11 +218,11 @@ class Run:
         self._open_hub().log_artifact(file, artifact_path)
 
     def flush(self) -> None:
-        """Return when everything logged so far is accepted by the hub and counted in its window."""
+        """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged."""
         hub = self._open_hub()
         if self._flusher is not None:
             self._flusher.flush()
-        hub.flush()
+        hub.flush(self.step)
 
     def best(self, name: str, mode: str | None = None) -> float:
         """Return the best logged point of a metric, over all attempts.
@@ -238,7 +238,8 @@ class Run:
         seen = self._open_hub().summary()
         if name not in seen:
             raise ConfigurationError(
-                f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} (known: {', '.join(sorted(seen))})"
+                f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} "
+                f"(known: {', '.join(sorted(seen)) or 'none'})"
             )
         return seen[name]["min" if (mode or self.config.loop.mode) == "min" else "max"]
 
@@ -283,32 +284,16 @@ class Run:
         Raises:
             CheckpointError: An earlier save failed.
         """
-        self._report_saves(wait=False)
         hub = self._open_hub()
+        self._saves.make_room()
         if self._replay is not None and self.config.persistence.save_buffer:
             objects["replay"] = self._replay
         state = encode({"objects": objects, "rng": rng.capture(), "step": self.step}, copy=not hub.copies)
         if self._flusher is not None:
             self._flusher.flush()
         metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": self._hash}
-        while len(self._saves) >= MAX_SAVES_IN_FLIGHT:  # never more states in memory than that
-            self._finish_save(self._saves.pop(0))
-        self._saves.append(hub.save(self.step, state, metadata))
+        self._saves.add(hub.save(self.step, state, metadata))
         self._saved_step = self.step
-
-    def _report_saves(self, *, wait: bool) -> None:
-        done = [save for save in self._saves if wait or save.done()]
-        self._saves = [save for save in self._saves if save not in done]
-        for save in done:
-            self._finish_save(save)
-
-    def _finish_save(self, save: "Future[str]") -> None:
-        try:
-            save.result()
-        except CheckpointError:
-            raise
-        except Exception as error:  # a remote call wraps what happened there
-            raise CheckpointError(f"a checkpoint of run {self.name!r} was not saved: {error}") from error
 
     def restore(self, **objects: Any) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
@@ -333,7 +318,8 @@ class Run:
         for name, target in objects.items():
             if name not in held:
                 raise CheckpointError(
-                    f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} (it holds: {', '.join(held)})"
+                    f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} "
+                    f"(it holds: {', '.join(held)})"
                 )
             target.load_state_dict(held[name])
         rng.restore(state["rng"])
@@ -356,9 +342,7 @@ class Run:
             RunInterrupted: A signal asked the run to stop.
         """
         if total is not None and self.step >= total:
-            say(
-                f"run {self.name!r} is finished: step {self.step} of {total} is done; raise the number of steps to go on"
-            )
+            say(f"run {self.name!r} is finished: {self.step} of {total} steps are done; raise the number to go on")
             return
         with StopSignals(self._request_stop) as signals, Progress(self.name, total, self.step, self._shown) as bar:
             extra_step_done = False
@@ -393,6 +377,11 @@ class Run:
         if self._hub is None:
             raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
         return self._hub
+
+
+def _sweep() -> str | None:
+    launch = launch_info()
+    return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
 
 
 def _hub_config(config: TrieyeConfig) -> TrieyeConfig:

@@ -46,7 +46,7 @@ class RunClosedError(TrieyeError):
     """Raised when something is logged to or saved in a run that was closed."""
 
 
-class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - a request to stop, not a fault
+class RunInterrupted(KeyboardInterrupt):
     """Raised at the end of `Run.steps` when a signal asked the run to stop.
 
     Attributes:

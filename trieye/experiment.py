@@ -21,9 +21,9 @@ ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
 class Experiment(Generic[ConfigT]):
     """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
 
-    Subclasses override `setup`, `step`, `save_checkpoint` and `load_checkpoint`, and `evaluate` where there is something to
-    evaluate. Python's, NumPy's and torch's global random generators are seeded before `setup`, saved and restored by the
-    loop; generators of its own are the experiment's business.
+    Subclasses override `setup`, `step`, `save_checkpoint` and `load_checkpoint`, and `evaluate` if there is something to
+    evaluate. Python's, NumPy's and torch's global random generators are seeded before `setup`, saved and restored by
+    the loop; generators of its own are the experiment's business.
 
     Args:
         config: The config of the run.
@@ -40,8 +40,8 @@ class Experiment(Generic[ConfigT]):
         """Do one logical iteration.
 
         Returns:
-            Values to log; those that are None are left out. The value under `env_steps`, the number of environment steps
-            made in this iteration, is also summed up for `loop.env_steps`.
+            Values to log; those that are None are left out. The value under `env_steps`, the number of environment
+            steps made in this iteration, is also summed up for `loop.env_steps`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
@@ -60,8 +60,8 @@ class Experiment(Generic[ConfigT]):
             checkpoint_dir: An empty directory for files.
 
         Returns:
-            Plain data, arrays, tensors and objects with `state_dict()`, which trieye writes without pickle; or None if the
-            state was written to `checkpoint_dir`.
+            Plain data, arrays, tensors and objects with `state_dict()`, which trieye writes without pickle; or None if
+            the state was written to `checkpoint_dir`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
 
@@ -102,13 +102,12 @@ class Result:
     run_dir: Path
 
 
-def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT, *, group: str | None = None) -> Result:
+def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT) -> Result:
     """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
 
     Args:
         experiment_class: What to train.
         config: The config of the run.
-        group: The sweep that the run belongs to.
 
     Raises:
         ConfigurationError: The config sets no limit.
@@ -122,7 +121,7 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT,
     rng.seed(config.seed)
     experiment = experiment_class(config)
     try:
-        with Run(config, group=group) as run:
+        with Run(config) as run:
             return _Loop(experiment, run).drive()
     finally:
         experiment.cleanup()

@@ -65,11 +65,12 @@ class Flusher:
         if self._failure is None:
             try:
                 self._send()
-            except Exception as error:  # a remote call: whatever it raises, the hub is gone
+            except Exception as error:  # noqa: BLE001 - a remote call: whatever it raises, the hub is gone
                 self._failure = error
         if self._failure is not None:
             raise ProcessingError(
-                f"the hub took no metrics for {GIVE_UP_S:.0f} s ({self._failure}); {len(self.pending)} values are not logged"
+                f"the hub took no metrics for {GIVE_UP_S:.0f} s ({self._failure}); "
+                f"{len(self.pending)} values are not logged"
             ) from self._failure
 
     def close(self) -> None:

@@ -1,9 +1,21 @@
 """Events and saved states that cross the border between user code and the hub."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+
+RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+
+class MetricSummary(TypedDict):
+    """What is known of a metric without reading its points: last value, extremes, and the step of the last one."""
+
+    last: float
+    min: float
+    max: float
+    step: int
 
 
 class _Schema(BaseModel):
@@ -13,7 +25,7 @@ class _Schema(BaseModel):
 class RawMetricEvent(_Schema):
     """One raw value from user code.
 
-    NumPy scalars, zero-dimensional tensors, booleans and numeric strings are accepted as values and kept as `float` or `int`.
+    NumPy scalars, zero-dimensional tensors, booleans and numeric strings are accepted as values.
     """
 
     name: str

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trieye.config import StatsConfig
-from trieye.schemas import LogContext, RawMetricEvent
-from trieye.stats.aggregator import Aggregator, MetricSummary
+from trieye.schemas import LogContext, MetricSummary, RawMetricEvent
+from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.point import Point
 
@@ -35,7 +35,7 @@ class StatsProcessor:
         run_created: Unix time in seconds of the start of the run.
     """
 
-    def __init__(  # noqa: PLR0913 - the first five are the drop-in API
+    def __init__(
         self,
         config: StatsConfig,
         run_name: str = "",

@@ -1,15 +1,69 @@
 """The two kinds of config model: strict and frozen, or as tolerant as trieye 0.1.5."""
 
 import difflib
+import types
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 STRICT = {"strict_keys": True}
 """Validation context that makes the tolerant models refuse unknown keys; Hydra configs are validated with it."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What a field is in YAML, where that differs from Python; put it into the field's `Annotated`.
+
+    Attributes:
+        set_by: The key that sets this field, which is therefore no key of its own.
+        yaml_default: Makes the default.
+    """
+
+    set_by: str | None = None
+    yaml_default: Callable[[], BaseModel] | None = None
+
+
+def set_by(info: FieldInfo) -> str | None:
+    """Return the key that sets a field, or None if the field is a key of its own."""
+    return next((item.set_by for item in info.metadata if isinstance(item, Marker)), None)
+
+
+def _values_of_a_dict(items: Any) -> Any:
+    if isinstance(items, dict):
+        return [item for item in items.values() if item is not None]
+    return items
+
+
+_KEYED = BeforeValidator(_values_of_a_dict)
+_Item = TypeVar("_Item")
+Keyed = Annotated[list[_Item], _KEYED]
+"""A list that is a dict in YAML, so that sets of items merge; the keys are short names of the user's choice."""
+
+
+def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
+    """Return the config models that a field holds, and whether it holds many of them under keys."""
+    options = [option for option in _options(info.annotation) if option is not type(None)]
+    models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    if models or len(options) != 1:
+        return models, False
+    origin, arguments = get_origin(options[0]), get_args(options[0])
+    if not ((origin is list and _KEYED in info.metadata) or (origin is dict and arguments[0] is str)):
+        return [], False
+    element = arguments[-1]
+    return ([element], True) if isinstance(element, type) and issubclass(element, BaseModel) else ([], False)
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _options(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(option for argument in get_args(annotation) for option in _options(argument))
+    return (annotation,)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -39,7 +93,8 @@ class TolerantModel(BaseModel):
     nearest match, or refused where the validation context is `STRICT`.
     """
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    # numbers become text: on a command line `run_name=7` and `+tags.fold=3` are typed without quotes
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), coerce_numbers_to_str=True)
 
     @model_validator(mode="before")
     @classmethod

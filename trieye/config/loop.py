@@ -8,11 +8,13 @@ from trieye.config.base import StrictModel
 
 
 class LoopConfig(StrictModel):
-    """When the loop that drives an experiment stops, and how often it evaluates; whichever limit comes first stops it."""
+    """When the loop of an experiment stops, at whichever limit comes first, and how often it evaluates."""
 
     steps: int | None = Field(default=None, ge=1, description="Stop after this many steps of the experiment.")
     env_steps: int | None = Field(default=None, ge=1, description="Stop after this many environment steps.")
-    time_s: float | None = Field(default=None, gt=0, description="Stop after this many seconds of training, all attempts.")
+    time_s: float | None = Field(
+        default=None, gt=0, description="Stop after this many seconds of training, all attempts."
+    )
     target: float | None = Field(default=None, description="Stop when an evaluation's objective is at least this good.")
     objective: str = Field(default="eval/return", min_length=1, description="Metric that says how good the agent is.")
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")

@@ -15,8 +15,9 @@ XAxis = Literal["global_step", "wall_time", "episode"]
 class MetricConfig(TolerantModel):
     """How the events of one name become the points of one metric.
 
-    With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S` one
-    every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never logged.
+    With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
+    one every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never
+    logged.
     """
 
     name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]
@@ -42,12 +43,17 @@ class MetricConfig(TolerantModel):
     @model_validator(mode="after")
     def _rate_has_a_numerator(self) -> Self:
         if self.aggregation == "rate" and not self.rate_numerator_event:
-            raise ValueError(f"Metric '{self.name}' has aggregation 'rate' but 'rate_numerator_event' is not set.")
+            raise ValueError(
+                f"Metric '{self.name}' has aggregation 'rate' but 'rate_numerator_event' is not set. "
+                "It names the events whose values are summed."
+            )
         return self
 
 
 def _trainer(name: str, aggregation: AggregationMethod = "mean") -> MetricConfig:
-    return MetricConfig(name=name, source="trainer", raw_event_name=name, aggregation=aggregation, log_frequency_steps=10)
+    return MetricConfig(
+        name=name, source="trainer", raw_event_name=name, aggregation=aggregation, log_frequency_steps=10
+    )
 
 
 def _worker(name: str, event: str, key: str | None, seconds: float) -> MetricConfig:

@@ -5,6 +5,7 @@ import re
 MAX_NAME_BYTES = 200
 """A file system allows 255 bytes for a name; the rest is for suffixes such as `_trieye.log`."""
 
+_SHOWN = 60
 _ALLOWED = re.compile(r"[\w][\w .,=+@()\[\]-]*", re.UNICODE)
 
 
@@ -20,14 +21,14 @@ def check_name(kind: str, name: str) -> str:
     Raises:
         ValueError: The name is empty, too long, hidden, or holds a separator or a control character.
     """
-    found = repr(name if len(name) <= 60 else name[:57] + "...")
+    found = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
     if not name:
         raise ValueError(f"{kind} is empty; give it a name such as 'first_try'")
     if (size := len(name.encode("utf-8", "surrogatepass"))) > MAX_NAME_BYTES:
         raise ValueError(f"{kind} {found} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
     if not _ALLOWED.fullmatch(name) or name.endswith((" ", ".")) or ".." in name:
         raise ValueError(
-            f"{kind} {found} is not safe as a directory name; allowed are letters, digits and _.,=+@()[]- with single dots "
-            "and spaces inside, beginning with a letter, a digit or '_'"
+            f"{kind} {found} is not safe as a directory name; allowed are letters, digits and _.,=+@()[]- with single "
+            "dots and spaces inside, beginning with a letter, a digit or '_'"
         )
     return name

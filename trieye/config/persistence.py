@@ -3,11 +3,11 @@
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, computed_field, model_validator
 
-from trieye.config.base import TolerantModel
+from trieye.config.base import Marker, TolerantModel
 from trieye.config.names import check_name
 
 
@@ -26,13 +26,17 @@ Name = Annotated[str, AfterValidator(_checked)]
 class PersistenceConfig(TolerantModel):
     """Where a run lives on disk, what is saved, what is resumed.
 
-    A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means the
-    same place in every process that the object is sent to.
+    A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
+    the same place in every process that the object is sent to.
     """
 
     root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
-    app_name: Name = Field(default="default_app", description="Set by the app_name of the whole config.")
-    run_name: Name = Field(default_factory=default_run_name, description="Set by the run_name of the whole config.")
+    app_name: Annotated[Name, Marker(set_by="app_name")] = Field(
+        default="default_app", description="Set by the app_name of the whole config."
+    )
+    run_name: Annotated[Name, Marker(set_by="run_name")] = Field(
+        default_factory=default_run_name, description="Set by the run_name of the whole config."
+    )
     runs_dir_name: Name = Field(default="runs", description="Directory of the runs, below the app.")
     mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, below the app.")
     checkpoint_save_dir_name: Name = Field(default="checkpoints", description="Directory of checkpoints in a run.")
@@ -46,8 +50,12 @@ class PersistenceConfig(TolerantModel):
     config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
     save_buffer: bool = Field(default=True, description="Save the replay buffer, and load it again.")
     buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
-    checkpoint_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end.")
-    auto_resume_latest: bool = Field(default=True, description="Start a fresh run from the newest compatible run of the app.")
+    checkpoint_save_freq_steps: int = Field(
+        default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
+    )
+    auto_resume_latest: bool = Field(
+        default=True, description="Start a fresh run from the newest compatible run of the app."
+    )
     load_checkpoint_path: str | None = Field(default=None, description="Start from this checkpoint.")
     load_buffer_path: str | None = Field(default=None, description="Start with this saved buffer.")
     mlflow_tracking_uri: str | None = Field(
@@ -68,7 +76,7 @@ class PersistenceConfig(TolerantModel):
                 return rest
             if chosen is None and str(uri).startswith("sqlite:") and str(uri).endswith("/mlflow.db") and len(rest) > 0:
                 made = cls.model_validate(rest)
-                return rest if made.MLFLOW_TRACKING_URI == uri else {**rest, "mlflow_tracking_uri": uri}
+                return rest if uri == made.MLFLOW_TRACKING_URI else {**rest, "mlflow_tracking_uri": uri}
             return {**rest, "mlflow_tracking_uri": chosen or uri}
         return data
 
@@ -94,6 +102,17 @@ class PersistenceConfig(TolerantModel):
     def get_mlflow_abs_path(self) -> Path:
         """Return the absolute directory of the app's MLflow store; nothing is created."""
         return self.get_app_root_dir() / check_name("mlflow_dir_name", self.mlflow_dir_name)
+
+    def anchored(self, working_dir: Path) -> Self:
+        """Return a copy whose relative paths belong to `working_dir`, wherever it is used."""
+        paths = {
+            name: str(working_dir / Path(path).expanduser())
+            for name in ("load_checkpoint_path", "load_buffer_path")
+            if (path := getattr(self, name)) is not None
+        }
+        copy = self.model_copy(update=paths)
+        copy._made_in = working_dir  # noqa: SLF001 - its own
+        return copy
 
     def _get_absolute_root(self) -> Path:
         return Path(os.path.abspath(self._made_in / Path(self.root_data_dir).expanduser()))  # noqa: PTH100 - links stay

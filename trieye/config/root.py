@@ -1,10 +1,10 @@
 """TrieyeConfig: the whole config of a run."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from trieye.config.base import TolerantModel
+from trieye.config.base import Marker, TolerantModel
 from trieye.config.loop import LoopConfig
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
 from trieye.config.replay import ReplayConfig
@@ -17,14 +17,18 @@ class TrieyeConfig(TolerantModel):
     """The whole config of a run; a project's own config is a subclass with its own groups added."""
 
     app_name: Name = Field(default="default_app", description="An app owns many runs and one MLflow experiment.")
-    run_name: Name = Field(default_factory=default_run_name, description="One training; the same name again resumes it.")
+    run_name: Name = Field(
+        default_factory=default_run_name, description="One training; the same name again resumes it."
+    )
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of every random generator of the run.")
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and in MLflow.")
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
     stats: StatsConfig = Field(default_factory=StatsConfig, description="Events to points.")
-    sinks: SinksConfig = Field(default_factory=SinksConfig.all_enabled, description="Where points go.")
+    sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
+        default_factory=SinksConfig.all_enabled, description="Where points go."
+    )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
     loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
 

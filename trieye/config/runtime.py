@@ -11,7 +11,8 @@ class RuntimeConfig(StrictModel):
     """Where the hub lives and how events reach it."""
 
     kind: Literal["local", "ray", "cluster"] = Field(
-        default="ray", description="`local` = a thread, no Ray; `ray` = an actor on this machine; `cluster` = join a cluster."
+        default="ray",
+        description="`local` = a thread, no Ray; `ray` = an actor on this machine; `cluster` = join a cluster.",
     )
     address: str | None = Field(
         default=None, description="Ray address to join, such as `auto` or `ray://head:10001`; only for `cluster`."

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from trieye.config import TrieyeConfig
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.run_record import RunStatus
-from trieye.stats.aggregator import MetricSummary
+from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
 
 
@@ -27,8 +26,8 @@ class Hub(Protocol):
     def count_dropped(self, reason: str, count: int) -> None:
         """Count events that had to be dropped before they reached the hub."""
 
-    def flush(self) -> None:
-        """Return when every accepted event is in its window."""
+    def flush(self, complete_step: int | None = None) -> None:
+        """Return when every accepted event is in its window, and windows up to a step are closed."""
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Write a checkpoint in the background; the result is its path."""

@@ -8,9 +8,7 @@ from typing import Any
 from trieye.actor_logic import ActorLogic
 from trieye.config import TrieyeConfig
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.run_record import RunStatus
-from trieye.stats.aggregator import MetricSummary
-from trieye.stats.batch import EventBatch
+from trieye.schemas import MetricSummary, RunStatus
 
 
 class LocalHub:

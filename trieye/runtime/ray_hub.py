@@ -12,8 +12,7 @@ from trieye.actor import TrieyeActor, actor_name
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, TrieyeError
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.run_record import RunStatus
-from trieye.stats.aggregator import MetricSummary
+from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
 
 logger = logging.getLogger(__name__)
@@ -55,9 +54,9 @@ class RayHub:
         """Count events that had to be dropped before they reached the hub."""
         self._actor.count_dropped.remote(reason, count)
 
-    def flush(self) -> None:
-        """Return when every accepted event is in its window."""
-        ray.get(self._actor.flush.remote(), timeout=CALL_TIMEOUT_S)
+    def flush(self, complete_step: int | None = None) -> None:
+        """Return when every accepted event is in its window, and windows up to a step are closed."""
+        ray.get(self._actor.flush.remote(complete_step), timeout=CALL_TIMEOUT_S)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Hand the state to the actor, which writes it beside its other work, with the open windows as they are now."""

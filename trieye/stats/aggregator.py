@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config import MetricConfig
+from trieye.schemas import MetricSummary
 from trieye.stats.batch import EventBatch
 from trieye.stats.drops import Drops
 from trieye.stats.point import Point
@@ -19,15 +20,6 @@ MAX_STEP = 1 << 62
 """Steps beyond it could not be rounded up to the end of their window within int64."""
 
 Rows = NDArray[np.intp]
-
-
-class MetricSummary(TypedDict):
-    """Extremes of the points of one metric, over all attempts."""
-
-    last: float
-    min: float
-    max: float
-    step: int
 
 
 class Aggregator:

@@ -39,7 +39,7 @@ class EventBatch:
     contexts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[EventRow]) -> Self:
+    def from_rows(cls, rows: Sequence[EventRow | tuple[Any, ...]]) -> Self:
         """Make a batch.
 
         Raises:

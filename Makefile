@@ -1,0 +1,41 @@
+# make demo   bake a project, train DQN on CartPole, show where to look      (SEED=1 for another seed)
+# make test   format, lint, types and all tests
+# make check  format, lint and types only
+# make bench  every goal of the benchmarks folder as one JSON line each
+# make clean  remove what the others made
+
+PYTHON ?= python3
+SEED ?= 0
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check bench soak clean format
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "trieye needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@echo "Installing trieye and what it needs into .venv (a few minutes the first time) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rl]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python demo/run.py --seed $(SEED)
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf .venv demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

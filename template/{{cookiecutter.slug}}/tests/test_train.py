@@ -1,0 +1,81 @@
+"""A short training runs, and a killed one resumes exactly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import trieye
+from trieye.persistence.checkpoints import CheckpointStore
+
+from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.dqn import DQN
+from {{ cookiecutter.slug }}.evaluate import evaluate
+
+PROJECT = Path(__file__).parent.parent
+NAME = "{{ cookiecutter.slug }}"
+FAST = ["debug=tiny", "sinks=[]", "persistence.checkpoint_save_freq_steps=10"]
+
+
+def compose(root: Path, *overrides: str) -> TrainConfig:
+    overrides = (*FAST, f"persistence.root_data_dir={root}", *overrides)
+    return trieye.compose(overrides, config_path=PROJECT / "conf", config_type=TrainConfig)
+
+
+def weights(root: Path, run: str, step: int) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(root / NAME / "runs" / run / "checkpoints", read_only=True)
+    return store.load(store.path(step))["objects"]["experiment"]["state"]["q"]
+
+
+def test_a_short_training_learns_something_and_can_be_evaluated(tmp_path: Path):
+    config = compose(tmp_path, "run_name=short")
+    result = trieye.run_experiment(DQN, config)
+    assert result.step == 30
+    assert result.objective is not None
+    report = evaluate(result.run_dir, episodes=3)
+    assert report["episodes"] == 3
+    assert report["return_min"] <= report["return_mean"] <= report["return_max"]
+    first = DQN(config).q.state_dict()
+    assert any(not torch.equal(first[name], tensor) for name, tensor in weights(tmp_path, "short", 30).items())
+
+
+def test_a_step_stores_what_happened():
+    agent = DQN(trieye.compose(FAST, config_path=PROJECT / "conf", config_type=TrainConfig))
+    for _ in range(20):
+        agent.step()
+    batch = agent.replay.sample(50)
+    assert agent.env_steps == len(agent.replay) == 20 * agent.agent.collect_steps
+    assert np.isfinite(batch["obs"]).all()
+    assert set(np.unique(batch["action"])) <= set(range(agent.num_actions))
+    agent.cleanup()
+
+
+def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path):
+    steps = 3000
+    command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"loop.steps={steps}", "loop.evaluate_every_steps=0"]
+    command.append(f"persistence.root_data_dir={tmp_path}")
+    subprocess.run([*command, "run_name=whole"], cwd=PROJECT, check=True, timeout=240)
+
+    command.append("run_name=killed")
+    killed = subprocess.Popen(command, cwd=PROJECT)
+    checkpoints = tmp_path / NAME / "runs" / "killed" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while len(list(checkpoints.glob("checkpoint_step_*"))) < 5:
+        assert killed.poll() is None and time.monotonic() < deadline, "no checkpoints appeared"
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert not (checkpoints / f"checkpoint_step_{steps}").exists()
+
+    resumed = subprocess.run(command, cwd=PROJECT, check=True, timeout=240, capture_output=True, text=True)
+    assert "resumes at step" in resumed.stderr
+    whole, again = weights(tmp_path, "whole", steps), weights(tmp_path, "killed", steps)
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    record = json.loads((checkpoints.parent / "run.json").read_text())
+    assert record["attempt"] == 2

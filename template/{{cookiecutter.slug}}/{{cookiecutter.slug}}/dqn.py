@@ -1,0 +1,167 @@
+"""Double DQN (van Hasselt et al. 2016), in one file: it is yours to change."""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+from trieye import Experiment, ReplayBuffer
+
+from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.env import make_env, restore, snapshot
+
+FIRST_EVAL_SEED = 1_000_000  # far away from the training seeds
+
+
+class DQN(Experiment[TrainConfig]):
+    """A step collects `agent.collect_steps` transitions, then makes `agent.updates` updates."""
+
+    def setup(self, config: TrainConfig) -> None:
+        """Build everything; torch and NumPy are seeded by the loop."""
+        torch.set_num_threads(1)  # for networks this small, more threads cost more than they give
+        self.agent = config.agent
+        self.env, self.eval_env = make_env(config.env), make_env(config.env)
+        self.num_actions = int(self.env.action_space.n)
+        sizes = [int(np.prod(self.env.observation_space.shape)), *config.agent.hidden, self.num_actions]
+        self.q = make_network(sizes)
+        self.target = copy.deepcopy(self.q).requires_grad_(False)
+        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.optimizer.lr, eps=config.optimizer.eps)
+        self.replay = ReplayBuffer.from_config(config.replay, seed=config.seed)
+        self.rng = np.random.default_rng(config.seed)
+        self.env_steps = self.updates = 0
+        self.episode_return, self.episode_length = 0.0, 0
+        self.obs, _ = self.env.reset(seed=config.seed)
+
+    def step(self) -> dict[str, float]:
+        """Collect, learn, and return the metrics of both."""
+        metrics = self.collect()
+        if self.env_steps >= self.agent.learning_starts:
+            losses = [self.learn() for _ in range(self.agent.updates)]
+            loss, q_value = torch.stack(losses).mean(dim=0).tolist()
+            metrics |= {"loss/td": loss, "q/mean": q_value}
+        return metrics
+
+    def collect(self) -> dict[str, float]:
+        """Act epsilon-greedily and store what happened."""
+        returns, lengths = [], []
+        for _ in range(self.agent.collect_steps):
+            action = self.act(self.obs, self.epsilon)
+            next_obs, reward, terminated, truncated, _ = self.env.step(action)
+            self.replay.add(
+                obs=self.obs, action=action, reward=float(reward), next_obs=next_obs, terminated=bool(terminated)
+            )
+            self.obs, self.env_steps = next_obs, self.env_steps + 1
+            self.episode_return, self.episode_length = self.episode_return + float(reward), self.episode_length + 1
+            if terminated or truncated:
+                returns.append(self.episode_return)
+                lengths.append(self.episode_length)
+                self.episode_return, self.episode_length = 0.0, 0
+                self.obs, _ = self.env.reset()
+        metrics = {
+            "env_steps": float(self.agent.collect_steps),
+            "epsilon": self.epsilon,
+            "replay/size": float(len(self.replay)),
+        }
+        if returns:
+            metrics |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
+        return metrics
+
+    def learn(self) -> torch.Tensor:
+        """Make one update and return its loss and mean Q-value, `[2]`."""
+        batch = self.replay.sample(self.agent.batch_size)
+        obs, next_obs = torch.from_numpy(batch["obs"]), torch.from_numpy(batch["next_obs"])
+        actions = torch.from_numpy(batch["action"])[:, None]
+        rewards, terminated = torch.from_numpy(batch["reward"]), torch.from_numpy(batch["terminated"])
+        with torch.no_grad():
+            next_q = self.target(next_obs)
+            best = (self.q(next_obs) if self.agent.double else next_q).argmax(dim=1, keepdim=True)
+            targets = rewards + self.agent.gamma * next_q.gather(1, best)[:, 0] * ~terminated
+        q_values = self.q(obs).gather(1, actions)[:, 0]
+        loss = functional.mse_loss(q_values, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.q.parameters(), self.agent.max_grad_norm)
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self.agent.target_every == 0:
+            self.target.load_state_dict(self.q.state_dict())
+        return torch.stack((loss.detach(), q_values.detach().mean()))
+
+    def act(self, obs: np.ndarray, epsilon: float = 0.0) -> int:
+        """Return the greedy action, or a random one with probability epsilon."""
+        if epsilon and self.rng.random() < epsilon:
+            return int(self.rng.integers(self.num_actions))
+        with torch.inference_mode():
+            return int(self.q(torch.from_numpy(obs)).argmax())
+
+    @property
+    def epsilon(self) -> float:
+        """Share of random actions now."""
+        progress = min(self.env_steps / self.agent.epsilon_decay_steps, 1.0)
+        return self.agent.epsilon_start + progress * (self.agent.epsilon_end - self.agent.epsilon_start)
+
+    def evaluate(self) -> dict[str, float]:
+        """Play whole episodes greedily, always from the same starts."""
+        returns = self.play(self.config.env.eval_episodes)
+        return {"eval/return": float(np.mean(returns))}
+
+    def play(self, episodes: int, first_seed: int = FIRST_EVAL_SEED) -> list[float]:
+        """Return the undiscounted return of each of some greedy episodes."""
+        returns = []
+        for seed in range(first_seed, first_seed + episodes):
+            obs, _ = self.eval_env.reset(seed=seed)
+            total, done = 0.0, False
+            while not done:
+                obs, reward, terminated, truncated, _ = self.eval_env.step(self.act(obs))
+                total, done = total + float(reward), terminated or truncated
+            returns.append(total)
+        return returns
+
+    def save_checkpoint(self, directory: Path) -> dict[str, Any]:
+        """Return all that the next step depends on; trieye writes it without pickle."""
+        return {
+            "q": self.q,
+            "target": self.target,
+            "optimizer": self.optimizer,
+            "replay": self.replay,
+            "rng": self.rng.bit_generator.state,
+            "counters": {"env_steps": self.env_steps, "updates": self.updates},
+            "episode": {"obs": self.obs, "return": self.episode_return, "length": self.episode_length},
+            "env": snapshot(self.env),
+        }
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | Path) -> None:
+        """Go on where the checkpoint was made."""
+        for name in ("q", "target", "optimizer", "replay"):
+            getattr(self, name).load_state_dict(checkpoint[name])
+        self.rng.bit_generator.state = checkpoint["rng"]
+        self.env_steps, self.updates = checkpoint["counters"]["env_steps"], checkpoint["counters"]["updates"]
+        episode, new_obs = checkpoint["episode"], restore(self.env, checkpoint["env"])
+        if new_obs is None:
+            self.obs, self.episode_return, self.episode_length = episode["obs"], episode["return"], episode["length"]
+        else:
+            self.obs, self.episode_return, self.episode_length = new_obs, 0.0, 0
+
+    def export_model(self, directory: Path) -> list[Path]:
+        """Write the weights of the Q-network as one safetensors file."""
+        path = directory / "q.safetensors"
+        save_file(self.q.state_dict(), path)
+        return [path]
+
+    def cleanup(self) -> None:
+        """Close the environments."""
+        self.env.close()
+        self.eval_env.close()
+
+
+def make_network(sizes: list[int]) -> nn.Sequential:
+    """Return a perceptron with ReLU between its layers: `[..., sizes[0]]` to `[..., sizes[-1]]`."""
+    layers: list[nn.Module] = []
+    for width, next_width in pairwise(sizes):
+        layers += [nn.Linear(width, next_width), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

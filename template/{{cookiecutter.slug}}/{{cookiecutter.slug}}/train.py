@@ -1,0 +1,17 @@
+"""Train: `python -m {{ cookiecutter.slug }}.train --help` tells what can be set."""
+
+import trieye
+
+from {{ cookiecutter.slug }}.config import TrainConfig
+
+
+@trieye.main(config_path="../conf", config_name="train")
+def train(cfg: TrainConfig) -> float | None:
+    """Train one agent and return its best evaluation return, the objective of sweeps."""
+    from {{ cookiecutter.slug }}.dqn import DQN  # torch takes two seconds: not for --help, not for a typo
+
+    return trieye.run_experiment(DQN, cfg).objective
+
+
+if __name__ == "__main__":
+    train()

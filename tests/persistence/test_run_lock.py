@@ -1,0 +1,90 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.persistence.run_lock import RunLock
+
+HOLDER = """
+import sys
+from trieye.persistence.run_lock import RunLock
+lock = RunLock(__import__("pathlib").Path(sys.argv[1])).acquire()
+if "fork" in sys.argv and __import__("os").fork() == 0:
+    print("child", flush=True)
+    sys.stdin.read()
+    sys.exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_holder(tmp_path):
+    started = []
+
+    def start(*words, lines=1):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path / "my_run" / "run.lock"), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        for _ in range(lines):
+            assert process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.stdin.close()
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+
+
+def test_a_second_writer_is_told_who_holds_the_run_and_what_to_do(tmp_path, start_holder):
+    holder = start_holder()
+    with pytest.raises(RunLockedError) as caught:
+        RunLock(tmp_path / "my_run" / "run.lock").acquire()
+    message = str(caught.value)
+    for word in ("my_run", str(holder.pid), socket.gethostname(), "since 20", "choose another run_name"):
+        assert word in message
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path, start_holder):
+    holder = start_holder()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with RunLock(tmp_path / "my_run" / "run.lock") as lock:
+        assert lock.holder()["pid"] == os.getpid()
+
+
+def test_a_child_of_a_killed_holder_does_not_keep_the_run_locked(tmp_path, start_holder):
+    holder = start_holder("fork", lines=2)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    RunLock(tmp_path / "my_run" / "run.lock").acquire().release()
+
+
+def test_a_second_object_in_the_same_process_is_refused_until_the_first_lets_go(tmp_path):
+    first, second = RunLock(tmp_path / "run.lock"), RunLock(tmp_path / "run.lock")
+    first.acquire()
+    first.acquire()
+    with pytest.raises(RunLockedError):
+        second.acquire()
+    first.release()
+    first.release()
+    with second:
+        assert second.is_held
+    assert second.holder() is None
+
+
+def test_a_lock_that_cannot_be_made_is_a_configuration_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"run\.lock"):
+        RunLock(tmp_path / "file" / "run.lock").acquire()

@@ -1,0 +1,188 @@
+"""The text of `--help`: groups with their options, keys with their bounds, flags."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from trieye.config._hydra_loader import Loader
+from trieye.config._hydra_preflight import Preflight
+from trieye.config.base import did_you_mean, models_in, set_by
+from trieye.config.complaints import field_at, wanted
+from trieye.exceptions import ConfigurationError
+
+_FLAGS = {
+    "-m, --multirun": "run one job for each combination of values: -m seed=0,1,2 optimizer.lr=1e-3,3e-4",
+    "--cfg job": "print the composed config and stop; --cfg job -p loop prints one part of it",
+    "--info defaults": "print from which files the config is composed, in order",
+    "-cn, --config-name": "another primary config",
+    "-cd, --config-dir": "one more directory with configs",
+    "--hydra-help": "all flags of Hydra",
+}
+_EXAMPLES = {
+    "runtime=local loop.steps=1000": "choose an option of a group, set a key",
+    "metrics=[core,dqn] '~stats.metrics.step_ms'": "several options, then one metric less",
+    "'+metric@stats.metrics.top=max' stats.metrics.top.name=episode/return": "one metric more",
+    "experiment=example": "a preset; whatever you type wins over it",
+    "-m seed=0,1,2": "three runs",
+}
+_GROUPS = {
+    "metric": "templates for one metric more: +metric@stats.metrics.<slug>=<option>",
+    "metrics": "sets of metrics, as many as you like",
+    "experiment": "presets",
+    "debug": "presets for finding mistakes",
+}
+_DEFAULTS_ENTRY = re.compile(r"\s*-\s*(?:(?:override|optional)\s+)*/?([\w/]+)(?:@[\w.:]+)?\s*:[^#]*#\s*(\S.*)")
+
+
+def print_help(
+    loader: Loader,
+    preflight: Preflight[Any],
+    arguments: Sequence[str],
+    task: Callable[..., Any],
+    config_type: type[BaseModel],
+) -> None:
+    """Print the help of a command line.
+
+    Args:
+        loader: The loader of its configs.
+        preflight: Its checks.
+        arguments: Overrides, and names of groups and keys to explain instead of giving the overview.
+        task: The task function, whose docstring comes first.
+        config_type: The type of its config.
+
+    Raises:
+        ConfigurationError: There is no such group or key, or the overrides are wrong.
+    """
+    topics = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
+    overrides = [argument for argument in arguments if argument not in topics]
+    text = _Help(loader, preflight.load(overrides), loader.chosen(overrides), config_type)
+    lines = [line for topic in topics for line in text.topic(topic)] or text.overview(task)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+class _Help:
+    """The parts of the help of one composed config."""
+
+    def __init__(self, loader: Loader, composed: DictConfig, chosen: list[str], config_type: type[BaseModel]) -> None:
+        self._loader = loader
+        self._composed = composed
+        self._config_type = config_type
+        self._chosen = chosen
+        self._directories = loader.directories
+        # the defaults list is in an order that its author chose
+        self._groups = [
+            group for group in dict.fromkeys([*loader.entries(), *loader.groups()]) if loader.options(group)
+        ]
+
+    def overview(self, task: Callable[..., Any]) -> Iterator[str]:
+        """Yield the lines of the help as a whole."""
+        command = _command()
+        if task.__doc__:
+            yield from (task.__doc__.strip().split("\n\n")[0], "")
+        yield from ("Usage", f"  {command} [group=option | key=value ...] [flags]", "")
+        yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in _EXAMPLES.items())
+        yield from ("", "Groups: type group=option; * is the choice now")
+        for group in self._groups:
+            yield from self._group(group)
+        yield from ("", "Keys: type key=value; --help <key or group> explains all keys below it")
+        yield from self._top_level()
+        yield from ("", "Flags")
+        yield from _columns(_FLAGS)
+
+    def topic(self, topic: str) -> Iterator[str]:
+        """Yield the lines about one group, or about the keys at or below one key."""
+        info = field_at(self._config_type, topic.split("."))
+        if topic not in self._groups and info is None:
+            known = [*self._groups, *self._config_type.model_fields]
+            raise ConfigurationError(
+                f"--help {topic}: there is no such group or key{did_you_mean(topic, known)} "
+                f"(known: {', '.join(sorted(set(known)))})"
+            )
+        if topic in self._groups:
+            yield from self._group(topic)
+        if info is not None:
+            yield from self._keys(topic)
+
+    def _group(self, group: str) -> Iterator[str]:
+        yield f"  {group}: {self._about_group(group)}"
+        options = {
+            ("* " if f"{group}/{name}" in self._chosen else "  ") + name: self._about_option(group, name)
+            for name in self._loader.options(group)
+        }
+        yield from _columns(options, indent="    ")
+
+    def _about_group(self, group: str) -> str:
+        primary = self._text(self._loader.source.name)
+        matches = (_DEFAULTS_ENTRY.match(line) for line in primary.splitlines())
+        comments = {match[1]: match[2] for match in matches if match}
+        field = self._config_type.model_fields.get(group)
+        return comments.get(group) or (field.description if field else None) or _GROUPS.get(group) or "options"
+
+    def _about_option(self, group: str, option: str) -> str:
+        lines = (line.strip() for line in self._text(f"{group}/{option}").splitlines())
+        comments = (
+            line.lstrip("# ") for line in lines if line.startswith("#") and not line.lstrip("# ").startswith("@")
+        )
+        return next(comments, "")
+
+    def _text(self, config: str) -> str:
+        files = (directory / f"{config}.yaml" for directory in self._directories)
+        return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+
+    def _top_level(self) -> Iterator[str]:
+        rows = {}
+        for name, info in self._config_type.model_fields.items():
+            models, _ = models_in(info)
+            rows[f"{name}.*" if models else self._value(name)] = info.description or ""
+        yield from _columns(rows)
+
+    def _keys(self, topic: str) -> Iterator[str]:
+        for key, info in _leaves(self._config_type, topic.split(".")):
+            yield f"  {self._value(key)}"
+            yield f"      {wanted(info)}. {info.description or ''}".rstrip()
+
+    def _value(self, key: str) -> str:
+        if "<" in key:
+            return key
+        parent, _, name = key.rpartition(".")
+        holder = OmegaConf.select(self._composed, parent) if parent else self._composed
+        values: Any = OmegaConf.to_container(holder, resolve=False)  # interpolations are shown as they stand
+        return f"{key} = {_as_yaml(values.get(name))}"
+
+
+def _leaves(model: type[BaseModel], path: list[str], before: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the keys at or below a path of keys, with their fields."""
+    names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
+    for name in names:
+        info = model.model_fields[name]
+        models, many = models_in(info)
+        here = (*before, name)
+        if len(models) != 1:
+            yield ".".join(here), info
+        else:
+            below = path[2:] if many else path[1:]
+            yield from _leaves(models[0], below, (*here, "<name>") if many else here)
+
+
+def _columns(rows: dict[str, str], indent: str = "  ") -> Iterator[str]:
+    width = max((len(row) for row in rows), default=0)
+    return (f"{indent}{row:<{width}}  {text}".rstrip() for row, text in rows.items())
+
+
+def _as_yaml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+
+
+def _command() -> str:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name:
+        return f"python -m {spec.name.removesuffix('.__main__')}"
+    program = Path(sys.argv[0]).name
+    return f"python {program}" if program.endswith(".py") else program

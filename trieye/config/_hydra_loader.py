@@ -1,0 +1,264 @@
+"""Loading: from a config directory and overrides to a composed config, and from that to a typed one."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.default_element import GroupDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
+from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from trieye.config._hydra_schema import register_schema
+from trieye.config.base import STRICT, did_you_mean
+from trieye.config.complaints import complaints
+from trieye.config.root import TrieyeConfig
+from trieye.exceptions import ConfigurationError
+
+Config = TypeVar("Config", bound=TrieyeConfig)
+
+BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
+VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
+"""Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
+
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, AttributeError)
+"""What composing raises; `ValueError` and `AttributeError` come from Hydra's reading of defaults lists."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where configs come from.
+
+    Attributes:
+        directory: An absolute directory, or `pkg://` and a package.
+        name: The primary config, without `.yaml`.
+        extra_directory: What `--config-dir` adds.
+        job_name: What Hydra calls the program.
+    """
+
+    directory: str
+    name: str
+    extra_directory: str | None = None
+    job_name: str = "app"
+
+
+_WORDS = re.compile(r"[\w./+@%-]+")
+
+
+def quoted(override: str) -> str:
+    """Quote a value of plain words in any script: Hydra's grammar knows the letters of ASCII only."""
+    key, _, value = override.partition("=")
+    return override if value.isascii() or not _WORDS.fullmatch(value) else f"{key}='{value}'"
+
+
+class Loader:
+    """Hydra's config loader for one source; inside `opened` it is also Hydra's global one."""
+
+    def __init__(self, source: Source, config_loader: ConfigLoaderImpl) -> None:
+        self.source = source
+        self.config_loader = config_loader
+
+    def load(self, overrides: Sequence[str], *, run_mode: RunMode = RunMode.RUN) -> DictConfig:
+        """Compose, with the node `hydra`.
+
+        Raises:
+            Exception: The config cannot be composed; one of `NOT_COMPOSED`.
+        """
+        config = self.config_loader.load_configuration(
+            config_name=self.source.name, overrides=list(map(quoted, overrides)), run_mode=run_mode
+        )
+        assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
+        return config
+
+    def options(self, group: str) -> list[str]:
+        """Return the options of a group, in the order of the alphabet."""
+        return self._listed(group, ObjectType.CONFIG)
+
+    def groups(self, parent: str = "") -> list[str]:
+        """Return all groups below `parent` that have options, with their full names; Hydra's own are left out."""
+        found = []
+        for name in self._listed(parent, ObjectType.GROUP):
+            group = f"{parent}/{name}" if parent else name
+            if group == "hydra" or name.startswith(("_", ".")):
+                continue
+            found += [group] if self.options(group) else []
+            found += self.groups(group)
+        return found
+
+    def _listed(self, group: str, kind: ObjectType) -> list[str]:
+        return self._repository.get_group_options(group, kind)
+
+    @cached_property
+    def _repository(self) -> CachingConfigRepository:
+        """All places of configs, those that the primary config adds included.
+
+        The config loader makes a new one for each question, and parses the primary config each time: a dozen milliseconds.
+        """
+        return self.config_loader._parse_overrides_and_create_caching_repo(self.source.name, [])[1]  # noqa: SLF001 - Hydra has no public way
+
+    def entries(self) -> dict[str, Any]:
+        """Return the defaults list of the primary config: `group` or `group@package`, and its option or options."""
+        primary = self._repository.load_config(self.source.name)
+        defaults = (primary.defaults_list if primary is not None else None) or []
+        groups = [default for default in defaults if isinstance(default, GroupDefault)]
+        return {f"{item.group}@{item.package}" if item.package else str(item.group): item.value for item in groups}
+
+    def chosen(self, overrides: Sequence[str]) -> list[str]:
+        """Return the configs that overrides lead to, such as `runtime/local`.
+
+        Raises:
+            Exception: The config cannot be composed; one of `NOT_COMPOSED`.
+        """
+        defaults = self.config_loader.compute_defaults_list(
+            self.source.name, list(map(quoted, overrides)), RunMode.RUN
+        ).defaults
+        return [str(default.config_path) for default in defaults]
+
+    @property
+    def directories(self) -> list[Path]:
+        """The directories on the search path that lie on this machine, the winning one first."""
+        found = (_directory(source.scheme(), source.path) for source in self._repository.get_sources())
+        return [path for path in found if path is not None]
+
+
+def _directory(scheme: str, path: str) -> Path | None:
+    if scheme == "file":
+        return Path(path)
+    if scheme != "pkg" or path.startswith("hydra"):
+        return None
+    from importlib.resources import files
+
+    try:
+        return Path(str(files(path.replace("/", "."))))
+    except (ModuleNotFoundError, ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[Loader]:
+    """Open a source; afterwards Hydra's global state is what it was.
+
+    Raises:
+        ConfigurationError: There is no such directory, or it has no such config.
+    """
+    register_schema(config_type, run_name=run_name)
+    _check(source)
+    if BEFORE_1_4:
+        hydra.version.setbase(None)
+    before = get_gh_backup()
+    try:
+        search_path = create_config_search_path(source.directory)
+        if source.extra_directory is not None:
+            search_path.prepend(
+                provider="command-line",
+                path=f"file://{source.extra_directory}",
+                anchor=SearchPathQuery(provider="schema"),
+            )
+        config_loader = Hydra.create_main_hydra2(source.job_name, search_path).config_loader
+        assert isinstance(config_loader, ConfigLoaderImpl)  # noqa: S101 - the only one there is
+        yield Loader(source, config_loader)
+    finally:
+        GlobalHydra.instance()
+        restore_gh_from_backup(before)
+
+
+def _check(source: Source) -> None:
+    """Find a missing config before Hydra does, which has no nearest match to offer."""
+    if source.extra_directory is not None and not Path(source.extra_directory).is_dir():
+        raise ConfigurationError(f"--config-dir={source.extra_directory}: there is no such directory")
+    scheme, _, path = source.directory.rpartition("://")
+    directory = _directory(scheme or "file", path)
+    if directory is None or not directory.is_dir():
+        raise ConfigurationError(f"config_path={source.directory}: there is no such directory")
+    places = [directory, *([Path(source.extra_directory)] if source.extra_directory is not None else [])]
+    if any((place / f"{source.name}.yaml").is_file() for place in places):
+        return
+    known = sorted(path.stem for place in places for path in place.glob("*.yaml"))
+    raise ConfigurationError(
+        f"config_name={source.name}: {directory} has no {source.name}.yaml{did_you_mean(source.name, known)}"
+        f" (there: {', '.join(known) or 'no config at all'})"
+    )
+
+
+def plain(node: Any, key: str) -> Any:
+    """Return what a node holds at a key, resolved, as plain Python values."""
+    found = OmegaConf.select(node, key)
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return the config without the node `hydra`, which can still be interpolated from."""
+    copy = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    OmegaConf.set_struct(copy, value=True)
+    return copy
+
+
+@contextmanager
+def as_in_a_job(config: DictConfig) -> Iterator[None]:
+    """Let `${hydra:...}` resolve as it will in the job; what only the job knows gets a stand-in."""
+    instance = HydraConfig.instance()
+    before = instance.cfg
+    with flag_override(config, ["struct", "readonly"], [False, False]):
+        for key, value in {"runtime.output_dir": str(Path.cwd() / "outputs"), "job.id": "0", "job.num": 0}.items():
+            if OmegaConf.is_missing(config.hydra[key.split(".")[0]], key.split(".")[1]):
+                OmegaConf.update(config.hydra, key, value)
+    instance.set_config(config)
+    try:
+        yield
+    finally:
+        instance.cfg = before
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """Return a composed config without the node `hydra` as plain values.
+
+    Raises:
+        ConfigurationError: A value is missing, or an interpolation leads nowhere.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigurationError(
+            "\n".join(f"{key} has no value; give it one with {key}=<value>, or in the config files" for key in missing)
+        )
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
+    return {str(key): value for key, value in values.items()}
+
+
+def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Sequence[str], working_dir: Path) -> Config:
+    """Return the typed config of plain values.
+
+    Args:
+        values: A resolved config.
+        config_type: The model.
+        overrides: What was typed, for the messages.
+        working_dir: What relative paths are relative to.
+
+    Raises:
+        ConfigurationError: A value is not allowed; the message has a line for each mistake.
+    """
+    try:
+        made = config_type.model_validate(values, context=STRICT)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
+    made.persistence = made.persistence.anchored(working_dir)
+    return made

@@ -1,0 +1,215 @@
+"""The command line of a task function: parse, check, then let Hydra run it."""
+
+import functools
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.utils import (
+    detect_calling_file_or_module_from_task_function,
+    detect_task_name,
+    get_args_parser,
+)
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from trieye.config._hydra_help import print_help
+from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened, quoted, resolved, typed
+from trieye.config._hydra_preflight import Checked, Preflight
+from trieye.config._hydra_schema import register_schema
+from trieye.config.launch import launch_info
+from trieye.config.names import check_name
+from trieye.config.persistence import default_run_name
+from trieye.config.root import TrieyeConfig
+from trieye.config.tree import print_tree
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
+
+_WRONG_CONFIG, _LOCKED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
+_STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+_STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+
+
+class _RefusedError(BaseException):
+    """Carries an expected error of a task through Hydra, which prints a traceback of every `Exception`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def run_command_line(
+    task: Callable[[Any], Any], config_type: type[TrieyeConfig], *, directory: str, config_name: str
+) -> None:
+    """Run the command line in `sys.argv`.
+
+    Args:
+        task: Gets the typed config.
+        config_type: The type of the config.
+        directory: Absolute config directory, or `pkg://` and a package.
+        config_name: The primary config, without `.yaml`.
+
+    Raises:
+        SystemExit: It did not end well; the message is on stderr.
+    """
+    arguments = get_args_parser().parse_intermixed_args(sys.argv[1:])
+    try:
+        source = _source(arguments, task, directory, config_name)
+        default_name = default_run_name()
+        with opened(source, config_type, run_name=default_name) as loader:
+            own = _prepared(arguments, loader, task, config_type, default_name)
+        if own is not None:
+            _hand_over(arguments, source, _job_of(task, config_type), own)
+    except (ConfigurationError, RunLockedError) as error:
+        _leave(error)
+    except _RefusedError as refusal:
+        _leave(refusal.error)
+    except RunInterrupted as interrupt:
+        _stop(str(interrupt), interrupt.exit_code)
+    except KeyboardInterrupt:
+        _stop("interrupted", _INTERRUPTED)
+
+
+def _source(arguments: Namespace, task: Callable[[Any], Any], directory: str, config_name: str) -> Source:
+    file, module = detect_calling_file_or_module_from_task_function(task)
+    if arguments.config_path is not None:
+        from trieye.config.compose import beside
+
+        directory = beside(task, arguments.config_path)
+    extra = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
+    name = (arguments.config_name or config_name).removesuffix(".yaml")
+    return Source(directory, name, extra, detect_task_name(file, module))
+
+
+def _prepared(
+    arguments: Namespace,
+    loader: Loader,
+    task: Callable[[Any], Any],
+    config_type: type[TrieyeConfig],
+    default_name: str,
+) -> list[str] | None:
+    """Check the command line, and return the overrides that make every job a run of its own; None if all is done."""
+    preflight = Preflight(loader, config_type)
+    if arguments.help:
+        print_help(loader, preflight, arguments.overrides, task, config_type)
+        return None
+    if arguments.cfg is not None:
+        # whoever looks for a mistake wants to see the config, so its values are not judged
+        preflight.load(arguments.overrides)
+        return []
+    if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
+        return []
+    checked = preflight.check(arguments.overrides, multirun=arguments.multirun)
+    place = _sweep_place if checked.is_multirun else _run_place
+    run_name, own = place(checked, default_name)
+    register_schema(config_type, run_name=run_name)
+    return own
+
+
+def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:
+    """Return the name of a single run, and the override that puts Hydra's records into its directory."""
+    config = checked.config
+    if config.run_name == default_name:
+        directory = _reserved(config.persistence.get_runs_root_dir(), default_name)
+    else:
+        directory = config.persistence.get_run_base_dir()
+    # Hydra's own logging config breaks on a path with an interpolation in it
+    if _unresolved(checked.composed, "run") != _STOCK_RUN_DIR or "${" in str(directory):
+        return directory.name, []
+    return directory.name, [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
+
+
+def _sweep_place(checked: Checked[TrieyeConfig], _: str) -> tuple[str, list[str]]:
+    """Return the name of a sweep, and the override that sets its directory."""
+    if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
+        name = re.sub(r"[^\w.=+-]+", "_", Path(str(checked.composed.hydra.sweep.dir)).resolve().name).strip("_. ")
+        return check_name("run_name", name or datetime.now().astimezone().strftime("%Y%m%d_%H%M%S")), []
+    directory = _reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
+    return directory.name, [f"hydra.sweep.dir={directory}"]
+
+
+def _unresolved(composed: DictConfig, kind: str) -> str:
+    holder: Any = OmegaConf.to_container(composed.hydra[kind], resolve=False)
+    return str(holder["dir"])
+
+
+def _reserved(parent: Path, name: str) -> Path:
+    """Make a directory that nobody else has, also if two processes ask in the same second."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1000):
+            try:
+                directory = parent / (f"{name}_{number}" if number else name)
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            return directory
+    except OSError as error:
+        raise ConfigurationError(f"{parent / name} cannot be made: {error.strerror}") from error
+    raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
+
+
+def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Callable[[DictConfig], Any]:
+    @functools.wraps(task)
+    def job(composed: DictConfig) -> Any:
+        launch = launch_info()
+        assert launch is not None  # noqa: S101 - Hydra calls this
+        try:
+            if launch.is_multirun:
+                with flag_override(composed, ["struct", "readonly"], [False, False]):
+                    composed.run_name = f"{composed.run_name}_{launch.job_num}"
+            values = resolved(composed)
+            config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
+            if config.print_config:
+                print_tree(config)
+            return task(config)
+        except (ConfigurationError, RunLockedError) as error:
+            if launch.is_multirun:
+                raise  # the launcher decides what becomes of the other jobs
+            raise _RefusedError(error) from error
+
+    return job
+
+
+def _hand_over(arguments: Namespace, source: Source, job: Callable[[DictConfig], Any], own: list[str]) -> None:
+    """Let Hydra run the command line."""
+    try:
+        with _argv([*own, *_reordered(arguments.overrides)]):
+            hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, ConfigurationError):
+            raise SystemExit(_WRONG_CONFIG) from leaving.__context__
+        raise
+
+
+def _reordered(overrides: list[str]) -> list[str]:
+    """Return the command line with the overrides first: Hydra 1.3 takes none after a flag that follows others."""
+    flags = list(sys.argv[1:])
+    for override in overrides:
+        flags.remove(override)
+    return [*map(quoted, overrides), *flags]
+
+
+@contextmanager
+def _argv(arguments: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _leave(error: Exception) -> NoReturn:
+    _stop(str(error), _LOCKED if isinstance(error, RunLockedError) else _WRONG_CONFIG)
+
+
+def _stop(message: str, exit_code: int) -> NoReturn:
+    lines = message.splitlines() or ["interrupted"]
+    sys.stderr.write("error: " + "\n       ".join(lines) + "\n" if exit_code in (1, 2) else "\n".join(lines) + "\n")
+    raise SystemExit(exit_code)

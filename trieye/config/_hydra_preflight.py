@@ -1,0 +1,141 @@
+"""Preflight: everything on a command line is checked before Hydra makes a directory or runs a task."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from trieye.config._hydra_diagnosis import Diagnosis, parsed
+from trieye.config._hydra_loader import NOT_COMPOSED, Config, Loader, as_in_a_job, resolved, typed, without_hydra
+from trieye.config.paths import check_paths
+from trieye.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Checked(Generic[Config]):
+    """A command line that was found to be sound.
+
+    Attributes:
+        config: The typed config; that of the first job in a sweep.
+        composed: The composed config that it was made from, with the node `hydra`.
+        is_multirun: Whether there will be a sweep.
+    """
+
+    config: Config
+    composed: DictConfig
+    is_multirun: bool
+
+
+class Preflight(Generic[Config]):
+    """The checks of one command line."""
+
+    def __init__(self, loader: Loader, config_type: type[Config]) -> None:
+        self._loader = loader
+        self._config_type = config_type
+
+    def check(self, overrides: Sequence[str], *, multirun: bool = False) -> Checked[Config]:
+        """Compose and validate; in a sweep every value of every axis is looked at once.
+
+        Raises:
+            ConfigurationError: Something is wrong; the message has a line for each mistake.
+        """
+        checked = self.compose(overrides, multirun=multirun)
+        check_paths(checked.config.persistence)
+        return checked
+
+    def compose(self, overrides: Sequence[str], *, multirun: bool = False) -> Checked[Config]:
+        """Compose and validate, without a look at the file system.
+
+        Raises:
+            ConfigurationError: Something is wrong; the message has a line for each mistake.
+        """
+        items = parsed(overrides)
+        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
+        first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
+        composed = self.load(first)
+        is_multirun = multirun or str(OmegaConf.select(composed, "hydra.mode")).endswith("MULTIRUN")
+        if axes and not is_multirun:
+            raise ConfigurationError("\n".join(_needs_multirun(axis, self._loader.entries()) for axis in axes.values()))
+        values = _resolved(composed)
+        config = self._typed(values, first)
+        for number, axis in axes.items():
+            self._check_axis(axis, first, number, composed, values)
+        return Checked(config, composed, is_multirun)
+
+    def load(self, overrides: Sequence[str]) -> DictConfig:
+        """Compose, with the node `hydra`.
+
+        Raises:
+            ConfigurationError: The config cannot be composed.
+        """
+        try:
+            return self._loader.load(overrides)
+        except NOT_COMPOSED as error:
+            raise ConfigurationError(Diagnosis(self._loader, self._config_type, overrides).text(error)) from error
+
+    def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
+        return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
+
+    def _check_axis(
+        self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
+    ) -> None:
+        holder = None if _has_interpolations(composed) else _holder(values, axis)
+        name = axis.key_or_group.rpartition(".")[2]
+        for typed_value, value in itertools.islice(self._values(axis), 1, None):
+            overrides = [*first[:number], typed_value, *first[number + 1 :]]
+            if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
+                self._typed(_resolved(self.load(overrides)), overrides)
+                continue
+            # nothing else depends on this key, and composing takes a hundred times longer than validating
+            before, holder[name] = holder[name], value
+            self._typed(values, overrides)
+            holder[name] = before
+
+    def _first(self, axis: Override) -> str:
+        first = next(self._values(axis), None)
+        if first is None:
+            raise ConfigurationError(f"{axis.input_line}: there is no value to sweep over")
+        return first[0]
+
+    def _values(self, axis: Override) -> Iterator[tuple[str, Any]]:
+        """Yield the values of an axis, each as it would be typed and as it is."""
+        key = axis.get_key_element()
+        if axis.is_interval_sweep():
+            interval: Any = axis.value()
+            values = [str(interval.start), str(interval.end)]
+        else:
+            axis.config_loader = self._loader.config_loader
+            values = list(axis.sweep_string_iterator())
+        for value in values:
+            override = parsed([f"{key}={value}"])[0]
+            yield f"{key}={value}", override.value()
+
+
+def _resolved(composed: DictConfig) -> dict[str, Any]:
+    with as_in_a_job(composed):
+        return resolved(without_hydra(composed))
+
+
+def _has_interpolations(composed: DictConfig) -> bool:
+    return "${" in OmegaConf.to_yaml(without_hydra(composed))
+
+
+def _holder(values: dict[str, Any], axis: Override) -> dict[str, Any] | None:
+    """Return the keys among which an axis sets a plain value, or None if it does something else."""
+    *parents, name = axis.key_or_group.split(".")
+    holder: Any = values
+    for parent in parents:
+        holder = holder.get(parent) if isinstance(holder, dict) else None
+    is_plain = isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict)
+    return holder if is_plain and axis.package is None else None
+
+
+def _needs_multirun(axis: Override, entries: dict[str, Any]) -> str:
+    key, value = axis.get_key_element(), axis.get_value_string()
+    takes_one = key in entries and not isinstance(entries[key], list)
+    instead = "choose one" if takes_one else f"type '{key}=[{value}]' for a list"
+    return f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"

@@ -1,0 +1,72 @@
+"""The ConfigStore schema, derived from the pydantic models."""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import Field as DataclassField
+from dataclasses import field, make_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from trieye.config.base import Marker, models_in, set_by
+
+SCHEMA_NAME = "schema"
+
+
+def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
+    """Store the schema of a config type under the name that primary configs put first in their defaults list.
+
+    Leaves have no type, so that pydantic makes every type error.
+
+    Args:
+        config_type: The model.
+        run_name: The default of the key `run_name`.
+    """
+    schema = _schema(config_type, {"run_name": run_name})
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye")
+
+
+def _schema(model: type[BaseModel], defaults: dict[str, Any]) -> type:
+    """Return a dataclass with the fields of a model; `defaults` win over the defaults of the model."""
+    fields = [(name, *_field(name, info, defaults)) for name, info in model.model_fields.items() if not set_by(info)]
+    return make_dataclass(model.__name__, fields)
+
+
+def _field(name: str, info: FieldInfo, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
+    default = defaults[name] if name in defaults else _default(info)
+    models, many = models_in(info)
+    if len(models) != 1:
+        # a union of models has no default that could be merged with another of its kinds
+        return Any, _constant(MISSING if models and default is not None else default)
+    if many:
+        element = _schema(models[0], {})
+        items = default.items() if isinstance(default, dict) else enumerate(default or ())
+        return dict[str, element], field(default_factory=_copy({str(key): item for key, item in items}))  # type: ignore[valid-type]  # made at run time
+    if default is None:
+        return Any, _constant(None)
+    nested = _schema(models[0], default if isinstance(default, dict) else {})
+    return nested, field(default_factory=nested)
+
+
+def _default(info: FieldInfo) -> Any:
+    marker = next((item for item in info.metadata if isinstance(item, Marker)), Marker())
+    if marker.yaml_default is not None:
+        return to_jsonable_python(marker.yaml_default())
+    if info.is_required():
+        return MISSING
+    return to_jsonable_python(info.get_default(call_default_factory=True, validated_data={}))
+
+
+def _constant(value: Any) -> DataclassField[Any]:
+    if isinstance(value, dict | list):
+        return field(default_factory=_copy(value))
+    constant: DataclassField[Any] = field(default=value)
+    return constant
+
+
+def _copy(value: Any) -> Callable[[], Any]:
+    return lambda: copy(value)

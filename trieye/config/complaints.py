@@ -1,0 +1,182 @@
+"""Complaints: pydantic's errors in the words of the command line."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from trieye.config.base import did_you_mean, models_in, set_by
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
+
+
+def complaints(
+    error: ValidationError, model: type[BaseModel], values: dict[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Return one line for each mistake: the key as typed, the value, what is allowed, the nearest match.
+
+    Args:
+        error: What pydantic found.
+        model: The model that was validated.
+        values: What it was made from.
+        overrides: What was typed on the command line; a value from there is shown as it was typed.
+    """
+    return list(dict.fromkeys(_complaint(details, model, values, overrides) for details in error.errors()))
+
+
+def _complaint(details: ErrorDetails, model: type[BaseModel], values: dict[str, Any], overrides: Sequence[str]) -> str:
+    path = _as_typed(details, values)
+    key = ".".join(path)
+    holder = model_at(model, path[:-1])
+    if details["type"] in ("unknown_key", "extra_forbidden"):
+        return unknown_key(key, holder)
+    info = field_at(model, path)
+    if details["type"] == "missing":
+        return f"{key} has no value; {wanted(info)}; give it one with {key}=<value>"
+    found = _typed_text(key, details["input"], overrides)
+    cause = details.get("ctx", {}).get("error")
+    if cause is not None:
+        return _own_words(str(cause), key, found, details["input"])
+    if isinstance(details["input"], dict):
+        return f"{key}: {wanted(info)} is expected, found keys with values"
+    nearest = did_you_mean(str(details["input"]), _choices(info))
+    return f"{found}: {wanted(info)} is expected, found {show(details['input'])}{nearest}"
+
+
+def unknown_key(key: str, holder: type[BaseModel] | None) -> str:
+    """Return the complaint about a key that a model does not have."""
+    *parents, name = key.split(".")
+    fields = holder.model_fields if holder is not None else {}
+    known = {field: set_by(info) for field, info in fields.items()}
+    if known.get(name):
+        return f"{key} is set by {known[name]}; type {known[name]}=<value>"
+    place = f" of {'.'.join(parents)}" if parents else ""
+    allowed = sorted(field for field, other in known.items() if not other)
+    return f"{key}: there is no key {name!r}{place}{did_you_mean(name, allowed)} (keys: {', '.join(allowed)})"
+
+
+def show(value: Any) -> str:
+    """Return a value for a message: quoted, and not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - about a line
+
+
+def wanted(info: FieldInfo | None) -> str:
+    """Return what a field takes, such as `an integer >= 1 or null`."""
+    return " or ".join(_described(schema) for schema in _json_schemas(info)) or "another value"
+
+
+def _described(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    bounds = " and ".join(
+        f"{sign} {schema[name]:,}".replace(",", "_") for name, sign in _BOUNDS.items() if name in schema
+    )
+    if schema.get("type") == "array":
+        return f"a list of {_described(schema.get('items', {}))}"
+    text = _TYPES.get(schema.get("type", ""), "keys with values")
+    text = "text that is not empty" if text == "text" and schema.get("minLength") else text
+    return f"{text} {bounds}".rstrip()
+
+
+def _json_schemas(info: FieldInfo | None) -> list[dict[str, Any]]:
+    if info is None:
+        return []
+    try:
+        schema = TypeAdapter(info.rebuild_annotation()).json_schema()
+    except PydanticInvalidForJsonSchema:
+        return []
+    return list(schema.get("anyOf", [schema]))
+
+
+def _choices(info: FieldInfo | None) -> list[str]:
+    schemas = [inner for schema in _json_schemas(info) for inner in (schema, schema.get("items", {}))]
+    return [str(choice) for schema in schemas for choice in schema.get("enum", [])]
+
+
+def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
+    """Return the field at a path of keys, or None if the path leads nowhere or to the item of a collection."""
+    holder = model_at(model, path[:-1])
+    if holder is not None and path:
+        return holder.model_fields.get(path[-1])
+    # the item of a list: the field that holds the list says what it takes
+    return field_at(model, path[:-1]) if path else None
+
+
+def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    """Return the config model at a path of keys, or None if there is none or more than one."""
+    holder: type[BaseModel] | None = model
+    steps = iter(path)
+    for name in steps:
+        info = holder.model_fields.get(name) if holder is not None else None
+        models, many = models_in(info) if info is not None else ([], False)
+        if len(models) != 1:
+            return None
+        holder = models[0]
+        if many and next(steps, None) is None:
+            return None
+    return holder
+
+
+def models_under(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    """Return the model of the items of a keyed collection at a path of keys, or None if there is no collection."""
+    info = field_at(model, path) if path else None
+    models, many = models_in(info) if info is not None else ([], False)
+    return models[0] if many and len(models) == 1 else None
+
+
+def collections(model: type[BaseModel], place: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the keyed collections of a model: where they are, and the model of their items."""
+    for name, info in model.model_fields.items():
+        models, many = models_in(info)
+        if len(models) == 1 and many:
+            yield f"{place}{name}", models[0]
+        elif len(models) == 1:
+            yield from collections(models[0], f"{place}{name}.")
+
+
+def _as_typed(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
+    """Return pydantic's location as keys: numbers of metrics become their slugs, names of union members vanish."""
+    path: list[str] = []
+    node: Any = values
+    for part in details["loc"]:
+        if isinstance(node, dict) and isinstance(part, int):
+            part = [key for key, value in node.items() if value is not None][part]  # noqa: PLW2901 - its name in YAML
+        if isinstance(node, dict) and part not in node:
+            continue
+        if isinstance(node, list):
+            break
+        path.append(str(part))
+        node = node[part] if isinstance(node, dict) else node
+    if details["type"] == "unknown_key":
+        path.append(str(details.get("ctx", {})["key"]))
+    elif details["type"] in ("missing", "extra_forbidden") and (not path or path[-1] != details["loc"][-1]):
+        path.append(str(details["loc"][-1]))
+    return path
+
+
+def _typed_text(key: str, value: Any, overrides: Sequence[str]) -> str:
+    for override in reversed(overrides):
+        if override.lstrip("+").partition("=")[0] == key:
+            return override
+    return f"{key}={value}" if isinstance(value, str | int | float | None) else key
+
+
+def _own_words(text: str, key: str, found: str, value: Any) -> str:
+    name = key.rpartition(".")[2]
+    if text.startswith(f"{name} "):
+        return f"{key}{text.removeprefix(name)}"
+    if isinstance(value, dict) and text.startswith("Duplicate metric names"):
+        return f"{text} ({', '.join(_slugs(key, text, value))})"
+    return f"{found}: {text}" if key else text
+
+
+def _slugs(key: str, text: str, metrics: dict[str, Any]) -> Iterator[str]:
+    twice = text.partition(": ")[2].split(", ")
+    return (f"{key}.{slug}" for slug, metric in metrics.items() if metric and metric.get("name") in twice)

@@ -1,0 +1,134 @@
+"""From a command line to a typed config: `trieye.main` and `trieye.compose`."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, overload
+
+from trieye.config.launch import Launch, launch_info
+from trieye.config.persistence import default_run_name
+from trieye.config.root import TrieyeConfig
+from trieye.config.tree import print_tree
+from trieye.exceptions import ConfigurationError
+
+__all__ = ["Application", "Launch", "compose", "launch_info", "main", "print_tree"]
+
+Config = TypeVar("Config", bound=TrieyeConfig)
+Result = TypeVar("Result")
+Config_contra = TypeVar("Config_contra", bound=TrieyeConfig, contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+_OWN_CONFIGS = "pkg://trieye.conf"
+
+
+class Application(Protocol[Config_contra, Result_co]):
+    """What `trieye.main` makes of a task function."""
+
+    @overload
+    def __call__(self) -> None: ...
+
+    @overload
+    def __call__(self, config: Config_contra) -> Result_co: ...
+
+    def __call__(self, config: Config_contra | None = None) -> Result_co | None:
+        """Run the command line; with a config, run the task with it and return its value."""
+
+
+def main(
+    config_path: str = "conf", config_name: str = "train"
+) -> Callable[[Callable[[Config], Result]], Application[Config, Result]]:
+    """Make a command line of a task function, whose first parameter is annotated with the type of its config.
+
+    The command line is composed by Hydra and checked before anything runs: a mistake is one message on stderr and exit
+    code 2. A single run has its Hydra records in its own directory; with `-m` every job is a run of its own, named
+    after the sweep and its number.
+
+    Args:
+        config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
+            package.
+        config_name: The primary config, without `.yaml`.
+
+    Raises:
+        ConfigurationError: The annotation of the task's first parameter is no `TrieyeConfig`.
+    """
+
+    def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
+        @functools.wraps(task)
+        def application(config: Config | None = None) -> Result | None:
+            if config is not None:
+                return task(config)
+            from trieye.config._hydra_main import run_command_line
+
+            run_command_line(task, config_type_of(task), directory=beside(task, config_path), config_name=config_name)
+            return None
+
+        return application  # type: ignore[return-value]  # wraps hides the overloads
+
+    return decorate
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    *,
+    config_path: str | os.PathLike[str] | None = None,
+    config_name: str | None = None,
+    config_type: type[Config] | None = None,
+) -> Config:
+    """Return the typed config of a command line, for tests and notebooks.
+
+    Args:
+        overrides: What one would type, such as `["runtime=local", "loop.steps=10"]`.
+        config_path: The config directory, relative to the file of the caller (in a notebook: to the working directory),
+            or absolute, or `pkg://` and a package; the configs of trieye itself if None.
+        config_name: The primary config; `train`, or `trieye` among the configs of trieye itself.
+        config_type: The type of the config; `TrieyeConfig` if None.
+
+    Raises:
+        ConfigurationError: The config cannot be composed, or a value is not allowed.
+    """
+    from trieye.config._hydra_loader import Source, opened
+    from trieye.config._hydra_preflight import Preflight
+
+    chosen: Any = config_type or TrieyeConfig
+    directory = _OWN_CONFIGS
+    if config_path is not None:
+        directory = _absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
+    name = config_name or ("trieye" if config_path is None else "train")
+    with opened(Source(directory, name), chosen, run_name=default_run_name()) as loader:
+        config: Config = Preflight(loader, chosen).compose(overrides).config
+        return config
+
+
+def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
+    """Return the config type that a task function is annotated with, `TrieyeConfig` if it has no annotation.
+
+    Raises:
+        ConfigurationError: It takes no parameter, or something else.
+    """
+    first = next(iter(inspect.signature(task).parameters.values()), None)
+    if first is None:
+        raise ConfigurationError(f"{task.__name__} takes no parameter; its first one gets the config")
+    annotation = first.annotation
+    if isinstance(annotation, str):
+        annotation = inspect.get_annotations(task, eval_str=True)[first.name]
+    if annotation is inspect.Parameter.empty:
+        return TrieyeConfig
+    if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
+        return annotation
+    raise ConfigurationError(
+        f"{task.__name__}: {first.name} is annotated with {annotation!r}; use trieye.TrieyeConfig or a subclass of it"
+    )
+
+
+def beside(task: Callable[..., Any], config_path: str) -> str:
+    """Return a config path that is relative to the file of a task function as an absolute one."""
+    return _absolute(config_path, inspect.getsourcefile(inspect.unwrap(task)))
+
+
+def _absolute(config_path: str, file: str | None) -> str:
+    if config_path.startswith("pkg://"):
+        return config_path
+    base = Path(file).resolve().parent if file else Path.cwd()
+    return os.path.normpath(base / Path(config_path).expanduser())

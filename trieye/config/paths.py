@@ -1,0 +1,68 @@
+"""Paths of a config: can the run be written where it should be, and is there what it should start from."""
+
+import difflib
+import os
+import tempfile
+from pathlib import Path
+
+from trieye.config.persistence import PersistenceConfig
+from trieye.exceptions import ConfigurationError
+
+
+def check_paths(persistence: PersistenceConfig) -> None:
+    """Make sure that the paths of a config can be used; nothing is left behind.
+
+    Raises:
+        ConfigurationError: The run's directory cannot be written, or a file to start from does not exist.
+    """
+    _check_writable(persistence)
+    for name in ("load_checkpoint_path", "load_buffer_path"):
+        path = getattr(persistence, name)
+        if path is not None:
+            _check_exists(f"persistence.{name}", Path(path).expanduser())
+
+
+def _check_writable(persistence: PersistenceConfig) -> None:
+    key = f"persistence.root_data_dir={persistence.root_data_dir}"
+    advice = "choose a directory that you may write to"
+    try:
+        existing = _nearest_existing(persistence.get_run_base_dir())
+        if not existing.is_dir():
+            raise ConfigurationError(f"{key}: {existing} is a file and no directory; {advice}")
+        # asking for permissions is not enough: root may do everything, and still nothing can be made in /proc
+        Path(tempfile.mkdtemp(prefix=".trieye_", dir=existing)).rmdir()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigurationError(f"{key}: nothing can be written there ({reason}); {advice}") from error
+
+
+def _nearest_existing(path: Path) -> Path:
+    for candidate in (path, *path.parents):
+        if os.path.lexists(candidate):
+            return candidate
+    return Path(path.anchor)
+
+
+def _check_exists(key: str, path: Path) -> None:
+    try:
+        if path.exists():
+            return
+        parent = _nearest_existing(path.parent)
+        known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{key}={path}: this path cannot be read ({error})") from error
+    wanted = path.relative_to(parent).parts[0] if path.is_relative_to(parent) else path.name
+    match = difflib.get_close_matches(wanted, known, n=1)
+    nearest = (
+        f"; did you mean {str(path).replace(str(parent / wanted), str(parent / match[0]), 1)!r}?"
+        if match
+        else f"; {parent} holds {_some(known)}"
+    )
+    raise ConfigurationError(f"{key}={path}: there is no such file or directory{nearest}")
+
+
+def _some(names: list[str]) -> str:
+    most = 5
+    return (", ".join(names[:most]) + (", ..." if len(names) > most else "")) or "nothing"

@@ -1,0 +1,166 @@
+"""Write files and replace directories so that a crash leaves the old or the new content, never a mixture."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_ABANDONED_AFTER_S = 24 * 3600.0
+_HOST = "".join(char if char.isalnum() or char in "-." else "_" for char in socket.gethostname()) or "host"
+_in_use: set[Path] = set()
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace the content of `path`; a reader and a crash see the old or the new bytes.
+
+    Raises:
+        OSError: The directory is missing or not writable, or the disk is full; `path` is then as it was.
+    """
+    scratch = _beside(path, "tmp")
+    try:
+        with scratch.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def relink(link: Path, target: Path) -> None:
+    """Make `link` a relative symbolic link to `target`, replacing a link or file of that name in one step."""
+    scratch = _beside(link, "tmp")
+    scratch.symlink_to(os.path.relpath(target, link.parent))
+    try:
+        scratch.replace(link)
+    except OSError:
+        scratch.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Give an empty scratch directory that becomes `path` when the block ends, and vanishes when it fails.
+
+    What `path` was before, a directory or a file, is replaced. A kill between the two renames that this takes leaves
+    the old content under a name that `replaced` and `recover` know.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = _beside(path, "tmp")
+    _in_use.add(scratch)
+    try:
+        scratch.mkdir()
+        yield scratch
+        fsync_directory(scratch)
+        _install(scratch, path)
+    except BaseException:
+        remove(scratch)
+        raise
+    finally:
+        _in_use.discard(scratch)
+
+
+def _install(scratch: Path, path: Path) -> None:
+    if not os.path.lexists(path):
+        scratch.rename(path)
+        fsync_directory(path.parent)
+        return
+    old = _beside(path, "old")
+    _in_use.add(old)
+    try:
+        path.rename(old)
+        try:
+            scratch.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+        fsync_directory(path.parent)
+        _discard(old)
+    finally:
+        _in_use.discard(old)
+
+
+def remove_directory(path: Path) -> None:
+    """Delete a directory; a kill half-way leaves no half directory under its name."""
+    _discard(path)
+
+
+def _discard(path: Path) -> None:
+    scratch = _beside(path, "tmp")
+    path.rename(scratch)
+    remove(scratch)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a tree; one that is gone already is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replaced(parent: Path) -> dict[str, Path]:
+    """Return what an interrupted replacement moved away: the name that is missing, and where its content lies."""
+    found: dict[str, Path] = {}
+    for old in sorted(parent.glob(".old-*~*~*~*")):
+        name = _name_of(old)
+        if not os.path.lexists(parent / name):
+            found[name] = old
+    return found
+
+
+def recover(parent: Path) -> None:
+    """Put back what an interrupted replacement moved away, and delete what dead processes left behind.
+
+    Only for a process that alone writes below `parent`.
+    """
+    for name, old in replaced(parent).items():
+        if _is_abandoned(old):
+            old.rename(parent / name)
+    for leftover in (*parent.glob(".tmp-*~*~*~*"), *parent.glob(".old-*~*~*~*")):
+        if _is_abandoned(leftover):
+            remove(leftover)
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.parent / f".{kind}-{path.name}~{_HOST}~{os.getpid()}~{secrets.token_hex(4)}"
+
+
+def _name_of(path: Path) -> str:
+    return path.name.split("-", 1)[1].rsplit("~", 3)[0]
+
+
+def _is_abandoned(path: Path) -> bool:
+    if path in _in_use:
+        return False
+    host, pid = path.name.rsplit("~", 3)[1:3]
+    if host == _HOST and pid.isdigit():
+        return int(pid) == os.getpid() or not _is_alive(int(pid))
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,215 @@
+"""CheckpointStore: the saved states in one directory, newest and best, damaged ones set aside."""
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trieye.exceptions import CheckpointError
+from trieye.persistence.atomic import recover, remove_directory, replaced
+from trieye.persistence.encoding import EncodedState, decode
+from trieye.persistence.manifest import Manifest, read_manifest, verify
+from trieye.persistence.state_directory import load_state, save_state
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_PREFIX = "checkpoint_step_"
+BUFFER_PREFIX = "buffer_step_"
+_DAMAGED = ".damaged"
+
+
+@dataclass(frozen=True)
+class CheckpointEntry:
+    """One saved state, as its manifest describes it; its files may still be damaged."""
+
+    path: Path
+    step: int
+    manifest: Manifest
+
+    @property
+    def created(self) -> float:
+        """Unix time in seconds at which it was saved."""
+        return self.manifest.created
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the caller of `save` kept with it."""
+        return self.manifest.metadata
+
+    @property
+    def objective(self) -> float | None:
+        """How good it is, if that was finite and given."""
+        value = self.metadata.get("objective")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it was the best one when it was saved."""
+        return bool(self.metadata.get("is_best"))
+
+
+class CheckpointStore:
+    """The saved states `<prefix><step>` in one directory.
+
+    One process writes at a time (the run lock sees to it); others open it with `read_only` and change nothing.
+
+    Args:
+        directory: Where they lie; made by the first save.
+        prefix: What their names begin with.
+        key: Signs pickled parts and tells that one may be read; the user's own key if None.
+        allow_pickle: Whether unsigned pickled parts may be read; None asks the environment.
+        read_only: Never rename or delete anything.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        prefix: str = CHECKPOINT_PREFIX,
+        key: bytes | None = None,
+        allow_pickle: bool | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.directory = directory
+        self._prefix = prefix
+        self._name = re.compile(re.escape(prefix) + r"(\d+)")
+        self._key = key
+        self._allow_pickle = allow_pickle
+        self._read_only = read_only
+        self._lock = threading.RLock()
+
+    def path(self, step: int) -> Path:
+        """Return the directory of the state of a step."""
+        return self.directory / f"{self._prefix}{step}"
+
+    def save(self, step: int, encoded: EncodedState, *, metadata: Mapping[str, Any] | None = None) -> Path:
+        """Write a state; one of the same step is replaced. Kill it at any point and a whole one is left.
+
+        Args:
+            step: Global step, 0 or more.
+            encoded: The state.
+            metadata: Plain values: `objective` and `is_best` are what `best` looks at.
+
+        Raises:
+            CheckpointError: `step` is negative.
+            SerializationError: It could not be written; earlier ones are untouched.
+        """
+        if step < 0:
+            raise CheckpointError(f"a checkpoint of step {step} was asked for; steps begin at 0")
+        with self._lock:
+            existing = self.entries()
+            sequence = 1 + max((entry.manifest.sequence for entry in existing), default=0)
+            return save_state(self.path(step), encoded, step=step, sequence=sequence, metadata=metadata, key=self._key)
+
+    def entries(self) -> list[CheckpointEntry]:
+        """Return the states with a readable manifest in the order in which they were saved, the oldest first."""
+        with self._lock:
+            if not self._read_only and self.directory.is_dir():
+                recover(self.directory)
+            found = [entry for step, path in self._directories() if (entry := self._entry(step, path)) is not None]
+        return sorted(found, key=lambda entry: (entry.manifest.sequence, entry.created, entry.step))
+
+    def latest(self, max_step: int | None = None) -> CheckpointEntry | None:
+        """Return the newest state that is whole, or None if there is none at all.
+
+        Args:
+            max_step: Only states up to this step, the nearest one first.
+
+        Raises:
+            CheckpointError: There are some, and all are damaged.
+        """
+        entries = self.entries()
+        if max_step is not None:
+            entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
+        chosen = self._first_whole(reversed(entries))
+        if chosen is None and (damaged := self._damaged(max_step)):
+            raise CheckpointError(
+                f"{self.directory} holds {len(damaged)} saved state(s) and none is whole: "
+                f"{', '.join(path.name for path in damaged[:5])}; restore one from a backup, or, to start afresh, "
+                "delete them or choose another run_name"
+            )
+        return chosen
+
+    def best(self, mode: Literal["max", "min"] = "max") -> CheckpointEntry | None:
+        """Return the best state that is whole: by `objective`, else the newest that was saved as `is_best`."""
+        entries = self.entries()
+        sign = 1 if mode == "max" else -1
+        values = [(entry.objective, entry) for entry in reversed(entries)]
+        rated = [(sign * value, entry) for value, entry in values if value is not None]
+        by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
+        return self._first_whole(by_objective) or self._first_whole(entry for _, entry in values if entry.is_best)
+
+    def read(self, path: Path) -> EncodedState:
+        """Verify a state and return it encoded, for another process to decode.
+
+        Raises:
+            CheckpointError: It is damaged.
+            UntrustedPickleError: It has pickled parts that are not signed by this user, and they were not allowed.
+        """
+        return load_state(path, key=self._key, allow_pickle=self._allow_pickle)
+
+    def load(self, path: Path) -> Any:
+        """Verify a state and return it; raises what `read` raises."""
+        return decode(self.read(path), copy=False)
+
+    def prune(self, keep_last: int, *, keep_best: bool = True, mode: Literal["max", "min"] = "max") -> list[Path]:
+        """Delete all but the newest `keep_last` states and the best one; return what was deleted."""
+        if keep_last < 1:
+            raise CheckpointError(f"prune(keep_last={keep_last}) would delete every checkpoint; keep at least 1")
+        with self._lock:
+            best = self.best(mode) if keep_best else None
+            surplus = [entry.path for entry in self.entries()[:-keep_last] if best is None or entry.path != best.path]
+            for path in surplus:
+                remove_directory(path)
+        return surplus
+
+    def _directories(self) -> Iterable[tuple[int, Path]]:
+        if not self.directory.is_dir():
+            return
+        paths = {path.name: path for path in self.directory.iterdir() if path.is_dir() and not path.is_symlink()}
+        for name, path in {**replaced(self.directory), **paths}.items():
+            if match := self._name.fullmatch(name):
+                yield int(match[1]), path
+
+    def _entry(self, step: int, path: Path) -> CheckpointEntry | None:
+        try:
+            return CheckpointEntry(path, step, read_manifest(path))
+        except CheckpointError as error:
+            self._set_aside(path, error)
+            return None
+
+    def _first_whole(self, entries: Iterable[CheckpointEntry]) -> CheckpointEntry | None:
+        for entry in entries:
+            try:
+                verify(entry.path)
+            except CheckpointError as error:
+                self._set_aside(entry.path, error)
+            else:
+                return entry
+        return None
+
+    def _set_aside(self, path: Path, error: CheckpointError) -> None:
+        if self._read_only:
+            logger.warning("%s; it is not used", error)
+            return
+        aside = path.with_name(path.name + _DAMAGED)
+        number = 2
+        while aside.exists():
+            aside = path.with_name(f"{path.name}{_DAMAGED}-{number}")
+            number += 1
+        path.rename(aside)
+        logger.warning("%s; it is set aside as %s", error, aside.name)
+
+    def _damaged(self, max_step: int | None) -> list[Path]:
+        """Damaged states, those set aside by an earlier attempt too: a restart must not start afresh either."""
+        if not self.directory.is_dir():
+            return []
+        found = []
+        for path in sorted(self.directory.iterdir()):
+            match = self._name.match(path.name)
+            if match and path.is_dir() and (max_step is None or int(match[1]) <= max_step):
+                found.append(path)
+        return found

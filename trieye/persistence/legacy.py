@@ -1,0 +1,71 @@
+"""Files of trieye 0.1.5: one cloudpickle for each checkpoint or buffer."""
+
+import io
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from trieye.exceptions import SerializationError, UntrustedPickleError
+from trieye.persistence.signing import ALLOW_PICKLE_VARIABLE, pickles_allowed
+
+_PROTOCOL_MARK = 0x80
+_END_MARK = ord(".")
+
+
+def load_pickle(path: Path, *, allow_pickle: bool | None = None) -> Any:
+    """Return the object in a file of trieye 0.1.5.
+
+    Raises:
+        UntrustedPickleError: Pickles were not allowed; these files are not signed, and reading one can run any code.
+        SerializationError: The file cannot be read.
+    """
+    if not pickles_allowed(allow_pickle):
+        raise UntrustedPickleError(
+            f"{path} is a pickle, as trieye 0.1.5 wrote them, and reading it could run any code; if you trust where it "
+            f"comes from, pass allow_pickle=True or set {ALLOW_PICKLE_VARIABLE}=1"
+        )
+    try:
+        return cloudpickle.load(io.BytesIO(path.read_bytes()))
+    except OSError as error:
+        raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise SerializationError(f"{path} is not a whole pickle: {error}") from error
+    except Exception as error:  # a border: user classes run here and raise what they like
+        raise SerializationError(f"{path} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def is_whole_pickle(path: Path) -> bool:
+    """Tell whether a file begins and ends like a pickle; 0.1.5 wrote in place, so a kill left it cut short."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(1)
+            file.seek(-1, io.SEEK_END)
+            return first == bytes([_PROTOCOL_MARK]) and file.read(1) == bytes([_END_MARK])
+    except OSError:
+        return False
+
+
+def newest_pickle(
+    directory: Path, prefix: str, link_name: str, *, max_step: int | None = None
+) -> tuple[Path, int | None] | None:
+    """Return the whole file `<prefix><step>.pkl` of the highest step and that step.
+
+    Where no file has a step in its name, it is the file `link_name`, of which only its content knows the step.
+    """
+    pattern = re.compile(re.escape(prefix) + r"(\d+)\.pkl")
+    if not directory.is_dir():
+        return None
+    names = [
+        (match, path) for path in directory.iterdir() if (match := pattern.fullmatch(path.name)) and path.is_file()
+    ]
+    numbered = sorted(((int(match[1]), path) for match, path in names), reverse=True)
+    for step, path in numbered:
+        if (max_step is None or step <= max_step) and is_whole_pickle(path):
+            return path, step
+    link = directory / link_name
+    if not numbered and link.is_file() and is_whole_pickle(link):
+        return link, None
+    return None

@@ -1,0 +1,115 @@
+"""RunRecord: the identity and history of a run, in its run.json."""
+
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trieye.exceptions import SerializationError
+from trieye.persistence.atomic import write_atomic
+from trieye.schemas import MetricSummary, RunStatus
+
+
+class RunRecord(BaseModel):
+    """The identity of a run, kept across its attempts; all times are Unix seconds.
+
+    Attributes:
+        attempt: 1 for the first start, one more for each restart.
+        created: When the run was started for the first time.
+        started: When this attempt was started.
+        ended: When this attempt ended; None while it runs.
+        resumed_from: Where the state of this attempt came from, such as a checkpoint's path.
+        config_hash: Hash of what must not differ for a checkpoint to fit.
+        group: The sweep that the run belongs to.
+        git_sha: Commit of the code.
+        summary: The metrics so far.
+    """
+
+    # a later version may add fields, and an older one must still be able to read who the run is
+    model_config = ConfigDict(extra="allow", validate_assignment=True)
+
+    run_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1)
+    app_name: str
+    run_name: str
+    mlflow_run_id: str | None = None
+    attempt: int = Field(default=1, ge=1)
+    status: RunStatus = "RUNNING"
+    created: float = Field(default_factory=time.time)
+    started: float = Field(default_factory=time.time)
+    ended: float | None = None
+    resumed_from: str | None = None
+    config_hash: str | None = None
+    group: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+    git_sha: str | None = None
+    summary: dict[str, MetricSummary] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the record in a file, or None if there is no such file.
+
+        Raises:
+            SerializationError: The file is there and cannot be read; a new identity would split the run in two.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a whole run record"
+            raise SerializationError(
+                f"{path}, which says who the run is, cannot be read: {reason}; restore it from a backup, or delete it "
+                "to give the run a new identity (its earlier curves then stay with the old one)"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Write the record; a crash leaves the old or the new one.
+
+        Raises:
+            SerializationError: The file cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, self.model_dump_json(indent=2).encode() + b"\n")
+        except OSError as error:
+            raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def close(self, path: Path, status: RunStatus) -> None:
+        """Write the record with the status in which this attempt ended."""
+        self.status = status
+        self.ended = time.time()
+        self.save(path)
+
+
+def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any) -> RunRecord:
+    """Begin an attempt: make the record of a new run, or go on with that of an earlier attempt; it is saved.
+
+    Args:
+        path: The run's run.json.
+        app_name: Name of the app.
+        run_name: Name of the run.
+        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `mlflow_run_id`; None keeps what was there.
+
+    Raises:
+        SerializationError: The file is there and cannot be read, or cannot be written.
+    """
+    given = {name: value for name, value in details.items() if value is not None}
+    earlier = RunRecord.read(path)
+    record = _new(app_name, run_name, given) if earlier is None else _next_attempt(earlier, app_name, run_name, given)
+    record.save(path)
+    return record
+
+
+def _new(app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
+    now = time.time()
+    return RunRecord(app_name=app_name, run_name=run_name, created=now, started=now, **given)
+
+
+def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
+    merged = {"resumed_from": None, **given, "tags": {**earlier.tags, **given.get("tags", {})}}
+    attempt = {"attempt": earlier.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
+    names = {"app_name": app_name, "run_name": run_name}
+    return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **merged})

@@ -1,0 +1,8 @@
+"""Where points go: MLflow, TensorBoard, the console and the sinks of third parties."""
+
+from trieye.sinks.base import RunInfo, RunStatus, Sink, Tracker
+from trieye.sinks.fan_out import FanOut
+from trieye.sinks.registry import make_sinks
+from trieye.sinks.runner import SinkHealth, SinkThread
+
+__all__ = ["FanOut", "RunInfo", "RunStatus", "Sink", "SinkHealth", "SinkThread", "Tracker", "make_sinks"]

@@ -1,0 +1,62 @@
+"""ConsoleSink: points as lines that one can see on the terminal, in a Ray worker too."""
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+
+from trieye.sinks.base import RunInfo, RunStatus
+from trieye.stats.point import Point
+
+LOGGER = logging.getLogger("trieye.stats_processor")
+"""The logger of trieye 0.1.5, whose users configure it by this name."""
+
+
+class ConsoleSink:
+    """Logs `STATS [<step>]: <name> = <value>` at INFO.
+
+    Where the application has a handler for such records, that one prints them. Where nobody configured logging, as in a
+    Ray worker, they go to the standard error of the moment, which Ray forwards and a progress bar of rich takes over.
+    """
+
+    name = "console"
+
+    def open(self, run: RunInfo) -> None:  # noqa: ARG002 - the protocol
+        """Let INFO pass, unless the application chose a level for these loggers."""
+        if not any(isinstance(handler, _LastResort) for handler in LOGGER.handlers):
+            LOGGER.addHandler(_LastResort())
+        if LOGGER.level == logging.NOTSET and logging.getLogger("trieye").level == logging.NOTSET:
+            LOGGER.setLevel(logging.INFO)
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Log a line for each point."""
+        for point in points:
+            LOGGER.info("STATS [%d]: %s = %.4f", point.step, point.metric, point.value)
+
+    def close(self, status: RunStatus) -> None:
+        """Do nothing: other runs of this process may go on."""
+
+
+class _LastResort(logging.Handler):
+    """Prints records that no handler of the application shows."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(_shows(handler, record.levelno) for handler in _handlers_above(LOGGER)):
+            return
+        # the stream of this moment, in one write: rich and pytest replace sys.stderr while they are active
+        stream = sys.stderr
+        if stream is not None:
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+
+
+def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:
+    current: logging.Logger | None = logger
+    while current is not None:
+        yield from current.handlers
+        current = current.parent if current.propagate else None
+
+
+def _shows(handler: logging.Handler, level: int) -> bool:
+    # a log file is no terminal: the run's own one is below this logger too
+    hidden = isinstance(handler, _LastResort | logging.FileHandler | logging.NullHandler)
+    return not hidden and handler.level <= level

@@ -1,0 +1,239 @@
+"""MlflowSink: points, parameters, tags and files of a run to an MLflow store or server."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.sinks import mlflow_run, mlflow_store
+from trieye.sinks.base import RunInfo, RunStatus
+from trieye.sinks.metric_names import mlflow_name
+from trieye.sinks.mlflow_run import milliseconds
+from trieye.stats.point import Point
+
+log = logging.getLogger("trieye.sinks")
+
+_Kind = Literal["metrics", "params", "tags"]
+_MAX_PER_BATCH: dict[_Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
+_MAX_PARAM_LENGTH = 6000
+_MAX_TAG_LENGTH = 8000
+_INT64 = range(-(2**63), 2**63)
+
+
+class MlflowSink:
+    """Logs to one MLflow run, which later attempts continue.
+
+    Args:
+        on_run_id: Told the id of the MLflow run, before the first point is written.
+        client: An `MlflowClient` to use as it is, together with `RunInfo.mlflow_run_id` if that is given.
+
+    Attributes:
+        run_id: Id of the MLflow run; None until `open` has worked.
+        refused: Points and parameters that MLflow does not take.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, on_run_id: Callable[[str], None] | None = None, client: Any = None) -> None:
+        self.run_id: str | None = None
+        self.refused = 0
+        self._on_run_id = on_run_id
+        self._given_client = client
+        self._client: Any = client
+        self._uri = ""
+        self._names: dict[str, str] = {}
+        self._params: dict[str, str] = {}
+        self._told: set[tuple[str, ...]] = set()
+
+    def open(self, run: RunInfo) -> None:
+        """Create the experiment, which is named like the app, and the run, or continue it.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
+        """
+        self._uri = run.tracking_uri
+        if self._given_client is not None and run.mlflow_run_id is not None:
+            run_id = run.mlflow_run_id
+        else:
+            with self._explained("open"):
+                run_id = self._connect(run)
+        self.run_id = run_id
+        if self._on_run_id is not None:
+            self._on_run_id(run_id)
+        self.set_tags(run.tags)
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Log points in one request; their wall time is the time of the metric.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import Metric
+
+        metrics, too_far = [], []
+        for point in points:
+            if point.step in _INT64:
+                name = self._name("metric", point.metric)
+                metrics.append(Metric(name, point.value, milliseconds(point.wall_time), point.step))
+            else:
+                too_far.append(point)
+        with self._explained("write"):
+            self._log("metrics", metrics)
+        for point in too_far:
+            self._refuse(f"metric {point.metric!r}: step {point.step} is beyond 64 bits", "step", point.metric)
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Log parameters; those that the run has already stay as they are.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import Param
+
+        new, changed = {}, []
+        for name, text in params.items():
+            key, value = self._name("parameter", name), self._cut("parameter", name, text, _MAX_PARAM_LENGTH)
+            if key not in self._params:
+                new[key] = value
+            elif self._params[key] != value:
+                changed.append((name, self._params[key], value))
+        with self._explained("write"):
+            self._log("params", [Param(key, value) for key, value in new.items()])
+        self._params.update(new)
+        for name, known, value in changed:
+            message = f"parameter {name!r} again: it stays {known[:100]!r} and cannot become {value[:100]!r}"
+            self._refuse(message, "parameter", name, value)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import RunTag
+
+        cut = {self._name("tag", name): self._cut("tag", name, text, _MAX_TAG_LENGTH) for name, text in tags.items()}
+        with self._explained("write"):
+            self._log("tags", [RunTag(key, value) for key, value in cut.items()])
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Copy a file, or a directory under its name, to the artifacts of the run.
+
+        Raises:
+            ProcessingError: It is gone or cannot be read, or `artifact_path` leaves the run's artifacts.
+            TrieyeError: MLflow cannot be reached.
+        """
+        if not os.access(path, os.R_OK):
+            raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
+        with self._explained("write"):
+            try:
+                self._client.log_artifact(self.run_id, str(path), artifact_path)
+            except Exception as error:
+                if not _is_refusal(error):
+                    raise
+                raise ProcessingError(f"artifact {path} to {artifact_path!r}: {_first_line(error)}") from error
+
+    def close(self, status: RunStatus) -> None:
+        """Record how the run ended; RUNNING leaves it open for the next attempt.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        if status != "RUNNING":
+            with self._explained("close"):
+                self._client.set_terminated(self.run_id, status)
+
+    def _connect(self, run: RunInfo) -> str:
+        from mlflow import MlflowClient
+
+        mlflow_store.set_environment(self._uri)
+        with mlflow_store.alone(self._uri), _quiet_schema():
+            self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
+            experiment_id = mlflow_run.experiment_id(self._client, run)
+        known = mlflow_run.find(self._client, run, experiment_id)
+        if known is None:
+            return mlflow_run.create(self._client, run, experiment_id)
+        self._params = dict(known.data.params)
+        self._client.update_run(known.info.run_id, status="RUNNING")
+        return str(known.info.run_id)
+
+    def _log(self, kind: _Kind, entities: Sequence[Any]) -> None:
+        size = _MAX_PER_BATCH[kind]
+        for start in range(0, len(entities), size):
+            self._log_batch(kind, entities[start : start + size])
+
+    def _log_batch(self, kind: _Kind, entities: Sequence[Any]) -> None:
+        try:
+            self._client.log_batch(self.run_id, **{kind: entities})
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            mlflow_run.require_active(self._client.get_run(self.run_id))
+            if len(entities) == 1:
+                self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
+                return
+            # one that is refused must not cost its neighbors
+            half = len(entities) // 2
+            self._log_batch(kind, entities[:half])
+            self._log_batch(kind, entities[half:])
+
+    def _name(self, kind: str, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = mlflow_name(name)
+            if self._names[name] != name:
+                log.warning(
+                    "%s %r is called %r in MLflow, which does not take it as it is", kind, name, self._names[name]
+                )
+        return self._names[name]
+
+    def _cut(self, kind: str, name: str, value: str, length: int) -> str:
+        if len(value) > length and (kind, name) not in self._told:
+            self._told.add((kind, name))
+            log.warning("%s %r is cut from %d to the %d characters that MLflow takes", kind, name, len(value), length)
+        return value[:length]
+
+    def _refuse(self, message: str, *key: str) -> None:
+        """Count one thing that MLflow does not take, and say so once for each key."""
+        self.refused += 1
+        if key not in self._told:
+            self._told.add(key)
+            log.warning("MLflow does not take %s", message)
+
+    @contextlib.contextmanager
+    def _explained(self, doing: Literal["open", "write", "close"]) -> Iterator[None]:
+        try:
+            yield
+        except TrieyeError:
+            raise
+        except Exception as error:
+            shown = mlflow_store.without_password(self._uri)
+            reason = _first_line(error).replace(self._uri, shown)
+            hint = (
+                "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is right"
+                if self._uri.startswith("http")
+                else "check that its directory can be written and that the disk is not full"
+            )
+            raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
+
+
+@contextlib.contextmanager
+def _quiet_schema() -> Iterator[None]:
+    """Keep `Creating initial MLflow database tables...` off the terminal."""
+    logger = logging.getLogger("mlflow.store.db.utils")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return getattr(error, "error_code", None) in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

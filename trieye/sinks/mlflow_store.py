@@ -1,0 +1,82 @@
+"""How a tracking URI is prepared before MLflow opens it."""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+_HTTP_DEFAULTS = {
+    # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
+    # retries anyway, and keeps count
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+_LOCK_TIMEOUT_S = 120.0
+
+
+def is_sqlite(uri: str) -> bool:
+    """Tell whether the store is an SQLite database."""
+    return uri.startswith("sqlite:")
+
+
+def is_file_store(uri: str) -> bool:
+    """Tell whether the store is a directory of files, the form of MLflow before version 3."""
+    return uri.startswith("file:") or "://" not in uri
+
+
+def set_environment(uri: str) -> None:
+    """Give MLflow the settings that this kind of store needs; what the user has set stays."""
+    if uri.startswith(("http:", "https:")):
+        for name, value in _HTTP_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+    elif is_file_store(uri):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+@contextlib.contextmanager
+def alone(uri: str) -> Iterator[None]:
+    """Hold the lock file beside an SQLite database, which is then in WAL mode; other stores need none.
+
+    MLflow's creation of a schema is not safe when several processes open a fresh database: 22 of 24 tries with 8
+    processes failed.
+
+    Raises:
+        TimeoutError: Another process has held the lock for two minutes.
+    """
+    path = _database(uri)
+    if path is None:
+        yield
+        return
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+        _use_wal(path)
+        yield
+
+
+def without_password(uri: str) -> str:
+    """Return the URI as it may be shown in a log."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}"))
+
+
+def _database(uri: str) -> Path | None:
+    scheme, _, rest = uri.partition(":///")
+    path = rest.partition("?")[0]
+    return Path(path) if scheme.startswith("sqlite") and path not in {"", ":memory:"} else None
+
+
+def _use_wal(path: Path) -> None:
+    connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)
+    try:
+        # readers such as `mlflow ui` do not block writers then; the mode stays with the file. A network file system
+        # refuses it by answering with another mode, and works as before.
+        connection.execute("PRAGMA journal_mode=WAL")
+    finally:
+        connection.close()

@@ -1,0 +1,89 @@
+"""Retry: one call of a sink until it works, with growing pauses and one warning for each outage."""
+
+import logging
+import random
+from collections.abc import Callable
+
+from trieye.exceptions import ProcessingError
+
+log = logging.getLogger("trieye.sinks")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+_MAX_REFUSALS_TOLD = 100
+
+
+class Retry:
+    """Makes calls of one sink.
+
+    Attributes:
+        error: Why the newest call failed, None if it worked.
+        refused: Weight of the operations that the sink refused for good.
+    """
+
+    def __init__(self, name: str, pause: Callable[[float], None], first_delay_s: float = FIRST_DELAY_S) -> None:
+        self.error: str | None = None
+        self.refused = 0
+        self._name = name
+        self._pause = pause
+        self._first_delay_s = first_delay_s
+        self._told: set[str] = set()
+
+    def until_it_works(self, call: Callable[[], None], weight: int, gives_up: Callable[[int], bool]) -> bool:
+        """Repeat the call until it works or is refused.
+
+        Args:
+            call: What to do.
+            weight: How much is refused, if it is refused; 0 if a refusal makes no sense and means "not now".
+            gives_up: Asked after each failure, with the number of failures.
+
+        Returns:
+            Whether the call is settled; False if given up.
+        """
+        failures = 0
+        while not self._try(call, weight):
+            failures += 1
+            if gives_up(failures):
+                return False
+            self._pause(self._delay_s(failures))
+        return True
+
+    def _try(self, call: Callable[[], None], weight: int) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the border to a sink: reported, retried, visible in the health
+            if weight and isinstance(error, ProcessingError):
+                self._refuse(error, weight)
+                return True
+            self._fail(error)
+            return False
+        self._recover()
+        return True
+
+    def _refuse(self, error: Exception, weight: int) -> None:
+        self.refused += weight
+        message = str(error)
+        if message not in self._told and len(self._told) < _MAX_REFUSALS_TOLD:
+            self._told.add(message)
+            log.warning("sink %r refuses: %s", self._name, message)
+
+    def _fail(self, error: Exception) -> None:
+        is_new = self.error is None
+        self.error = f"{type(error).__name__}: {error}"
+        if is_new:
+            log.warning(
+                "sink %r does not work: %s\n"
+                "The training goes on; the points are kept and sent as soon as it works, it is tried again and again.",
+                self._name,
+                error,
+            )
+
+    def _recover(self) -> None:
+        if self.error is not None:
+            self.error = None
+            log.warning("sink %r works again; the points kept so far are sent now", self._name)
+
+    def _delay_s(self, failures: int) -> float:
+        # the jitter keeps the runs of a sweep from hitting a server that comes back all at once
+        delay_s = min(LONGEST_DELAY_S, self._first_delay_s * 2.0 ** min(failures - 1, 16))
+        return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
