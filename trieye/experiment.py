@@ -12,7 +12,9 @@ import numpy as np
 from trieye.client import Run
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.path_manager import PathManager
 from trieye.persistence import rng
+from trieye.persistence.checkpoints import CheckpointStore
 from trieye.progress import say
 
 ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
@@ -22,8 +24,8 @@ class Experiment(Generic[ConfigT]):
     """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
 
     Subclasses override `setup`, `step`, `save_checkpoint` and `load_checkpoint`, and `evaluate` if there is something to
-    evaluate. Python's, NumPy's and torch's global random generators are seeded before `setup`, saved and restored by
-    the loop; generators of its own are the experiment's business.
+    evaluate. The global random generators of python, NumPy and torch are seeded before `setup`, and saved and restored
+    by the loop; generators of its own are the experiment's business.
 
     Args:
         config: The config of the run.
@@ -93,6 +95,7 @@ class Result:
         env_steps: Environment steps made, over all attempts.
         stop_reason: What stopped it.
         run_dir: Directory of the run.
+        best_checkpoint: The checkpoint with the best objective, or else the newest one.
     """
 
     objective: float | None
@@ -100,6 +103,7 @@ class Result:
     env_steps: int
     stop_reason: str
     run_dir: Path
+    best_checkpoint: Path | None
 
 
 def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT) -> Result:
@@ -122,9 +126,11 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
     experiment = experiment_class(config)
     try:
         with Run(config) as run:
-            return _Loop(experiment, run).drive()
+            loop = _Loop(experiment, run)
+            reason = loop.drive()
     finally:
         experiment.cleanup()
+    return loop.result(reason)
 
 
 class _Loop:
@@ -136,13 +142,14 @@ class _Loop:
         self._limits = run.config.loop
         self._env_steps = 0
         self._earlier_s = 0.0
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._best: float | None = None
         self._evaluated_step = -1
         self._objective: float | None = None
         self._saved_step = -1
 
-    def drive(self) -> Result:
+    def drive(self) -> str:
+        """Train until a limit is reached, and return which one it was."""
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
             self._evaluated_step = self._saved_step = run.step
@@ -150,11 +157,19 @@ class _Loop:
         reason = self._reason_to_stop()
         if reason is not None:
             say(f"run {run.name!r} is finished ({reason}); raise the limit to go on")
-        else:
-            reason = self._train()
-        return Result(self._best, run.step, self._env_steps, reason, run.dir)
+            return reason
+        return self._train()
+
+    def result(self, stop_reason: str) -> Result:
+        """Return how the training ended; the run is closed."""
+        run = self._run
+        store = CheckpointStore(PathManager(run.config.trieye.persistence).checkpoint_dir, read_only=True)
+        found = store.best(self._limits.mode) or store.latest()
+        best = None if found is None else found.path
+        return Result(self._best, run.step, self._env_steps, stop_reason, run.dir, best)
 
     def _train(self) -> str:
+        self._began = time.monotonic()
         reason: str | None = None
         for _ in self._run.steps(self._limits.steps):
             self._one_step()
@@ -217,7 +232,7 @@ class _Loop:
         return None
 
     def _time_s(self) -> float:
-        return self._earlier_s + time.monotonic() - self._began
+        return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def state_dict(self) -> dict[str, Any]:
         return {"env_steps": self._env_steps, "time_s": self._time_s(), "best": self._best}

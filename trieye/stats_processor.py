@@ -56,7 +56,7 @@ class StatsProcessor:
             started=started,
             run_created=run_created,
         )
-        self._sinks = sinks or _DirectSinks(run_name, tb_writer, mlflow_run_id, _mlflow_client)
+        self._sinks = _DirectSinks(run_name, tb_writer, mlflow_run_id, _mlflow_client) if sinks is None else sinks
 
     def ingest(self, batches: Sequence[EventBatch], *, at: float) -> None:
         """Take batches in the order of their arrival; `at` is journal time in seconds."""

@@ -9,14 +9,7 @@ import sysconfig
 
 TAKEN = {"conf", "hydra_plugins", "template", "test", "tests", "trieye"}
 ENV_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
-FREE_TEXT = ("project_name", "description", "author")
-
-
-def complaints(answers: dict[str, str]) -> list[str]:
-    """Return one sentence for each answer that cannot be used; empty means all is well."""
-    found = [slug_complaint(answers["slug"]), env_complaint(answers["env_id"])]
-    found += [text_complaint(name, answers[name]) for name in FREE_TEXT]
-    return [complaint for complaint in found if complaint]
+MAX_TEXT = 300
 
 
 def slug_complaint(slug: str) -> str | None:
@@ -49,24 +42,34 @@ def env_complaint(env_id: str) -> str | None:
     return f"env_id {env_id!r} is no Gymnasium id; use letters, digits and _ . : / - as in CartPole-v1 or ALE/Pong-v5"
 
 
-def text_complaint(name: str, text: str) -> str | None:
+def text_complaint(text: str) -> str | None:
     """Say what is wrong with a line of free text, or None."""
     words = text.split()  # takes line breaks and tabs as spaces, as the template does
     bad = sorted({character for word in words for character in word if not character.isprintable()})
     if not words:
-        return f"{name} is empty; write a few words"
-    if len(text) > 500:
-        return f"{name} has {len(text)} characters; at most 500 are allowed"
+        return "a text is empty; write a few words"
+    if len(text) > MAX_TEXT:
+        return f"the text {text[:20]!r}... has {len(text)} characters; at most {MAX_TEXT} are allowed"
     if bad:
-        return f"{name} holds characters that cannot be printed: {', '.join(map(ascii, bad))}; leave them out"
+        return f"the text {text[:20]!r} has characters that cannot be printed: {', '.join(map(ascii, bad))}"
     return None
+
+
+CHECKS = {
+    "project_name": text_complaint,
+    "slug": slug_complaint,
+    "description": text_complaint,
+    "author": text_complaint,
+    "env_id": env_complaint,
+}
 
 
 def main() -> None:
     """Check what cookiecutter was told."""
-    problems = complaints(json.loads(r'''{{ cookiecutter | tojson }}'''))
+    answers = json.loads(r'''{{ cookiecutter | tojson }}''')
+    problems = [problem for name, check in CHECKS.items() if (problem := check(answers[name]))]
     for problem in problems:
-        print(f"ERROR: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)
 
 

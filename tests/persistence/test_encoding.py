@@ -79,7 +79,7 @@ states = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(states)
 def test_plain_data_and_arrays_come_back_from_disk_exactly_and_without_pickle(assert_same, state):
     assert is_plain(state)
@@ -91,7 +91,7 @@ def test_keys_that_equal_nothing_or_each_other_keep_type_and_order(assert_same):
     assert_same(through_disk(state), state)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(numpy_arrays, st.booleans(), st.integers(1, 3))
 def test_arrays_that_are_not_contiguous_come_back_exactly(assert_same, array, transposed, stride):
     viewed = array.T if transposed else array
@@ -107,6 +107,7 @@ TENSOR_DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # torch says so of complex32
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3)], ids=str)
 def test_tensors_of_every_dtype_come_back_exactly_and_without_pickle(assert_same, dtype, shape):
@@ -251,8 +252,8 @@ def test_a_state_that_contains_itself_is_refused():
 
 def test_the_deepest_state_that_is_accepted_can_be_read_from_deep_inside_a_program(assert_same):
     state: Any = 1
-    for _ in range(MAX_DEPTH):
-        state = ({"k": state},)[0:1] if isinstance(state, dict) else {"k": state}
+    for _ in range(MAX_DEPTH + 1):
+        state = (state,) if isinstance(state, dict) else {"k": state}
 
     def deep(levels):
         return through_disk(state) if levels == 0 else deep(levels - 1)

@@ -8,7 +8,7 @@ import pytest
 
 from trieye.exceptions import CheckpointError, SerializationError, UntrustedPickleError
 from trieye.persistence.encoding import EncodedState, decode, encode
-from trieye.persistence.manifest import MANIFEST_NAME, verify
+from trieye.persistence.manifest import MANIFEST_NAME, verify, write_manifest
 from trieye.persistence.signing import load_key
 from trieye.persistence.state_directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
 
@@ -128,8 +128,9 @@ def test_metadata_that_json_lacks_is_refused_and_diverged_numbers_become_none(tm
 
 def test_a_directory_of_a_newer_version_is_not_called_damaged(tmp_path):
     path = save_state(tmp_path / "s", encode(1))
-    text = (path / MANIFEST_NAME).read_text().replace('"format": 1', '"format": 2')
-    (path / MANIFEST_NAME).write_text(text)
+    newer = verify(path).model_copy(update={"format": 2})
+    (path / MANIFEST_NAME).unlink()
+    write_manifest(path, newer)
     with pytest.raises(SerializationError, match="newer trieye") as caught:
         load_state(path)
     assert not isinstance(caught.value, CheckpointError)

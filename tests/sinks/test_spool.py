@@ -98,6 +98,7 @@ def test_a_file_that_is_cut_from_outside_is_told(path):
     path.write_bytes(b"")
     with pytest.raises(OSError, match="cut off"):
         spool.peek()
+    assert spool.forget() == WEIGHT
 
 
 def test_rewrite_after_nothing_was_sent_makes_a_new_file(path):

@@ -1,1 +1,55 @@
-"""."""
+"""The `trieye` command: one module for each subcommand."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from trieye.exceptions import ConfigurationError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: Arguments without the name of the program; those of the process if None.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.run is None:
+        parser.print_help()
+        return 0
+    try:
+        code: int = options.run(options)
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from trieye.cli import new
+
+    parser = argparse.ArgumentParser(
+        prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    new.add_command(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Reads the version only when asked: looking for it costs more than the rest of `--help`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"trieye {version('trieye')}")
+        parser.exit()

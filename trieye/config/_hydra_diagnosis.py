@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
@@ -32,9 +32,10 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
             good += OverridesParser.create().parse_overrides([quoted(override)])
         except (HydraException, ValueError) as error:
             reason = str(error).splitlines()[0].removeprefix(f"Error parsing override {override!r}")
+            shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
             bad.append(
-                f"{override}: this is not key=value; quote values with special characters, as in "
-                f"'{override.partition('=')[0]}=\"...\"' ({reason})"
+                f"{shown}: this is not key=value; quote values with special characters, as in "
+                f"'{shown.partition('=')[0]}=\"...\"' ({reason})"
             )
     if bad:
         raise ConfigurationError("\n".join(bad))
@@ -42,45 +43,40 @@ def parsed(overrides: Iterable[str]) -> list[Override]:
 
 
 class Diagnosis:
-    """What is wrong with overrides that do not compose."""
+    """Why overrides do not fit the configs of a loader."""
 
-    def __init__(self, loader: Loader, config_type: type[BaseModel], overrides: Sequence[str]) -> None:
+    def __init__(self, loader: Loader, config_type: type[BaseModel]) -> None:
         self._loader = loader
         self._config_type = config_type
-        self._overrides = parsed(overrides)
         self._groups = loader.groups()
-        self._config = self._composed()
 
-    def text(self, error: Exception) -> str:
-        """Return a line for each mistake that was found; the words of Hydra where none was found."""
-        found = [line for override in self._overrides for line in self._about(override)]
-        return "\n".join(dict.fromkeys(found)) or self._fallback(error)
+    def of_choices(self, choices: Sequence[Override], error: Exception) -> str:
+        """Return a line for each choice that cannot be made, or Hydra's own words if all can.
 
-    def _composed(self) -> DictConfig:
-        """Return the config with the choices of the command line that are sound, else the one without overrides."""
-        choices = [override for override in self._overrides if self._is_choice(override)]
-        sound = [str(override.input_line) for override in choices if not list(self._about_options(override))]
-        for overrides in (sound, []):
-            try:
-                return self._loader.load(overrides)
-            except NOT_COMPOSED:
-                continue
-        return OmegaConf.create({"hydra": {"runtime": {"choices": {}}}})
+        Args:
+            choices: Overrides that choose options.
+            error: What Hydra raised.
+        """
+        found = []
+        for choice in choices:
+            found += list(self._about_options(choice)) or list(self._about_choice(choice))
+        return "\n".join(dict.fromkeys(found)) or self._in_hydras_words(error)
 
-    def _is_choice(self, override: Override) -> bool:
-        return override.key_or_group in self._groups or override.key_or_group.startswith("hydra/")
+    def of_key(self, override: Override, config: DictConfig, error: Exception) -> str:
+        """Return why a key cannot be set.
 
-    def _about(self, override: Override) -> Iterator[str]:
-        if self._is_choice(override):
-            wrong_options = list(self._about_options(override))
-            yield from wrong_options or self._about_choice(override)
-        elif override.package is not None:
-            yield (
+        Args:
+            override: The override.
+            config: The composed config that it does not fit.
+            error: What Hydra raised.
+        """
+        if override.package is not None:
+            return (
                 f"{override.input_line}: there is no group {override.key_or_group!r}"
                 f"{did_you_mean(override.key_or_group, self._groups)} (groups: {', '.join(self._groups)})"
             )
-        elif not override.is_hydra_override():
-            yield from self._about_key(override)
+        found = [] if override.is_hydra_override() else list(self._about_key(override, config))
+        return "\n".join(found) or f"{override.input_line}: {self._in_hydras_words(error)}"
 
     def _about_options(self, override: Override) -> Iterator[str]:
         group, value = override.key_or_group, override.value()
@@ -99,22 +95,28 @@ class Diagnosis:
 
     def _about_choice(self, override: Override) -> Iterator[str]:
         name, line = override.get_key_element().lstrip("+~"), override.input_line
-        chosen = OmegaConf.select(self._config, "hydra.runtime.choices") or {}
-        known = {*map(str, chosen), *self._loader.entries()}
+        entries = self._loader.entries()
+        known = {*entries, *self._chosen()}
         value = override.get_value_string() if "=" in str(line) else "<option>"
-        if override.is_add():
-            if name in self._loader.entries():
-                yield f"{line}: {name} is in the defaults list already; type {name}={value}"
-        elif name not in known and override.is_delete():
+        if override.is_add() and name in entries:
+            yield f"{line}: {name} is in the defaults list already; type {name}={value}"
+        elif override.is_delete() and name not in known:
             yield f"{line}: {name} is not chosen, so there is nothing to delete{did_you_mean(name, known)}"
-        elif name not in known:
+        elif not override.is_add() and name not in known:
             place = next((place for place, item in collections(self._config_type) if _is_template(name, item)), None)
             new = f"{name}@{place}.<name>={value}" if place else f"{name}={value}"
             yield f"{line}: {name} is not in the defaults list; add it with '+{new}'"
 
-    def _about_key(self, override: Override) -> Iterator[str]:
+    def _chosen(self) -> set[str]:
+        """Return the groups that are chosen without any override, also those of nested defaults lists."""
+        try:
+            return set(map(str, self._loader.load([]).hydra.runtime.choices))
+        except NOT_COMPOSED:
+            return set()
+
+    def _about_key(self, override: Override, config: DictConfig) -> Iterator[str]:
         path = str(override.key_or_group).split(".")
-        node: Any = self._config
+        node: Any = config
         for depth, name in enumerate(path):
             if not isinstance(node, DictConfig):
                 yield f"{override.input_line}: {'.'.join(path[:depth])} is a value and has no keys"
@@ -170,8 +172,8 @@ class Diagnosis:
             keys = ", ".join(map(str, node))
             yield f"{override.input_line}: {override.key_or_group} holds keys and is no value itself (keys: {keys})"
 
-    def _fallback(self, error: Exception) -> str:
-        """Return Hydra's own words, with the nearest match where OmegaConf says which key it did not find."""
+    def _in_hydras_words(self, error: Exception) -> str:
+        """Return the message of Hydra, with the nearest match where OmegaConf says which key it did not find."""
         cause = error.__cause__ or error.__context__
         lines = [str(error).strip() or type(error).__name__]
         if isinstance(cause, OmegaConfBaseException):

@@ -18,6 +18,7 @@ from hydra.core.default_element import GroupDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.types import RunMode
@@ -26,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from trieye.config._hydra_schema import register_schema
+from trieye.config._hydra_schema import BEFORE_1_4, register_schema
 from trieye.config.base import STRICT, did_you_mean
 from trieye.config.complaints import complaints
 from trieye.config.root import TrieyeConfig
@@ -34,7 +35,6 @@ from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 
-BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
 """Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
 
@@ -87,6 +87,18 @@ class Loader:
         assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
         return config
 
+    def is_choice(self, override: Override) -> bool:
+        """Tell, as Hydra does, whether an override chooses the option of a group and does not set a key."""
+        return self._repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+    def apply(self, override: Override, config: DictConfig) -> None:
+        """Set a key of a composed config as Hydra does.
+
+        Raises:
+            Exception: There is no such key; one of `NOT_COMPOSED`.
+        """
+        self.config_loader._apply_overrides_to_config([override], config)  # noqa: SLF001 - Hydra has no public way
+
     def options(self, group: str) -> list[str]:
         """Return the options of a group, in the order of the alphabet."""
         return self._listed(group, ObjectType.CONFIG)
@@ -109,9 +121,11 @@ class Loader:
     def _repository(self) -> CachingConfigRepository:
         """All places of configs, those that the primary config adds included.
 
-        The config loader makes a new one for each question, and parses the primary config each time: a dozen milliseconds.
+        The config loader makes a new one for each question, and parses the primary config each time: 12 ms.
         """
-        return self.config_loader._parse_overrides_and_create_caching_repo(self.source.name, [])[1]  # noqa: SLF001 - Hydra has no public way
+        loader = self.config_loader
+        _, repository = loader._parse_overrides_and_create_caching_repo(self.source.name, [])  # noqa: SLF001 - as above
+        return repository
 
     def entries(self) -> dict[str, Any]:
         """Return the defaults list of the primary config: `group` or `group@package`, and its option or options."""

@@ -70,12 +70,31 @@ class Preflight(Generic[Config]):
         """Compose, with the node `hydra`.
 
         Raises:
-            ConfigurationError: The config cannot be composed.
+            ConfigurationError: The config cannot be composed; the message has a line for each mistake.
         """
+        items = parsed(overrides)
         try:
-            return self._loader.load(overrides)
+            choices = [item for item in items if item.is_hydra_override() or self._loader.is_choice(item)]
+        except NOT_COMPOSED as error:  # the primary config itself cannot be read
+            raise ConfigurationError(str(error)) from error
+        try:
+            composed = self._loader.load([str(choice.input_line) for choice in choices])
         except NOT_COMPOSED as error:
-            raise ConfigurationError(Diagnosis(self._loader, self._config_type, overrides).text(error)) from error
+            text = Diagnosis(self._loader, self._config_type).of_choices(choices, error)
+            raise ConfigurationError(text) from error
+        # one by one and after the rest, so that each mistake is found, and with a config to look it up in
+        self._set([item for item in items if item not in choices], composed)
+        return composed
+
+    def _set(self, keys: Sequence[Override], composed: DictConfig) -> None:
+        mistakes = []
+        for key in keys:
+            try:
+                self._loader.apply(key, composed)
+            except NOT_COMPOSED as error:
+                mistakes.append(Diagnosis(self._loader, self._config_type).of_key(key, composed, error))
+        if mistakes:
+            raise ConfigurationError("\n".join(mistakes))
 
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())

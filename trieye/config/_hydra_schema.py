@@ -6,6 +6,7 @@ from dataclasses import Field as DataclassField
 from dataclasses import field, make_dataclass
 from typing import Any
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 from pydantic import BaseModel
@@ -15,6 +16,8 @@ from pydantic_core import to_jsonable_python
 from trieye.config.base import Marker, models_in, set_by
 
 SCHEMA_NAME = "schema"
+BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
+_REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}  # 1.3 always replaces, 1.4 wants to be told
 
 
 def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
@@ -27,7 +30,7 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
         run_name: The default of the key `run_name`.
     """
     schema = _schema(config_type, {"run_name": run_name})
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye")
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
 
 
 def _schema(model: type[BaseModel], defaults: dict[str, Any]) -> type:

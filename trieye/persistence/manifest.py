@@ -51,7 +51,7 @@ class Manifest(BaseModel):
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest, with a checksum of itself, as the last file of a directory."""
     with ChecksumFile(directory / MANIFEST_NAME) as file:
-        file.write(_render(manifest))
+        file.write(_sealed(manifest.model_dump(mode="json")))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -63,19 +63,15 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_bytes()
-        content = json.loads(text)["manifest"]
+        content = _unsealed(path.read_bytes())
         _check_version(path, content["format"])
-        manifest = Manifest.model_validate(content)
+        return Manifest.model_validate(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} is missing") from error
     except PermissionError as error:
         raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}") from error
-    if _render(manifest) != text:
-        raise CheckpointError(f"{path} is damaged: its checksum does not match")
-    return manifest
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def verify(directory: Path) -> Manifest:
@@ -134,7 +130,14 @@ def _check_version(path: Path, version: int) -> None:
         )
 
 
-def _render(manifest: Manifest) -> bytes:
-    body = json.dumps(manifest.model_dump(), sort_keys=True)
-    content = {"manifest": json.loads(body), "crc32": zlib.crc32(body.encode())}
-    return json.dumps(content, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+def _sealed(content: dict[str, Any]) -> bytes:
+    seal = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    text = json.dumps({"manifest": content, "crc32": seal}, sort_keys=True, indent=1, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def _unsealed(text: bytes) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(text)["manifest"]
+    if _sealed(content) != text:
+        raise ValueError("its checksum does not match")
+    return content

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trieye.config import PersistenceConfig
 from trieye.config.names import check_name
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.persistence.candidates import Found, find_buffer, find_checkpoint, given_path, named
 from trieye.persistence.earlier_runs import EarlierRun, earlier_runs
 from trieye.persistence.manifest import read_manifest
@@ -95,13 +95,20 @@ def choose_buffer(
     if given is not None:
         return given[0]
     if run_name:
-        names = [check_name("run_name", run_name)]
+        names = [_checked(run_name)]
     else:
         names = [run.name for run in earlier_runs(paths, config.run_name)] if auto_resume else []
     for name in names:
         if (found := find_buffer(paths.runs_root_dir / name, config, max_step)) is not None:
             return found[0]
     return None
+
+
+def _checked(run_name: str) -> str:
+    try:
+        return check_name("run_name", run_name)
+    except ValueError as error:  # it comes from inside a checkpoint
+        raise ConfigurationError(str(error)) from error
 
 
 def _own(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> ResumePoint | None:

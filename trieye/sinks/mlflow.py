@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -128,6 +129,10 @@ class MlflowSink:
         """
         if not os.access(path, os.R_OK):
             raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
+        if artifact_path is not None:
+            artifact_path = posixpath.normpath(artifact_path)
+            if artifact_path.startswith(("/", "..")):
+                raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the artifacts of the run")
         with self._explained("write"):
             try:
                 self._client.log_artifact(self.run_id, str(path), artifact_path)

@@ -1,0 +1,134 @@
+"""A small project on disk, and its command line in this process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import trieye
+from trieye.config import TrieyeConfig
+
+PRIMARY = """
+defaults:
+  - schema
+  - runtime: local
+  - persistence: default
+  - stats: default
+  - metrics: [core]
+  - sinks: [console]
+  - replay: uniform
+  - loop: default
+  - experiment: null
+  - debug: null
+  - _self_
+app_name: tested
+hydra:
+  searchpath: [pkg://trieye.conf]
+"""
+PROGRAM = """
+import sys
+import trieye
+from trieye import TrieyeConfig
+from trieye.config.compose import launch_info
+
+@trieye.main(config_path="conf", config_name="train")
+def train(config: TrieyeConfig) -> float:
+    '''Train nothing.'''
+    print("config", config.run_name, config.seed, config.persistence.get_run_base_dir())
+    print("launch", launch_info())
+    print("heavy", sorted({"ray", "torch", "mlflow"} & set(sys.modules)))
+    error = config.tags.get("raise")
+    if error == "config":
+        raise trieye.ConfigurationError("the task does not like it")
+    if error == "locked":
+        raise trieye.RunLockedError("the run is locked by process 7")
+    if error == "stopped":
+        raise trieye.RunInterrupted("stopped at step 7, saved", 143)
+    if error == "bug":
+        raise RuntimeError("a bug of the user")
+    return float(config.seed)
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@dataclass
+class Ended:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Project:
+    """A project on disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.conf = directory / "conf"
+        self.conf.mkdir()
+        self.write("train", PRIMARY)
+        (directory / "train.py").write_text(PROGRAM)
+
+    def write(self, config: str, text: str) -> None:
+        path = self.conf / f"{config}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def run(self, *arguments: str) -> Ended:
+        """Run the program in a process of its own."""
+        done = subprocess.run(
+            [sys.executable, "train.py", *arguments],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def left_behind(self) -> list[str]:
+        """Return what lies in the project beside what it was made of."""
+        return sorted(path.name for path in self.directory.iterdir() if path.name not in {"conf", "train.py", "__pycache__"})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    made = Project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+@pytest.fixture
+def mistaken(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Type something wrong: gives the message, after checks that hold for every mistake."""
+
+    def type_it(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> str:
+        ran = []
+
+        def train(config: TrieyeConfig) -> None:
+            ran.append(config)
+
+        train.__annotations__["config"] = config_type
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        with pytest.raises(SystemExit) as leaving:
+            trieye.main(config_path=str(project.conf))(train)()
+        printed = capsys.readouterr()
+        assert leaving.value.code == 2
+        assert printed.out == ""
+        assert printed.err.startswith("error: ")
+        assert "Traceback" not in printed.err
+        assert not ran
+        assert project.left_behind() == []
+        return printed.err.removeprefix("error: ").replace("\n       ", "\n").strip()
+
+    return type_it

@@ -1,0 +1,58 @@
+"""What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trieye
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch, tmp_path_factory):
+    """Keep the user's key and tracking server out of the tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
+    for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., trieye.TrieyeConfig]:
+    """Return a function that makes a config below a temporary root, in this process, without MLflow unless asked."""
+
+    def make(**settings: Any) -> trieye.TrieyeConfig:
+        persistence = {
+            "root_data_dir": str(tmp_path / "root"),
+            "auto_resume_latest": False,
+            **settings.pop("persistence", {}),
+        }
+        defaults: dict[str, Any] = {"app_name": "app", "run_name": "run", "runtime": {"kind": "local"}, "sinks": {}}
+        return trieye.TrieyeConfig(**{**defaults, **settings, "persistence": persistence})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Start one Ray for all tests that need it."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye")
+    yield
+    ray.shutdown()
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

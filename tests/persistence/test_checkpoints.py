@@ -1,0 +1,201 @@
+import logging
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import CheckpointError
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.encoding import encode
+from trieye.persistence.manifest import MANIFEST_NAME
+
+
+def state(step):
+    return {"step": step, "weights": np.full(40, float(step)), "error": ValueError(step)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def two(store):
+    """A store with the checkpoints of steps 1 and 2."""
+    for step in (1, 2):
+        store.save(step, encode(state(step)))
+    return store
+
+
+def latest_step(store):
+    entry = store.latest()
+    loaded = store.load(entry.path)
+    assert loaded["step"] == entry.step
+    assert np.array_equal(loaded["weights"], np.full(40, float(entry.step)))
+    return entry.step
+
+
+def names(store):
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_a_fresh_store_has_nothing(store):
+    assert store.latest() is None
+    assert store.best() is None
+    assert store.entries() == []
+
+
+def test_what_was_saved_is_loaded_with_its_metadata(store):
+    path = store.save(7, encode(state(7)), metadata={"config_hash": "abc", "objective": np.float32(1.5)})
+    entry = store.latest()
+    assert path == entry.path == store.path(7)
+    assert (entry.step, entry.metadata, entry.objective) == (7, {"config_hash": "abc", "objective": 1.5}, 1.5)
+    assert latest_step(store) == 7
+
+
+def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(store, monkeypatch):
+    for now, step in ((1000.0, 10), (500.0, 20), (200.0, 5)):
+        monkeypatch.setattr("trieye.persistence.manifest.time.time", lambda now=now: now)
+        store.save(step, encode(state(step)))
+    assert [entry.step for entry in store.entries()] == [10, 20, 5]
+    assert latest_step(store) == 5
+    assert store.latest(max_step=15).step == 10
+    assert store.latest(max_step=4) is None
+
+
+def test_saving_a_step_again_replaces_it(two):
+    two.save(1, encode({**state(1), "again": True}))
+    assert two.load(two.latest().path)["again"]
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
+
+
+def test_a_negative_step_is_refused(store):
+    with pytest.raises(CheckpointError, match="-1"):
+        store.save(-1, encode({}))
+
+
+def test_best_is_by_objective_else_by_mark(store):
+    for step, metadata in enumerate(({"is_best": True}, {"is_best": True}, {})):
+        store.save(step, encode(state(step)), metadata=metadata)
+    assert store.best().step == 1
+    for step, objective in ((10, 3.0), (11, 5.0), (12, float("nan")), (13, -1), (14, 5.0)):
+        store.save(step, encode(state(step)), metadata={"objective": objective})
+    assert store.best().step == 14
+    assert store.best("min").step == 13
+    damage(store.path(14) / "state.json", lambda data: data[:-1])
+    assert store.best().step == 11
+
+
+def test_pruning_keeps_the_newest_and_the_best(store):
+    for step in range(6):
+        store.save(step, encode(state(step)), metadata={"objective": -abs(step - 1)})
+    assert store.prune(2) == [store.path(step) for step in (0, 2, 3)]
+    assert [entry.step for entry in store.entries()] == [1, 4, 5]
+    store.prune(1, keep_best=False)
+    assert names(store) == ["checkpoint_step_5"]
+    with pytest.raises(CheckpointError, match="keep at least 1"):
+        store.prune(0)
+
+
+def damage(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+FILES = ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_cut_anywhere_is_set_aside_for_the_older_one(two, name, tmp_path, caplog):
+    whole = tmp_path / "whole"
+    shutil.copytree(two.directory, whole)
+    size = (two.path(2) / name).stat().st_size
+    positions = sorted({*range(0, size, max(1, size // 60)), size - 1})
+    assert len(positions) >= 50
+    for position in positions:
+        damage(two.path(2) / name, lambda data, end=position: data[:end])
+        with caplog.at_level(logging.WARNING):
+            assert latest_step(two) == 1, position
+        assert "checkpoint_step_2.damaged" in names(two)
+        shutil.rmtree(two.directory)
+        shutil.copytree(whole, two.directory)
+    assert latest_step(two) == 2
+    assert f"checkpoint_step_2/{name}" in caplog.text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_anywhere_sets_the_checkpoint_aside(two, name, tmp_path):
+    whole = tmp_path / "whole"
+    shutil.copytree(two.directory, whole)
+    chance = random.Random(8)
+    size = (two.path(2) / name).stat().st_size
+    for position in chance.sample(range(size), min(size, 60)):
+        bit = 1 << chance.randrange(8)
+        damage(two.path(2) / name, lambda d, at=position, bit=bit: d[:at] + bytes([d[at] ^ bit]) + d[at + 1 :])
+        assert latest_step(two) == 1, (position, bit)
+        shutil.rmtree(two.directory)
+        shutil.copytree(whole, two.directory)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_sets_the_checkpoint_aside(two, name):
+    (two.path(2) / name).unlink()
+    assert latest_step(two) == 1
+
+
+def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp_path):
+    for step in (1, 2):
+        damage(two.path(step) / "state.json", lambda _: b"")
+    for store in (two, two, CheckpointStore(two.directory)):
+        with pytest.raises(CheckpointError, match=r"2 saved state\(s\) and none is whole.*start afresh"):
+            store.latest()
+    two.save(3, encode(state(3)))
+    assert latest_step(two) == 3
+
+
+def test_only_the_damage_that_was_asked_for_counts(two):
+    damage(two.path(2) / "state.json", lambda _: b"")
+    assert two.latest().step == 1
+    shutil.rmtree(two.path(1))
+    assert two.latest(max_step=1) is None
+    with pytest.raises(CheckpointError):
+        two.latest(max_step=2)
+
+
+def test_the_same_step_damaged_twice_is_kept_twice(two):
+    for _ in range(2):
+        damage(two.path(2) / "state.json", lambda _: b"")
+        assert two.latest().step == 1
+        two.save(2, encode(state(2)))
+    assert names(two) == [
+        "checkpoint_step_1",
+        "checkpoint_step_2",
+        "checkpoint_step_2.damaged",
+        "checkpoint_step_2.damaged-2",
+    ]
+
+
+def test_a_reader_changes_nothing(two):
+    damage(two.path(2) / "state.json", lambda _: b"")
+    (two.directory / ".tmp-checkpoint_step_3~elsewhere~1~00000000").mkdir()
+    before = names(two)
+    assert CheckpointStore(two.directory, read_only=True).latest().step == 1
+    assert names(two) == before
+
+
+def test_links_files_and_other_names_are_no_checkpoints(two):
+    (two.directory / "latest.pkl").symlink_to("checkpoint_step_2")
+    (two.directory / "checkpoint_step_9").symlink_to("checkpoint_step_2")
+    (two.directory / "checkpoint_step_8").write_text("a file")
+    (two.directory / "checkpoint_step_x").mkdir()
+    (two.directory / "buffer_step_9").mkdir()
+    assert [entry.step for entry in two.entries()] == [1, 2]
+    assert [entry.step for entry in CheckpointStore(two.directory, prefix="b").entries()] == []
+
+
+def test_loading_verifies_first(two):
+    damage(two.path(2) / "state.safetensors", lambda data: data[:-8] + b"\0" * 8)
+    with pytest.raises(CheckpointError, match="checksum"):
+        two.load(two.path(2))
+    with pytest.raises(CheckpointError, match="missing"):
+        two.load(two.path(99))

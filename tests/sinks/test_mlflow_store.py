@@ -1,0 +1,116 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from mlflow import MlflowClient
+
+from trieye.sinks.mlflow_store import set_environment, without_password
+from trieye.testing import make_run
+
+NUM_PROCESSES = 6
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import mlflow.store.tracking.sqlalchemy_store
+from trieye.sinks.mlflow import MlflowSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+number = sys.argv[1]
+run = make_run(Path(sys.argv[2]), run_name=f"run {number}", run_id=number)
+print("ready", flush=True)
+sys.stdin.readline()
+sink = MlflowSink()
+sink.open(run)
+for first in range(0, 3000, 1000):
+    sink.write([Point(f"m{step % 7}", float(step), step, 1.7e9 + step) for step in range(first, first + 1000)])
+sink.close("FINISHED")
+print(json.dumps(sink.run_id))
+"""
+
+
+def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(number), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(NUM_PROCESSES)
+    ]
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    for child in children:  # all have imported everything: now they race for the schema
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    outputs = [child.communicate(timeout=200) for child in children]
+    assert [child.returncode for child in children] == [0] * NUM_PROCESSES, outputs[0][1]
+
+    client = MlflowClient(tracking_uri=make_run(tmp_path).tracking_uri)
+    experiments = [experiment for experiment in client.search_experiments() if experiment.name == "app"]
+    assert len(experiments) == 1
+    runs = client.search_runs([experiments[0].experiment_id])
+    assert {run.info.run_id for run in runs} == {json.loads(out) for out, _ in outputs}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for run in runs:
+        histories = [client.get_metric_history(run.info.run_id, f"m{n}") for n in range(7)]
+        assert sum(map(len, histories)) == 3000
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://localhost:5000", "http://localhost:5000"),
+        ("https://ann:s3cret@host:8/x?y=1", "https://ann:***@host:8/x?y=1"),
+        ("postgresql://ann:p@ss@host/db", "postgresql://ann:***@host/db"),
+        ("sqlite:////a b/mlflow.db", "sqlite:////a b/mlflow.db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_a_shown_uri_has_no_password(uri, shown):
+    assert without_password(uri) == shown
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    # deleting first what may be set later makes monkeypatch undo it
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.setenv(name, "unset")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "unset")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    return monkeypatch
+
+
+def mlflow_settings():
+    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_server_is_not_retried_for_minutes():
+    set_environment("http://localhost:1")
+    assert int(mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]) <= 1
+
+
+def test_settings_of_the_user_stay(environment):
+    environment.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
+    set_environment("https://localhost:1")
+    assert mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "6"
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("uri", ["sqlite:////tmp/mlflow.db", "postgresql://host/db", "databricks://profile"])
+def test_a_database_needs_no_settings(uri):
+    set_environment(uri)
+    assert mlflow_settings() == {}
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_directory_is_allowed_as_a_store():
+    set_environment("file:///tmp/mlruns")
+    assert mlflow_settings() == {"MLFLOW_ALLOW_FILE_STORE": "true"}

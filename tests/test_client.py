@@ -1,0 +1,291 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+import trieye
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, RunLockedError
+
+
+class Agent:
+    def __init__(self):
+        self.weights = np.zeros(3)
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+
+def record_of(run):
+    return json.loads((run.dir / "run.json").read_text())
+
+
+def train(config, total, *, agent=None, stop_at=None):
+    agent = agent or Agent()
+    seen = []
+    with trieye.Run(config) as run:
+        run.restore(agent=agent)
+        for step in run.steps(total):
+            seen.append(step)
+            agent.weights += np.random.rand(3)  # noqa: NPY002 - the generator that the run saves
+            run.log("loss", 1.0 / step)
+            if run.save_due:
+                run.save(agent=agent)
+            if step == stop_at:
+                raise RuntimeError("power cut")
+    return agent, seen, run
+
+
+def test_a_run_that_was_killed_goes_on_bit_identically(make_config):
+    np.random.seed(0)  # noqa: NPY002
+    whole, _, _ = train(make_config(run_name="whole", persistence={"checkpoint_save_freq_steps": 10}), 40)
+    np.random.seed(0)  # noqa: NPY002
+    config = make_config(run_name="cut", persistence={"checkpoint_save_freq_steps": 10})
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(config, 40, stop_at=27)
+    np.random.seed(99)  # noqa: NPY002 - whatever another process does first
+    resumed, seen, run = train(config, 40)
+    assert seen[0] == 21
+    assert run.resumed
+    assert np.array_equal(whole.weights, resumed.weights)
+
+
+def test_status_says_how_a_run_ended(make_config):
+    _, _, run = train(make_config(run_name="good"), 3)
+    assert record_of(run)["status"] == "FINISHED"
+    with pytest.raises(RuntimeError):
+        train(make_config(run_name="bad"), 3, stop_at=2)
+    assert json.loads((run.dir.parent / "bad" / "run.json").read_text())["status"] == "FAILED"
+    with pytest.raises(KeyboardInterrupt), trieye.Run(make_config(run_name="ugly")):
+        raise KeyboardInterrupt
+    assert json.loads((run.dir.parent / "ugly" / "run.json").read_text())["status"] == "KILLED"
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
+    artifact = tmp_path / "notes.txt"
+    artifact.write_text("hello")
+    settings = {
+        "runtime": {"kind": kind},
+        "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}},
+        "tags": {"team": "red"},
+        "stats": {"metrics": [{"name": "loss", "aggregation": "mean", "log_frequency_steps": 10}]},
+        "persistence": {"checkpoint_save_freq_steps": 10},
+    }
+    ids = set()
+    for total in (20, 40):
+        agent = Agent()
+        with trieye.Run(make_config(**settings)) as run:
+            run.restore(agent=agent)
+            run.log_params({"lr": 0.1, "net": {"layers": 2}})
+            run.set_tags({"stage": "test"})
+            run.log_artifact(artifact, "docs")
+            for step in run.steps(total):
+                agent.weights += 1
+                run.log({"loss": step, "left out": None})
+                run.log("new", np.float32(step), context={"episode": 1})
+                if run.save_due:
+                    run.save(agent=agent, objective=step)
+            assert run.best("loss") == total - 4.5
+            assert run.best("loss", mode="min") == 5.5
+            ids.add(run.mlflow_run_id())
+    assert agent.weights.tolist() == [40.0] * 3
+    client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
+    (run_id,) = ids
+    held = client.get_run(run_id)
+    assert (held.info.status, held.info.run_name) == ("FINISHED", "run")
+    assert [point.step for point in client.get_metric_history(run_id, "loss")] == [10, 20, 30, 40]
+    assert [point.step for point in client.get_metric_history(run_id, "new")] == list(range(1, 41))
+    assert (held.data.params["lr"], held.data.params["net.layers"]) == ("0.1", "2")
+    assert (held.data.tags["team"], held.data.tags["stage"]) == ("red", "test")
+    assert [item.path for item in client.list_artifacts(run_id, "docs")] == ["docs/notes.txt"]
+    assert record_of(run)["attempt"] == 2
+    assert record_of(run)["mlflow_run_id"] == run_id
+    assert time.time() - client.get_metric_history(run_id, "loss")[0].timestamp / 1000 < 300
+    assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_40"
+
+
+def test_a_finished_run_says_so_and_goes_on_when_its_budget_grows(make_config, capfd):
+    config = make_config(persistence={"checkpoint_save_freq_steps": 5})
+    train(config, 10)
+    _, seen, _ = train(config, 10)
+    assert seen == []
+    assert "is finished" in capfd.readouterr().err
+    _, seen, _ = train(config, 15)
+    assert seen == list(range(11, 16))
+
+
+def test_the_replay_buffer_is_saved_and_restored_with_the_run(make_config):
+    config = make_config(replay={"capacity": 100}, persistence={"checkpoint_save_freq_steps": 5})
+    with trieye.Run(config) as run:
+        for step in run.steps(5):
+            run.replay.add(obs=np.float32([step, step]), reward=float(step))
+            if run.save_due:
+                run.save()
+        expected = run.replay.sample(8)["reward"].tolist()
+    with trieye.Run(config) as run:
+        run.restore()
+        assert len(run.replay) == 5
+        assert run.replay.sample(8)["reward"].tolist() == expected
+
+
+def test_a_run_that_is_not_open_takes_nothing(make_config):
+    run = trieye.Run(make_config())
+    with pytest.raises(RunClosedError, match="with trieye"):
+        run.log("a", 1.0)
+    with run:
+        run.log("a", 1.0)
+    for call in (lambda: run.log({"a": 1.0}), run.save, run.flush, lambda: run.set_tags({})):
+        with pytest.raises(RunClosedError):
+            call()
+
+
+def test_what_is_no_number_is_refused_where_it_is_logged(make_config):
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(ValueError, match="abc"):
+            run.log("a", "abc")
+        with pytest.raises(TypeError, match="missing"):
+            run.log("a")
+        run.log("a", True)  # noqa: FBT003
+        run.log("huge step", 1.0, step=1 << 80)
+        run.flush()
+        assert run.health()["dropped"] == {"step_out_of_range": 1}
+
+
+def test_best_of_an_unknown_metric_names_the_nearest(make_config):
+    with trieye.Run(make_config()) as run:
+        run.log("eval/return", 1.0)
+        with pytest.raises(ConfigurationError, match=r"did you mean 'eval/return'"):
+            run.best("eval/retrun")
+
+
+def test_an_object_that_was_not_saved_is_named(make_config):
+    config = make_config()
+    with trieye.Run(config) as run:
+        run.save(agent=Agent())
+    with trieye.Run(config) as run, pytest.raises(CheckpointError, match=r"no 'agnet'; did you mean 'agent'"):
+        run.restore(agnet=Agent())
+
+
+def test_a_failed_save_is_reported(make_config):
+    with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
+        run.step = 1
+        (run.dir / "checkpoints").rmdir()
+        (run.dir / "checkpoints").write_text("in the way")
+        run.save(agent=Agent())
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(RunLockedError, match=str(os.getpid())):
+            trieye.Run(make_config()).open()
+        run.log("a", 1.0)
+        run.flush()
+
+
+def test_values_beyond_the_bound_are_dropped_and_counted_when_the_config_says_so(make_config):
+    runtime = {"kind": "local", "max_pending_events": 1000, "overflow": "drop", "flush_interval_s": 60}
+    with trieye.Run(make_config(runtime=runtime)) as run:
+        for _ in range(1500):
+            run.log("a", 1.0, step=1)
+        run.flush()
+        assert run.health()["dropped"] == {"overflow": 500}
+
+
+def test_values_beyond_the_bound_wait_by_default(make_config):
+    runtime = {"kind": "local", "max_pending_events": 1000, "flush_interval_s": 60}
+    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
+    with trieye.Run(make_config(runtime=runtime, stats=stats)) as run:
+        for _ in range(5000):
+            run.log("a", 1.0, step=1)
+        run.step = 1
+        assert run.best("a") == 5000
+
+
+def test_logging_from_several_threads_loses_nothing(make_config):
+    stats = {"metrics": [{"name": "a", "aggregation": "count", "log_frequency_steps": 10}]}
+    with trieye.Run(make_config(stats=stats)) as run:
+
+        def work():
+            for _ in range(2000):
+                run.log("a", 1.0, step=7)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        run.step = 10
+    assert record_of(run)["summary"]["a"]["last"] == 8000.0
+
+
+SCRIPT = """
+import sys, trieye
+from tests.test_client import Agent
+config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
+    persistence={"root_data_dir": sys.argv[1], "checkpoint_save_freq_steps": 1000})
+agent = Agent()
+with trieye.Run(config) as run:
+    run.restore(agent=agent)
+    for step in run.steps(None):
+        agent.weights += 1
+        run.log("a", step)
+        if step % 20 == 0:
+            print("step", step, flush=True)
+        if run.save_due:
+            run.save(agent=agent)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "ray")]
+)
+def test_a_signal_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, number, kind):
+    def start():
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout.readline().startswith("step")
+        process.send_signal(number)
+        return process, process.communicate(timeout=90)
+
+    process, (_, errors) = start()
+    assert process.returncode != 0
+    assert "RunInterrupted" in errors
+    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
+    assert record["status"] == "KILLED"
+    saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
+    _, (_, errors) = start()
+    assert f"resumes at step {saved}" in errors
+
+
+def test_a_signal_raises_run_interrupted_with_the_exit_code(make_config):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunInterrupted) as caught, trieye.Run(make_config()) as run:
+        for step in run.steps(None):
+            if step == 3:
+                signal.raise_signal(signal.SIGTERM)
+            if run.save_due:
+                run.save(agent=Agent())
+    assert caught.value.exit_code == 143
+    assert "saved" in str(caught.value)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_local_runs_import_neither_ray_nor_torch(tmp_path):
+    code = SCRIPT.replace("run.steps(None)", "run.steps(25)") + "\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "local"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

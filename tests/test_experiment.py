@@ -1,0 +1,148 @@
+import random
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.exceptions import ConfigurationError
+from trieye.persistence.checkpoints import CheckpointStore
+
+
+class Walk(trieye.Experiment):
+    """A random walk; the objective falls off after step 30, so that the best state is not the last."""
+
+    made = []
+
+    def setup(self, config):
+        self.position = np.zeros(2)
+        self.steps_done = 0
+        self.evaluations = 0
+        self.cleaned = False
+        Walk.made.append(self)
+
+    def step(self):
+        self.position += np.random.rand(2) + random.random()  # noqa: NPY002 - the generators that the loop saves
+        self.steps_done += 1
+        return {"env_steps": 4, "position": self.position[0], "sometimes": None}
+
+    def evaluate(self):
+        self.evaluations += 1
+        return {"eval/return": -abs(self.steps_done - 30.0)}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"position": self.position, "steps_done": self.steps_done}
+
+    def load_checkpoint(self, checkpoint):
+        self.position, self.steps_done = checkpoint["position"], checkpoint["steps_done"]
+
+    def cleanup(self):
+        self.cleaned = True
+
+
+class InFiles(Walk):
+    """The same, with its state in files of its own."""
+
+    def save_checkpoint(self, checkpoint_dir):
+        (checkpoint_dir / "sub").mkdir()
+        np.save(checkpoint_dir / "sub" / "position.npy", self.position)
+        (checkpoint_dir / "steps.txt").write_text(str(self.steps_done))
+
+    def load_checkpoint(self, checkpoint):
+        self.position = np.load(checkpoint / "sub" / "position.npy")
+        self.steps_done = int((checkpoint / "steps.txt").read_text())
+
+
+@pytest.fixture
+def loop_config(make_config):
+    def make(every=10, **loop):
+        return make_config(loop=loop, persistence={"checkpoint_save_freq_steps": every}, run_name=make.name)
+
+    make.name = "run"
+    return make
+
+
+def test_it_trains_to_its_last_step_and_tells_the_best_objective(loop_config):
+    result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
+    assert (result.step, result.env_steps, result.objective) == (50, 200, 0.0)
+    assert result.stop_reason == "loop.steps=50 done"
+    assert Walk.made[-1].evaluations == 5
+    assert Walk.made[-1].cleaned
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_objective(loop_config):
+    result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
+    assert result.best_checkpoint.name == "checkpoint_step_30"
+    held = CheckpointStore(result.best_checkpoint.parent).load(result.best_checkpoint)
+    assert held["objects"]["experiment"]["state"]["steps_done"] == 30
+
+
+@pytest.mark.parametrize(
+    ("loop", "step", "reason"),
+    [
+        ({"env_steps": 90}, 23, "loop.env_steps=90"),
+        ({"steps": 7, "env_steps": 90}, 7, "loop.steps=7"),
+        ({"time_s": 1e-9}, 1, "loop.time_s"),
+        ({"target": -5.0, "evaluate_every_steps": 5, "steps": 100}, 25, "loop.target"),
+        (
+            {"target": 25.0, "mode": "min", "objective": "missing", "evaluate_every_steps": 5, "steps": 12},
+            12,
+            "loop.steps",
+        ),
+    ],
+)
+def test_the_first_limit_stops_it(loop_config, loop, step, reason):
+    result = trieye.run_experiment(Walk, loop_config(**loop))
+    assert result.step == step
+    assert reason in result.stop_reason
+
+
+def test_a_config_without_a_limit_is_refused_before_anything_is_made(loop_config, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"loop\.steps"):
+        trieye.run_experiment(Walk, loop_config())
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("experiment", [Walk, InFiles])
+def test_interrupted_and_started_again_it_ends_bit_identically(loop_config, experiment):
+    loop_config.name = "whole"
+    trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
+    whole = Walk.made[-1].position
+
+    class Interrupted(experiment):
+        def step(self):
+            if self.steps_done == 17:
+                raise RuntimeError("power cut")
+            return super().step()
+
+    loop_config.name = "cut"
+    with pytest.raises(RuntimeError, match="power cut"):
+        trieye.run_experiment(Interrupted, loop_config(steps=40, evaluate_every_steps=10))
+    result = trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
+    assert result.step == 40
+    assert np.array_equal(Walk.made[-1].position, whole)
+
+
+def test_a_finished_experiment_is_not_trained_further_until_its_budget_grows(loop_config, capfd):
+    config = loop_config(steps=20, evaluate_every_steps=10)
+    first = trieye.run_experiment(Walk, config)
+    again = trieye.run_experiment(Walk, config)
+    assert (again.step, again.objective) == (20, first.objective)
+    assert Walk.made[-1].steps_done == 20
+    assert "is finished" in capfd.readouterr().err
+    assert trieye.run_experiment(Walk, loop_config(steps=30, evaluate_every_steps=10)).step == 30
+
+
+def test_the_seed_decides_the_training(make_config):
+    ends = []
+    for run_name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        trieye.run_experiment(Walk, make_config(run_name=run_name, seed=seed, loop={"steps": 5}))
+        ends.append(Walk.made[-1].position.tolist())
+    assert ends[0] == ends[1] != ends[2]
+
+
+def test_missing_methods_are_named(make_config):
+    class Nothing(trieye.Experiment):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Nothing has no step"):
+        trieye.run_experiment(Nothing, make_config(loop={"steps": 1}))
