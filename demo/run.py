@@ -1,7 +1,7 @@
 """The demo: make a project, train Double DQN on CartPole-v1, evaluate the best checkpoint, show where to look.
 
 Interrupted and started again, it goes on where it was; started again when finished, it evaluates again.
-"""
+"""  # noqa: INP001 - a script
 
 import argparse
 import json
@@ -108,7 +108,7 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
 
 def say(text: str) -> None:
     """Print to the terminal at once, in order with what the children print."""
-    print(text, flush=True)
+    print(text, flush=True)  # noqa: T201 - the terminal is the place for it
 
 
 if __name__ == "__main__":

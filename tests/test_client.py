@@ -232,8 +232,16 @@ def test_logging_from_several_threads_loses_nothing(make_config):
 
 
 SCRIPT = """
-import sys, trieye
-from tests.test_client import Agent
+import sys, numpy as np, trieye
+
+class Agent:
+    def __init__(self):
+        self.weights = np.zeros(3)
+    def state_dict(self):
+        return {"weights": self.weights}
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
 config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
     persistence={"root_data_dir": sys.argv[1], "checkpoint_save_freq_steps": 1000})
 agent = Agent()

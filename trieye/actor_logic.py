@@ -1,6 +1,7 @@
 """ActorLogic: everything the hub does, as a plain object without Ray."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -357,8 +358,9 @@ class ActorLogic:
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
 
     def health(self) -> dict[str, Any]:
-        """Return the state of each sink, drops by reason, late events and failed saves."""
+        """Return the state of each sink, drops by reason, late events, failed saves, and the process of the hub."""
         return {
+            "pid": os.getpid(),
             "sinks": [asdict(health) for health in self._sinks.health()],
             "dropped": dict(self._state.drops.by_reason),
             "late": self._stats.aggregator.num_late,

@@ -96,7 +96,9 @@ class Project:
 
     def left_behind(self) -> list[str]:
         """Return what lies in the project beside what it was made of."""
-        return sorted(path.name for path in self.directory.iterdir() if path.name not in {"conf", "train.py", "__pycache__"})
+        return sorted(
+            path.name for path in self.directory.iterdir() if path.name not in {"conf", "train.py", "__pycache__"}
+        )
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ Mistaken = Callable[..., str]
         ("'loop.steps={a: 1}'", "loop.steps: an integer >= 1 or null is expected, found keys with values"),
         (
             "stats.metrics.step_ms.log_to=[mlflo]",
-            "stats.metrics.step_ms.log_to=[mlflo]: one of mlflow, tensorboard, console is expected, found 'mlflo'; did you mean 'mlflow'?",
+            "stats.metrics.step_ms.log_to=[mlflo]: a list of mlflow, tensorboard, console is expected, found 'mlflo'; did you mean 'mlflow'?",
         ),
         ("+loop.stps=3", f"loop.stps: there is no key 'stps' of loop; did you mean 'steps'? (keys: {'env_steps, evaluate_every_steps'}"),
         ("+persistence.root=3", "persistence.root: there is no key 'root' of persistence; did you mean 'root_data_dir'?"),
@@ -59,9 +59,7 @@ def test_a_value_that_is_not_allowed_is_named_with_what_is(mistaken: Mistaken, t
 
 def test_metrics_of_the_same_name_are_named_by_their_slugs(mistaken: Mistaken):
     message = mistaken("stats.metrics.eval_return.name=time/step_ms")
-    assert message == (
-        "Duplicate metric names found: time/step_ms (stats.metrics.eval_return, stats.metrics.step_ms)"
-    )
+    assert message == ("Duplicate metric names found: time/step_ms (stats.metrics.eval_return, stats.metrics.step_ms)")
 
 
 def test_a_rate_without_numerator_among_other_metrics_is_found_under_its_slug(mistaken: Mistaken):
@@ -96,12 +94,21 @@ class NetConfig(TrieyeConfig):
     layers: dict[str, Mlp] = Field(default_factory=dict)
 
 
+def test_an_unknown_key_of_a_union_is_answered_with_the_keys_of_all_its_members():
+    values = {"lr": 1, "net": {"kind": "mlp", "widht": 3}}
+    with pytest.raises(ValidationError) as caught:
+        NetConfig.model_validate(values, context=STRICT)
+    assert complaints(caught.value, NetConfig, values, []) == [
+        "net.widht: there is no key 'widht' of net; did you mean 'width'? (keys: filters, kind, width)"
+    ]
+
+
 def test_keys_of_a_project_are_named_like_those_of_trieye():
     values = {"net": {"kind": "cnn", "filters": 0}, "layers": {"first": {"width": "x"}}}
     with pytest.raises(ValidationError) as caught:
         NetConfig.model_validate(values, context=STRICT)
     assert sorted(complaints(caught.value, NetConfig, values, ["net.filters=0"])) == [
         "layers.first.width=x: an integer >= 1 is expected, found 'x'",
-        "lr has no value; a number > 0; give it one with lr=<value>",
-        "net.filters=0: another value is expected, found 0",
+        "lr has no value; give it one with lr=<value>, a number > 0",
+        "net.filters=0: an integer >= 1 is expected, found 0",
     ]

@@ -8,7 +8,9 @@ from trieye.sinks.metric_names import MAX_NAME_LENGTH, mlflow_name
 NASTY = st.text(alphabet="ax_045ef2sha/.@ é\n\ud800", max_size=12)
 
 
-@pytest.mark.parametrize("name", ["Loss/Total", "a_x", "pos_x1", "box_xa", "a b", "a:b", "v1.2-3", "é", ".hidden", "a/...", "_"])
+@pytest.mark.parametrize(
+    "name", ["Loss/Total", "a_x", "pos_x1", "box_xa", "a b", "a:b", "v1.2-3", "é", ".hidden", "a/...", "_"]
+)
 def test_a_valid_name_stays_as_it_is(name):
     assert mlflow_name(name) == name
 

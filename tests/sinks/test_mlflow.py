@@ -227,7 +227,9 @@ def test_an_artifact_that_is_gone_is_refused(run, tmp_path):
 def test_odd_names_are_mapped_with_one_warning_each(run, caplog):
     sink = opened(run)
     for step in range(3):
-        sink.write([Point("acc@1", 0.5, step, 1.7e9), Point("a//b", 0.5, step, 1.7e9), Point("acc_x40_1", 2.0, step, 1.7e9)])
+        sink.write(
+            [Point("acc@1", 0.5, step, 1.7e9), Point("a//b", 0.5, step, 1.7e9), Point("acc_x40_1", 2.0, step, 1.7e9)]
+        )
     assert stored(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
     assert caplog.text.count("'acc@1' is called 'acc_x40_1'") == 1
     assert sink.refused == 0

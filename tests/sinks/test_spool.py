@@ -60,7 +60,9 @@ def test_a_file_cut_at_any_byte_keeps_every_whole_line(path):
         assert drained(spool) == [*OPERATIONS[:num_whole], OPERATIONS[1]], size
 
 
-@pytest.mark.parametrize("damage", [b"{\n", b"\n", b"\xff\xfe\n", b'{"points": 3}\n', b'{"points": [[1]]}\n', b"[]\n", b"3\n"])
+@pytest.mark.parametrize(
+    "damage", [b"{\n", b"\n", b"\xff\xfe\n", b'{"points": 3}\n', b'{"points": [[1]]}\n', b"[]\n", b"3\n"]
+)
 def test_a_damaged_line_costs_itself_only(path, damage, caplog):
     path.parent.mkdir()
     path.write_bytes(to_line(OPERATIONS[0]) + damage + to_line(OPERATIONS[1]))

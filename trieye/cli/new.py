@@ -13,7 +13,7 @@ In a terminal, trieye asks what was not given; elsewhere, and with --no-input, i
 
 examples:
   trieye new my_agent                                a package my_agent in the folder my_agent
-  trieye new "Swing Up" --env-id Acrobot-v1       the package swing_up
+  trieye new "Swing Up" --env-id Acrobot-v1          the package swing_up
   trieye new my_agent --no-input --ci none -o work   without questions, in the folder work
 """
 _OPTIONS = {

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from trieye.config._hydra_loader import NOT_COMPOSED, Loader, quoted
 from trieye.config.base import did_you_mean
-from trieye.config.complaints import collections, model_at, models_under, show, unknown_key
+from trieye.config.complaints import collections, field_at, models_at, models_under, show, unknown_key
 from trieye.exceptions import ConfigurationError
 
 
@@ -135,7 +135,7 @@ class Diagnosis:
         if is_new:
             if item is not None and isinstance(override.value(), dict) and depth == len(path) - 1:
                 yield f"{line}: keys in braces cannot be added here; type {self._template(item, key)}"
-        elif model_at(self._config_type, path[:depth]) is not None:
+        elif models_at(self._config_type, path[:depth]):
             yield self._about_unknown(override, key, known, depth)
         else:
             absent = f"{line}: there is no key {path[depth]!r} of {'.'.join(path[:depth])}"
@@ -145,8 +145,8 @@ class Diagnosis:
 
     def _about_unknown(self, override: Override, key: str, known: list[str], depth: int) -> str:
         if depth:
-            holder = model_at(self._config_type, key.split(".")[:-1])
-            return f"{override.input_line}: {unknown_key(key, holder).partition(': ')[2] or unknown_key(key, holder)}"
+            complaint = unknown_key(key, models_at(self._config_type, key.split(".")[:-1]))
+            return f"{override.input_line}: {complaint.removeprefix(f'{key}: ')}"
         names = sorted({*known, *self._groups})
         return (
             f"{override.input_line}: there is no key and no group {key!r}{did_you_mean(key, names)} "
@@ -180,9 +180,8 @@ class Diagnosis:
             if str(cause).splitlines()[0] not in lines[0]:
                 lines.append(str(cause).splitlines()[0])
             path = (cause.full_key or "").split(".")
-            holder = model_at(self._config_type, path[:-1])
-            if holder is not None and path[-1] and path[-1] not in holder.model_fields:
-                lines.append(unknown_key(".".join(path), holder))
+            if path[-1] and field_at(self._config_type, path) is None:
+                lines.append(unknown_key(".".join(path), models_at(self._config_type, path[:-1])))
         return "\n".join(lines)
 
 

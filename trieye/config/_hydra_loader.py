@@ -97,6 +97,12 @@ class Loader:
         Raises:
             Exception: There is no such key; one of `NOT_COMPOSED`.
         """
+        *parents, _ = override.key_or_group.split(".")
+        for depth in range(1, len(parents) + 1):
+            parent = OmegaConf.select(config, ".".join(parents[:depth]))
+            if parent is not None and not OmegaConf.is_config(parent):
+                # OmegaConf would replace the value by a dict, and then say that the dict lacks the key
+                raise ValueError(f"{'.'.join(parents[:depth])} is a value and has no keys")
         self.config_loader._apply_overrides_to_config([override], config)  # noqa: SLF001 - Hydra has no public way
 
     def options(self, group: str) -> list[str]:
@@ -246,15 +252,15 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigurationError: A value is missing, or an interpolation leads nowhere.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
     if missing:
         raise ConfigurationError(
             "\n".join(f"{key} has no value; give it one with {key}=<value>, or in the config files" for key in missing)
         )
-    try:
-        values: Any = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
     return {str(key): value for key, value in values.items()}
 
 

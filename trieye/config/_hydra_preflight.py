@@ -74,6 +74,7 @@ class Preflight(Generic[Config]):
         """
         items = parsed(overrides)
         try:
+            self._loader.entries()
             choices = [item for item in items if item.is_hydra_override() or self._loader.is_choice(item)]
         except NOT_COMPOSED as error:  # the primary config itself cannot be read
             raise ConfigurationError(str(error)) from error

@@ -71,7 +71,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     candidates = sorted(known)
     folded = {candidate.lower(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
-    return folded[matches[0]] if matches else None
+    # a part of a long name is no close match
+    parts = [candidate for candidate in folded if word and candidate.startswith(word.lower())]
+    return folded[(matches or parts)[0]] if matches or parts else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

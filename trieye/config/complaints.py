@@ -31,12 +31,11 @@ def complaints(
 def _complaint(details: ErrorDetails, model: type[BaseModel], values: dict[str, Any], overrides: Sequence[str]) -> str:
     path = _as_typed(details, values)
     key = ".".join(path)
-    holder = model_at(model, path[:-1])
     if details["type"] in ("unknown_key", "extra_forbidden"):
-        return unknown_key(key, holder)
+        return unknown_key(key, models_at(model, path[:-1]))
     info = field_at(model, path)
     if details["type"] == "missing":
-        return f"{key} has no value; {wanted(info)}; give it one with {key}=<value>"
+        return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
     found = _typed_text(key, details["input"], overrides)
     cause = details.get("ctx", {}).get("error")
     if cause is not None:
@@ -47,11 +46,10 @@ def _complaint(details: ErrorDetails, model: type[BaseModel], values: dict[str, 
     return f"{found}: {wanted(info)} is expected, found {show(details['input'])}{nearest}"
 
 
-def unknown_key(key: str, holder: type[BaseModel] | None) -> str:
-    """Return the complaint about a key that a model does not have."""
+def unknown_key(key: str, holders: Sequence[type[BaseModel]]) -> str:
+    """Return the complaint about a key that none of the models at its place has."""
     *parents, name = key.split(".")
-    fields = holder.model_fields if holder is not None else {}
-    known = {field: set_by(info) for field, info in fields.items()}
+    known = {field: set_by(info) for holder in holders for field, info in holder.model_fields.items()}
     if known.get(name):
         return f"{key} is set by {known[name]}; type {known[name]}=<value>"
     place = f" of {'.'.join(parents)}" if parents else ""
@@ -79,7 +77,7 @@ def _described(schema: dict[str, Any]) -> str:
         f"{sign} {schema[name]:,}".replace(",", "_") for name, sign in _BOUNDS.items() if name in schema
     )
     if schema.get("type") == "array":
-        return f"a list of {_described(schema.get('items', {}))}"
+        return f"a list of {_described(schema.get('items', {})).removeprefix('one of ')}"
     text = _TYPES.get(schema.get("type", ""), "keys with values")
     text = "text that is not empty" if text == "text" and schema.get("minLength") else text
     return f"{text} {bounds}".rstrip()
@@ -101,27 +99,21 @@ def _choices(info: FieldInfo | None) -> list[str]:
 
 
 def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
-    """Return the field at a path of keys, or None if the path leads nowhere or to the item of a collection."""
-    holder = model_at(model, path[:-1])
-    if holder is not None and path:
-        return holder.model_fields.get(path[-1])
-    # the item of a list: the field that holds the list says what it takes
-    return field_at(model, path[:-1]) if path else None
+    """Return the field at a path of keys, or None if the path leads nowhere."""
+    holders = models_at(model, path[:-1])
+    return next((holder.model_fields[path[-1]] for holder in holders if path[-1] in holder.model_fields), None)
 
 
-def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
-    """Return the config model at a path of keys, or None if there is none or more than one."""
-    holder: type[BaseModel] | None = model
+def models_at(model: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel]]:
+    """Return the config model at a path of keys; several if it may be one of several, none if there is no model."""
+    holders = [model]
     steps = iter(path)
     for name in steps:
-        info = holder.model_fields.get(name) if holder is not None else None
-        models, many = models_in(info) if info is not None else ([], False)
-        if len(models) != 1:
-            return None
-        holder = models[0]
+        info = next((holder.model_fields[name] for holder in holders if name in holder.model_fields), None)
+        holders, many = models_in(info) if info is not None else ([], False)
         if many and next(steps, None) is None:
-            return None
-    return holder
+            return []
+    return holders
 
 
 def models_under(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:

@@ -44,9 +44,13 @@ class _LastResort(logging.Handler):
             return
         # the stream of this moment, in one write: rich and pytest replace sys.stderr while they are active
         stream = sys.stderr
-        if stream is not None:
+        if stream is None:
+            return
+        try:
             stream.write(self.format(record) + "\n")
             stream.flush()
+        except (OSError, ValueError):  # closed, or its encoding lacks a character: a line of text is not worth a retry
+            self.handleError(record)
 
 
 def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:

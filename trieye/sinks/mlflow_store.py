@@ -1,6 +1,7 @@
 """How a tracking URI is prepared before MLflow opens it."""
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ _HTTP_DEFAULTS = {
     # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
     # retries anyway, and keeps count
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 _LOCK_TIMEOUT_S = 120.0
@@ -32,6 +32,7 @@ def set_environment(uri: str) -> None:
     if uri.startswith(("http:", "https:")):
         for name, value in _HTTP_DEFAULTS.items():
             os.environ.setdefault(name, value)
+        logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_sink)
     elif is_file_store(uri):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -56,6 +57,11 @@ def alone(uri: str) -> Iterator[None]:
     with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
         _use_wal(path)
         yield
+
+
+def _not_from_a_sink(record: logging.LogRecord) -> bool:
+    # urllib3 warns at every retry; the thread of the sink says once that the server is away
+    return record.levelno > logging.WARNING or not (record.threadName or "").startswith("trieye-sink-")
 
 
 def without_password(uri: str) -> str:

@@ -76,7 +76,11 @@ class EventFile:
         limit = _MAX_VALUES_PER_EVENT
         groups: dict[tuple[int, float], list[Any]] = {}
         for point in points:
-            value = self._value(tag=point.metric, simple_value=point.value)
+            try:
+                value = self._value(tag=point.metric, simple_value=point.value)
+            except UnicodeEncodeError:  # a lone surrogate, as file names that are no UTF-8 have
+                tag = point.metric.encode("utf-8", "backslashreplace").decode()
+                value = self._value(tag=tag, simple_value=point.value)
             groups.setdefault((point.step, point.wall_time), []).append(value)
         events = (
             self._event(step=step, wall_time=wall_time, summary=self._summary(value=values[start : start + limit]))

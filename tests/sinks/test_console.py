@@ -1,0 +1,100 @@
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from trieye.sinks.console import LOGGER, ConsoleSink, _LastResort
+from trieye.stats.point import Point
+from trieye.testing import make_run
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+{before}
+from trieye.sinks.console import ConsoleSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+sink = ConsoleSink()
+sink.open(make_run(Path(".")))
+{after}
+sink.write([Point("Rate/Steps", 12.34567, 10, 1.7e9), Point("loss", -1.0, 11, 1.7e9)])
+sink.close("FINISHED")
+"""
+
+
+def printed(before="", after=""):
+    """Return (stdout, stderr) of a process of its own: pytest configures logging in this one."""
+    program = PROGRAM.format(before=before, after=after)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout, done.stderr
+
+
+def test_lines_are_visible_although_nobody_configured_logging():
+    assert printed() == ("", "STATS [10]: Rate/Steps = 12.3457\nSTATS [11]: loss = -1.0000\n")
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "logging.basicConfig(level=logging.INFO, format='app %(message)s')",
+        "logging.basicConfig(level=logging.WARNING, format='app %(message)s')",
+        "logging.basicConfig(level=logging.INFO, format='app %(message)s', stream=sys.stderr)",
+    ],
+)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_lines_are_not_doubled_when_the_application_configured_logging(setup, place):
+    assert printed(**{place: setup})[1] == "app STATS [10]: Rate/Steps = 12.3457\napp STATS [11]: loss = -1.0000\n"
+
+
+def test_a_handler_that_takes_warnings_only_does_not_hide_the_lines():
+    setup = "h = logging.StreamHandler(); h.setLevel(logging.WARNING); logging.getLogger().addHandler(h)"
+    assert printed(before=setup)[1].count("STATS") == 2
+
+
+def test_a_log_file_does_not_hide_the_lines(tmp_path):
+    setup = f"logging.getLogger('trieye').addHandler(logging.FileHandler({str(tmp_path / 'log')!r}))"
+    assert printed(before=setup)[1].count("STATS") == 2
+    assert (tmp_path / "log").read_text().count("STATS") == 2
+
+
+@pytest.mark.parametrize("name", ["trieye", "trieye.stats_processor"])
+def test_an_application_can_silence_the_lines(name):
+    assert printed(before=f"logging.getLogger({name!r}).setLevel(logging.ERROR)") == ("", "")
+
+
+def test_several_sinks_in_one_process_print_a_line_once():
+    assert printed(after="ConsoleSink().open(make_run(Path('.')))")[1].count("STATS") == 2
+
+
+def test_lines_go_above_a_progress_bar():
+    before = "from rich.console import Console; from rich.progress import Progress"
+    after = """
+progress = Progress(console=Console(file=sys.stdout, force_terminal=True, width=60), redirect_stderr=True)
+progress.add_task("train", total=2)
+progress.start()
+import atexit; atexit.register(progress.stop)
+"""
+    stdout, stderr = printed(before, after)
+    assert stdout.count("STATS [10]: Rate/Steps = 12.3457") == 1
+    assert stderr == ""
+
+
+def test_a_closed_terminal_does_not_stop_the_sink():
+    assert printed(after="real, sys.stderr = sys.stderr, open('/dev/full', 'w'); logging.raiseExceptions = False") == (
+        "",
+        "",
+    )
+
+
+def test_records_can_be_read_by_tests(tmp_path, caplog):
+    sink = ConsoleSink()
+    sink.open(make_run(tmp_path))
+    try:
+        sink.write([Point("loss", 0.5, 3, 1.7e9)])
+        assert [(record.name, record.levelno, record.getMessage()) for record in caplog.records] == [
+            ("trieye.stats_processor", logging.INFO, "STATS [3]: loss = 0.5000")
+        ]
+    finally:
+        LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, _LastResort)]
+        LOGGER.setLevel(logging.NOTSET)
