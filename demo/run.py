@@ -27,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     project = make_project(options.folder.absolute())
     run_dir = project / ".trieye_data" / SLUG / "runs" / f"demo_seed{options.seed}"
     began = time.monotonic()
-    if code := train(project, run_dir, options.seed):
+    if (status := read_record(run_dir).get("status")) == "FINISHED":
+        say(f"Run {run_dir.name} is finished already; its best checkpoint is evaluated again.")
+    elif code := train(project, run_dir, options.seed, status):
         return code
     report = evaluate(project, run_dir)
     show(report, project, run_dir, time.monotonic() - began)
@@ -48,13 +50,10 @@ def make_project(folder: Path) -> Path:
     return project
 
 
-def train(project: Path, run_dir: Path, seed: int) -> int:
+def train(project: Path, run_dir: Path, seed: int, status: str | None) -> int:
     """Train until the run is finished and return the exit code; the child gets Ctrl-C from the terminal, too."""
-    status = read_record(run_dir).get("status")
     if status is None:
         say("Training Double DQN on CartPole-v1, about a minute. Ctrl-C saves; the same command goes on.")
-    elif status == "FINISHED":
-        say(f"Run {run_dir.name} is finished already; its best checkpoint is evaluated again.")
     else:
         say(f"Run {run_dir.name} was interrupted ({status}); it goes on from its last checkpoint.")
     command = [sys.executable, "-m", f"{SLUG}.train", f"run_name={run_dir.name}", f"seed={seed}"]
@@ -112,4 +111,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -186,17 +186,13 @@ def test_the_console_metrics_are_seen_on_the_driver(start, capfd):
 def test_a_killed_actor_comes_back_as_the_same_run(start):
     actor, config = start()
     run_id = ray.get(actor.get_mlflow_run_id.remote())
+    record = config.persistence.get_run_base_dir() / "run.json"
     ray.kill(actor, no_restart=False)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            assert ray.get(actor.wait_mlflow_run_id.remote(20.0)) == run_id
-            break
-        except ray.exceptions.RayActorError:
-            continue
-    else:
-        pytest.fail("the actor did not come back")
-    assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").attempt == 2
+    while RunRecord.read(record).attempt == 1 and time.monotonic() < deadline:
+        ray.wait([actor.get_actor_name.remote()], timeout=0.5)
+    assert RunRecord.read(record).attempt == 2
+    assert ray.get(actor.wait_mlflow_run_id.remote(30.0)) == run_id
 
 
 def test_get_or_create_finds_the_same_actor_again(tmp_path):

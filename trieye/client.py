@@ -11,7 +11,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import config_hash
 from trieye.config.launch import launch_info
-from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
@@ -19,10 +19,10 @@ from trieye.persistence import rng
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.run_lock import RunLock
 from trieye.persistence.run_record import open_run_record
-from trieye.progress import Progress, say
+from trieye.progress import say
 from trieye.runtime.base import Hub, start_hub
 from trieye.schemas import RunStatus
-from trieye.signals import StopSignals
+from trieye.stepping import key_metrics, steps
 
 if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
@@ -52,6 +52,7 @@ class Run:
         dir: Its directory.
         step: The step that is under way, or the last one that is complete.
         resumed: Whether `restore` found a state.
+        saved_step: The last step that was saved; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
     """
 
@@ -70,7 +71,7 @@ class Run:
         self._flusher: Flusher | None = None
         self._replay: ReplayBuffer | None = None
         self._saves = PendingSaves(self.name)
-        self._saved_step = -1
+        self.saved_step = -1
         # the hot path of `log`: a deque and its append while the run is open
         self._max_pending = config.runtime.max_pending_events
         self._pending: Sized = ()
@@ -293,7 +294,7 @@ class Run:
             self._flusher.flush()
         metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": self._hash}
         self._saves.add(hub.save(self.step, state, metadata))
-        self._saved_step = self.step
+        self.saved_step = self.step
 
     def restore(self, **objects: Any) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
@@ -323,7 +324,7 @@ class Run:
                 )
             target.load_state_dict(held[name])
         rng.restore(state["rng"])
-        self.step = self._saved_step = state["step"]
+        self.step = self.saved_step = state["step"]
         self.resumed = True
         say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
         return True
@@ -341,37 +342,11 @@ class Run:
         Raises:
             RunInterrupted: A signal asked the run to stop.
         """
-        if total is not None and self.step >= total:
-            say(f"run {self.name!r} is finished: {self.step} of {total} steps are done; raise the number to go on")
-            return
-        with StopSignals(self._request_stop) as signals, Progress(self.name, total, self.step, self._shown) as bar:
-            extra_step_done = False
-            while total is None or self.step < total:
-                if self.stop_requested and (extra_step_done or self._saved_step == self.step):
-                    break
-                extra_step_done = self.stop_requested
-                self.step += 1
-                yield self.step
-                bar.update(self.step)
-        if self.stop_requested:
-            raise RunInterrupted(self._farewell(), signals.exit_code)
+        return steps(self, total)
 
-    def _request_stop(self) -> None:
-        self.stop_requested = True
-
-    def _farewell(self) -> str:
-        saved = f"its state at step {self._saved_step} is saved" if self._saved_step >= 0 else "nothing was saved"
-        return (
-            f"run {self.name!r} stops at step {self.step}: {saved}; start it again with run_name={self.name} to go on"
-        )
-
-    def _shown(self) -> Mapping[str, float]:
-        latest = dict(self.latest())
-        first = {name: latest.pop(name) for name in (self.config.loop.objective,) if name in latest}
-        return {
-            **first,
-            **{name: value for name, value in latest.items() if not name.startswith(("time/", "progress/"))},
-        }
+    def key_metrics(self) -> Mapping[str, float]:
+        """Return the last value logged under each name, those for the progress bar only, the objective first."""
+        return key_metrics(dict(self.latest()), self.config.loop.objective)
 
     def _open_hub(self) -> Hub:
         if self._hub is None:

@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
 class Experiment(Generic[ConfigT]):
     """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
 
-    Subclasses override `setup`, `step`, `save_checkpoint` and `load_checkpoint`, and `evaluate` if there is something to
+    Subclasses override `setup`, `step`, `save_checkpoint`, `load_checkpoint`, and `evaluate` if there is something to
     evaluate. The global random generators of python, NumPy and torch are seeded before `setup`, and saved and restored
     by the loop; generators of its own are the experiment's business.
 

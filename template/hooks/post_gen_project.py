@@ -6,7 +6,6 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-ANSWERS = json.loads(r'''{{ cookiecutter | tojson }}''')
 PLACEHOLDER = '\n    "trieye-requirement",\n'  # at the beginning of a line, where no answer can stand
 URL = re.compile(r"(https?|ssh|git)://|git@|gh:|gl:|bb:")
 HOSTS = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/", "bb:": "https://bitbucket.org/"}
@@ -43,10 +42,11 @@ def is_trieye(folder: Path) -> bool:
 
 def main() -> None:
     """Change the new project, which is the working directory."""
+    answers = json.loads(r'''{{ cookiecutter | tojson }}''')
     project = Path("pyproject.toml")
-    needed = requirement(str(ANSWERS["_template"]), Path(ANSWERS["_repo_dir"]))
+    needed = requirement(str(answers["_template"]), Path(answers["_repo_dir"]))
     project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{needed}",\n'), "utf-8")
-    if ANSWERS["ci"] == "none":
+    if answers["ci"] == "none":
         shutil.rmtree(".github")
 
 

@@ -9,6 +9,7 @@ import sysconfig
 
 TAKEN = {"conf", "hydra_plugins", "template", "test", "tests", "trieye"}
 ENV_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
+MAX_SLUG = 40
 MAX_TEXT = 300
 
 
@@ -16,8 +17,8 @@ def slug_complaint(slug: str) -> str | None:
     """Say what is wrong with the name of the package, or None."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", slug):
         return f"slug {slug!r} is no package name; use lower-case letters, digits and _, beginning with a letter, as my_agent"
-    if len(slug) > 60:
-        return f"slug {slug!r} has {len(slug)} characters; at most 60 are allowed"
+    if len(slug) > MAX_SLUG:
+        return f"slug {slug!r} has {len(slug)} characters; at most {MAX_SLUG} are allowed"
     if keyword.iskeyword(slug) or keyword.issoftkeyword(slug):
         return f"slug {slug!r} is a keyword of Python; try {slug}_agent"
     if slug in TAKEN or slug in sys.stdlib_module_names:

@@ -8,60 +8,53 @@ from tests.config.conftest import Project
 
 Mistaken = Callable[..., str]
 
-ALL = "app_name, debug, experiment, loop, metric, metrics, persistence, print_config, replay, run_name, runtime, seed"
 LOOP = "env_steps, evaluate_every_steps, mode, objective, steps, target, time_s"
 CORE = "env_steps_per_sec, env_steps, episode_return, episode_length, eval_return, step_ms"
+METRIC = (
+    "aggregation, context_key, log_frequency_seconds, log_frequency_steps, log_to, name, rate_numerator_event, "
+    "raw_event_name, source, x_axis"
+)
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("typed", "reason"),
     [
-        ("runtme=local", f"runtme=local: there is no key and no group 'runtme'; did you mean 'runtime'? (keys and groups: {ALL}"),
-        ("runtime=lokal", "runtime=lokal: 'lokal' is no option of runtime; did you mean 'local'? (options: cluster, local, ray)"),
-        (
-            "metrics=[core,dqm]",
-            "metrics=[core,dqm]: 'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn)",
-        ),
-        ("experiment=none/such", "experiment=none/such: 'none/such' is no option of experiment (options: )"),
-        ("loop.stps=3", f"loop.stps=3: there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
-        ("loop=3", "loop=3: 3 is no option of loop (options: default)"),
-        (
-            "stats.metrics.eval_retrun.name=x",
-            "stats.metrics.eval_retrun.name=x: there is no key 'eval_retrun' of stats.metrics; did you mean 'eval_return'? "
-            f"(keys: {CORE}); add it with '+metric@stats.metrics.eval_retrun=latest' 'stats.metrics.eval_retrun.name=<value>'",
-        ),
-        (
-            "stats.metrics.step_ms.nam=x",
-            "stats.metrics.step_ms.nam=x: there is no key 'nam' of stats.metrics.step_ms; did you mean 'name'? "
-            "(keys: aggregation, context_key, log_frequency_seconds, log_frequency_steps, log_to, name, "
-            "rate_numerator_event, raw_event_name, source, x_axis)",
-        ),
-        (
-            "+stats.metrics.r={name: R}",
-            "+stats.metrics.r={name: R}: keys in braces cannot be added here; "
-            "type '+metric@stats.metrics.r=latest' 'stats.metrics.r.name=<value>'",
-        ),
-        ("stats.metrics=3", f"stats.metrics=3: stats.metrics holds keys and is no value itself (keys: {CORE})"),
-        ("tags.note=x", "tags.note=x: there is no key 'note' of tags (keys: none); add it with '+tags.note=x'"),
-        ("seed.x=3", "seed.x=3: seed is a value and has no keys"),
-        ("+seed=3", "+seed=3: this key exists already; type seed=3"),
-        ("~stats.metrics.stp_ms", f"~stats.metrics.stp_ms: there is no key 'stp_ms' of stats.metrics; did you mean 'step_ms'? (keys: {CORE})"),
-        ("+runtime=ray", "+runtime=ray: runtime is in the defaults list already; type runtime=ray"),
-        ("metric=max", "metric=max: metric is not in the defaults list; add it with '+metric@stats.metrics.<name>=max'"),
-        ("~metric", "~metric: metric is not chosen, so there is nothing to delete; did you mean 'metrics'?"),
-        ("+metrc@stats.metrics.y=max", "+metrc@stats.metrics.y=max: there is no group 'metrc'; did you mean 'metric'? (groups: "),
-        ("seed=1,2", "seed=1,2: this is more than one value; add -m to run a job for each, or type 'seed=[1,2]' for a list"),
-        ("runtime=local,ray", "runtime=local,ray: this is more than one value; add -m to run a job for each, or choose one"),
-        ("seed=range(0,3)", "seed=range(0,3): this is more than one value; add -m"),
-        ("loop.steps=a=b", "loop.steps=a=b: this is not key=value; quote values with special characters, as in 'loop.steps=\"...\"'"),
-        ("seed", "seed: this is not key=value"),
-        ("run_name=a\nb", "run_name=a\\nb: this is not key=value"),
-        ("run_name=a\0b", "run_name=a\\x00b: this is not key=value"),
-        ("persistence.run_name=x", "persistence.run_name=x: persistence.run_name is set by run_name; type run_name=<value>"),
+        ("runtme=local", "there is no key and no group 'runtme'; did you mean 'runtime'? (keys and groups: app_name, "),
+        ("runtime=lokal", "'lokal' is no option of runtime; did you mean 'local'? (options: cluster, local, ray)"),
+        ("metrics=[core,dqm]", "'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn)"),
+        ("experiment=none/such", "'none/such' is no option of experiment (options: )"),
+        ("loop.stps=3", f"there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
+        ("loop=3", "3 is no option of loop (options: default)"),
+        ("stats.metrics.evl_return.name=x", "there is no key 'evl_return' of stats.metrics; did you mean 'eval_return'?"),
+        ("stats.metrics.r.name=x", f"there is no key 'r' of stats.metrics (keys: {CORE}); add it with "
+         "'+metric@stats.metrics.r=latest' 'stats.metrics.r.name=<value>'"),
+        ("stats.metrics.step_ms.nam=x", f"there is no key 'nam' of stats.metrics.step_ms; did you mean 'name'? (keys: {METRIC})"),
+        ("+stats.metrics.r={name: R}", "keys in braces cannot be added here; type '+metric@stats.metrics.r=latest' "
+         "'stats.metrics.r.name=<value>'"),
+        ("stats.metrics=3", f"stats.metrics holds keys and is no value itself (keys: {CORE})"),
+        ("tags.note=x", "there is no key 'note' of tags (keys: none); add it with '+tags.note=x'"),
+        ("seed.x=3", "seed is a value and has no keys"),
+        ("+seed=3", "this key exists already; type seed=3"),
+        ("~stats.metrics.stp_ms", "there is no key 'stp_ms' of stats.metrics; did you mean 'step_ms'?"),
+        ("+runtime=ray", "runtime is in the defaults list already; type runtime=ray"),
+        ("metric=max", "metric is not in the defaults list; add it with '+metric@stats.metrics.<name>=max'"),
+        ("~metric", "metric is not chosen, so there is nothing to delete; did you mean 'metrics'?"),
+        ("+metrc@stats.metrics.y=max", "there is no group 'metrc'; did you mean 'metric'? (groups: debug, "),
+        ("seed=1,2", "this is more than one value; add -m to run a job for each, or type 'seed=[1,2]' for a list"),
+        ("runtime=local,ray", "this is more than one value; add -m to run a job for each, or choose one"),
+        ("seed=range(0,3)", "this is more than one value; add -m"),
+        ("loop.steps=a=b", "this is not key=value; quote values with special characters, as in 'loop.steps=\"...\"'"),
+        ("seed", "this is not key=value"),
+        ("persistence.run_name=x", "persistence.run_name is set by run_name; type run_name=<value>"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_an_override_is_named_with_what_is_allowed(mistaken: Mistaken, typed: str, message: str):
-    assert mistaken(typed).startswith(message)
+def test_a_mistake_in_an_override_is_named_with_what_is_allowed(mistaken: Mistaken, typed: str, reason: str):
+    assert mistaken(typed).startswith(f"{typed}: {reason}")
+
+
+@pytest.mark.parametrize(("letter", "shown"), [("\n", "\\n"), ("\0", "\\x00")])
+def test_a_control_character_is_shown_and_not_printed(mistaken: Mistaken, letter: str, shown: str):
+    assert mistaken(f"run_name=a{letter}b").startswith(f"run_name=a{shown}b: this is not key=value")
 
 
 def test_all_unknown_keys_are_reported_at_once(mistaken: Mistaken):

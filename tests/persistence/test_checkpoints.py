@@ -8,7 +8,7 @@ import pytest
 from trieye.exceptions import CheckpointError
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
-from trieye.persistence.manifest import MANIFEST_NAME
+from trieye.persistence.manifest import MANIFEST_NAME, read_manifest, write_manifest
 
 
 def state(step):
@@ -54,10 +54,12 @@ def test_what_was_saved_is_loaded_with_its_metadata(store):
     assert latest_step(store) == 7
 
 
-def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(store, monkeypatch):
+def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(store):
     for now, step in ((1000.0, 10), (500.0, 20), (200.0, 5)):
-        monkeypatch.setattr("trieye.persistence.manifest.time.time", lambda now=now: now)
-        store.save(step, encode(state(step)))
+        path = store.save(step, encode(state(step)))
+        manifest = read_manifest(path).model_copy(update={"created": now})
+        (path / MANIFEST_NAME).unlink()
+        write_manifest(path, manifest)
     assert [entry.step for entry in store.entries()] == [10, 20, 5]
     assert latest_step(store) == 5
     assert store.latest(max_step=15).step == 10

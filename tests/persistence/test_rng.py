@@ -39,3 +39,13 @@ def test_capturing_does_not_load_torch():
 def test_a_state_that_is_none_is_refused():
     with pytest.raises(SerializationError, match="random generators"):
         rng.restore({"python": (3, (1, 2), None)})
+
+
+def test_the_same_seed_gives_the_same_draws():
+    rng.seed(7)
+    expected = draws()
+    draws()
+    rng.seed(7)
+    assert draws() == expected
+    rng.seed(8)
+    assert draws() != expected

@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -82,6 +83,16 @@ def test_a_second_object_in_the_same_process_is_refused_until_the_first_lets_go(
     with second:
         assert second.is_held
     assert second.holder() is None
+
+
+def test_another_thread_than_the_one_that_took_it_may_give_it_back(tmp_path):
+    lock = RunLock(tmp_path / "run.lock")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lock.acquire).result(10)
+    assert lock.is_held
+    lock.release()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(RunLock(tmp_path / "run.lock").acquire).result(10).release()
 
 
 def test_a_lock_that_cannot_be_made_is_a_configuration_error(tmp_path):

@@ -199,6 +199,17 @@ def test_tags_are_set_and_replaced(tmp_path):
     assert (tags["team"], tags["x_x40_y"], tags["mlflow.note.content"]) == ("b", "1", "hello")
 
 
+def test_text_that_no_database_stores_is_escaped(run):
+    sink = opened(run)
+    sink.log_params({"path\ud800": "/data/\udcff\0"})
+    sink.set_tags({"path": "\udcff"})
+    sink.write([Point("a\ud800\0", 1.0, 1, 1.7e9)])
+    found = stored(run, sink).data
+    assert found.params == {"path_xd800_": "/data/\\udcff\\x00"}
+    assert found.tags["path"] == "\\udcff"
+    assert found.metrics == {"a_xd800__x0_": 1.0}
+
+
 def test_files_and_directories_become_artifacts_below_the_apps_store(run, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text("a: 1")

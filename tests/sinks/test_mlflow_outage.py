@@ -106,12 +106,10 @@ def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
     assert not second.flush(2)
 
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        + [
-            "--backend-store-uri",
-            f"sqlite:///{tmp_path / 'server.db'}",
-            "--artifacts-destination",
-            str(tmp_path / "files"),
+        [
+            *[sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+            *["--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"],
+            *["--artifacts-destination", str(tmp_path / "files")],
         ],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """ConsoleSink: points as lines that one can see on the terminal, in a Ray worker too."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,11 +47,10 @@ class _LastResort(logging.Handler):
         stream = sys.stderr
         if stream is None:
             return
-        try:
+        # closed, or its encoding lacks a character: there is nobody to tell, and a line is not worth a retry
+        with contextlib.suppress(OSError, ValueError):
             stream.write(self.format(record) + "\n")
             stream.flush()
-        except (OSError, ValueError):  # closed, or its encoding lacks a character: a line of text is not worth a retry
-            self.handleError(record)
 
 
 def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:

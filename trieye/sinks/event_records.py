@@ -1,8 +1,8 @@
 """frame: the records of an event file, many at once.
 
-tensorboard's `RecordWriter` computes each checksum byte by byte in Python, which was two thirds of the cost of a point
-(0.35 M points/s with it, 0.9 M without). A CRC is linear, so the one of a record is the XOR of what each byte contributes
-at its distance from the end: a look-up that NumPy does for all records of a write together.
+tensorboard's `RecordWriter` computes each checksum byte by byte in Python, which was two thirds of the cost of a
+point (0.35 M points/s with it, 0.9 M without). A CRC is linear, so the one of a record is the XOR of what each byte
+contributes at its distance from the end: a look-up that NumPy does for all records of a write together.
 """
 
 from collections.abc import Sequence

@@ -195,6 +195,8 @@ class MlflowSink:
         return self._names[name]
 
     def _cut(self, kind: str, name: str, value: str, length: int) -> str:
+        # a lone surrogate, as a file name has that is no UTF-8, and NUL cannot be stored by some databases
+        value = value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
         if len(value) > length and (kind, name) not in self._told:
             self._told.add((kind, name))
             log.warning("%s %r is cut from %d to the %d characters that MLflow takes", kind, name, len(value), length)

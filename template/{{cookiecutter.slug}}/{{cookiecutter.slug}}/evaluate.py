@@ -1,4 +1,4 @@
-"""Evaluate the best checkpoint of a run: `python -m {{ cookiecutter.slug }}.evaluate run=NAME`."""
+"""The command that plays the best checkpoint of a run, given as `run=NAME`."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Train: `python -m {{ cookiecutter.slug }}.train --help` tells what can be set."""
+"""The command that trains; `--help` tells what can be set."""
 
 import trieye
 
@@ -8,7 +8,8 @@ from {{ cookiecutter.slug }}.config import TrainConfig
 @trieye.main(config_path="../conf", config_name="train")
 def train(cfg: TrainConfig) -> float | None:
     """Train one agent and return its best evaluation return, the objective of sweeps."""
-    from {{ cookiecutter.slug }}.dqn import DQN  # torch takes two seconds: not for --help, not for a typo
+    # here, because torch takes two seconds: not for --help, not for a typo
+    from {{ cookiecutter.slug }}.dqn import DQN
 
     return trieye.run_experiment(DQN, cfg).objective
 

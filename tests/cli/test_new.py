@@ -1,0 +1,161 @@
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trieye.cli import main
+from trieye.cli.template import TEMPLATE, answers_of, complaint_about, questions
+from trieye.exceptions import ConfigurationError
+
+HEAVY = ("cookiecutter", "hydra", "mlflow", "ray", "tensorboard", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, *arguments):
+    before = sorted(Path().rglob("*"))
+    assert main(["new", "--no-input", *arguments]) == 2
+    assert sorted(Path().rglob("*")) == before
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_new_makes_a_project_and_says_how_to_begin(capsys):
+    assert main(["new", "Swing Up", "--no-input", "--env-id", "Acrobot-v1"]) == 0
+    project = tomllib.loads(Path("swing_up/pyproject.toml").read_text())["project"]
+    assert project["name"] == "swing_up"
+    assert Path("swing_up/conf/env/acrobot.yaml").exists()
+    assert "python -m swing_up.train" in capsys.readouterr().out
+
+
+def test_new_makes_the_output_folder(capsys):
+    assert main(["new", "my_agent", "--no-input", "-o", "a/b"]) == 0
+    assert Path("a/b/my_agent/my_agent/dqn.py").exists()
+    assert "cd " in capsys.readouterr().out
+
+
+def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".cookiecutterrc").write_text("default_context: {ci: none, author: somebody else}\n")
+    monkeypatch.setenv("HOME", str(home))
+    assert main(["new", "my_agent", "--no-input"]) == 0
+    assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
+    assert Path("my_agent/.github/workflows/ci.yml").exists()
+    assert "somebody else" not in Path("my_agent/pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--algorithm", "dqm"], "algorithm 'dqm' is unknown; did you mean 'dqn'? (known: dqn)"),
+        (["x", "--license", "mit"], "license 'mit' is unknown; did you mean 'MIT'?"),
+        (["x", "--ci", "gitlab"], "ci 'gitlab' is unknown; did you mean 'github'? (known: github, none)"),
+        (["x", "--python-version", "3.9"], "python_version '3.9' is unknown"),
+        (["x", "--env-id", "Cart Pole"], "env_id 'Cart Pole' is no Gymnasium id"),
+        (["x", "--env-id", "../../etc"], "env_id '../../etc' is no Gymnasium id"),
+        (["2fast"], "slug '2fast' is no package name"),
+        (["Über"], "slug 'über' is no package name"),
+        (["class"], "slug 'class' is a keyword of Python; try class_agent"),
+        (["match"], "slug 'match' is a keyword of Python"),
+        (["test"], "slug 'test' would hide a module of Python or of trieye"),
+        (["random"], "slug 'random' would hide a module"),
+        (["trieye"], "slug 'trieye' would hide a module"),
+        (["numpy"], "slug 'numpy' would hide an installed package of that name; try numpy_agent"),
+        (["../escape"], "slug '../escape' is no package name"),
+        (["x", "--slug", ""], "slug '' is no package name"),
+        (["x" * 41], "has 41 characters; at most 40"),
+        (["x", "--description", " \n"], "a text is empty"),
+        (["x", "--author", "a\x1b[31mb"], r"cannot be printed: '\x1b'"),
+        (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
+    ],
+)
+def test_a_bad_answer_is_named_and_nothing_is_written(capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+
+
+def test_an_existing_folder_is_left_alone_unless_told(capsys):
+    Path("my_agent").mkdir()
+    Path("my_agent/notes.txt").write_text("mine")
+    assert "there is a folder 'my_agent' already" in refused(capsys, "my_agent")
+    assert main(["new", "my_agent", "--no-input", "--overwrite"]) == 0
+    assert Path("my_agent/notes.txt").read_text() == "mine"
+    assert Path("my_agent/pyproject.toml").exists()
+
+
+def test_a_file_in_the_way_is_named(capsys):
+    Path("my_agent").write_text("mine")
+    assert "there is a file 'my_agent' already" in refused(capsys, "my_agent", "--overwrite")
+    assert "is a file; choose another -o DIR" in refused(capsys, "other", "-o", "my_agent/below")
+    assert "cannot be written to '/proc/nowhere'" in refused(capsys, "other", "-o", "/proc/nowhere")
+
+
+def test_a_terminal_is_asked_until_the_answer_can_be_used():
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "trieye.cli", "new", "--author", "Ann"]
+    child = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.close(terminal)
+    typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none"]
+    os.write(controller, "".join(line + "\n" for line in typed).encode())
+    output, _ = child.communicate(timeout=60)
+    os.close(controller)
+    assert child.returncode == 0, output
+    assert "slug 'class' is a keyword of Python" in output
+    assert "Name of the Python package and of the folder [my_robot]" in output
+    project = tomllib.loads(Path("robot/pyproject.toml").read_text())["project"]
+    assert (project["requires-python"], project["authors"]) == (">=3.12", [{"name": "Ann"}])
+    assert not Path("robot/.github").exists()
+
+
+def test_help_is_complete_and_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom trieye.cli import main\n"
+        "try: main(['new', '--help'])\nexcept SystemExit: pass\n"
+        f"print('loaded', [name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("loaded []")
+    for question in questions()[1:]:
+        assert f"--{question.name.replace('_', '-')}" in done.stdout
+
+
+def test_version_and_bare_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == "trieye 0.2.0\n"
+    assert main([]) == 0
+    assert "new" in capsys.readouterr().out
+
+
+def test_an_unknown_command_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["nwe"])
+    assert stop.value.code == 2
+    assert "nwe" in capsys.readouterr().err
+
+
+def test_each_question_has_a_text_and_a_default_that_can_be_used():
+    answers = answers_of({})
+    for question in questions():
+        assert question.text
+        assert complaint_about(question.name, answers[question.name]) is None
+
+
+def test_an_unknown_question_is_named():
+    with pytest.raises(ConfigurationError, match="no question 'licence'; did you mean 'license'"):
+        answers_of({"licence": "MIT"})
+
+
+def test_reading_the_rules_leaves_no_trace_in_the_template():
+    answers_of({})
+    assert not list(TEMPLATE.rglob("__pycache__"))

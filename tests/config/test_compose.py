@@ -1,0 +1,117 @@
+"""`trieye.compose` and the decorator `trieye.main`."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from pydantic import Field
+
+import trieye
+from tests.config.conftest import Project
+from trieye.config import TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.compose import compose, config_type_of, launch_info
+from trieye.exceptions import ConfigurationError
+
+
+class AgentConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0)
+    layers: list[int] = Field(default=[64, 64])
+
+
+class TrainConfig(TrieyeConfig):
+    agent: AgentConfig = AgentConfig(lr=0.5)
+    steps: int
+
+
+def test_the_config_of_a_project_composes_with_its_own_type(project: Project):
+    project.write("train", (project.conf / "train.yaml").read_text() + "steps: 7\n")
+    config = compose(["agent.layers=[3]"], config_path=project.conf, config_type=TrainConfig)
+    assert isinstance(config, TrainConfig)
+    assert (config.steps, config.agent, config.app_name) == (7, AgentConfig(lr=0.5, layers=[3]), "tested")
+    assert config.runtime.kind == "local"
+
+
+def test_a_required_key_that_nobody_sets_is_asked_for(project: Project):
+    with pytest.raises(ConfigurationError, match=r"^steps has no value; give it one with steps=<value>"):
+        compose(config_path=project.conf, config_type=TrainConfig)
+
+
+def test_mistakes_raise_a_configuration_error():
+    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: 'lokal' is no option of runtime"):
+        compose(["runtime=lokal"])
+    with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: an integer >= 1 or null is expected"):
+        compose(["loop.steps=0"])
+
+
+def test_a_relative_config_path_belongs_to_the_file_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
+    assert compose(config_path=relative, config_name="trieye").app_name == "default_app"
+
+
+def test_a_relative_config_path_without_a_file_belongs_to_the_working_directory(project: Project):
+    found: dict[str, object] = {"compose": compose}
+    exec("config = compose(config_path='conf')", found)  # noqa: S102 - as a notebook does
+    assert found["config"].app_name == "tested"
+
+
+def test_composing_leaves_hydra_as_it_was():
+    compose()
+    assert not GlobalHydra.instance().is_initialized()
+    assert not HydraConfig.initialized()
+    assert launch_info() is None
+
+
+def test_a_file_of_the_project_wins_over_one_of_trieye(project: Project):
+    project.write("runtime/ray", "# mine\nnum_cpus: 3\n")
+    assert compose(["runtime=ray"], config_path=project.conf).runtime.num_cpus == 3
+
+
+def test_relative_paths_of_the_config_belong_to_the_working_directory(project: Project):
+    config = compose(
+        ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"], config_path=project.conf
+    )
+    assert config.persistence.load_checkpoint_path == str(project.directory / "ckpt")
+    assert config.persistence.get_app_root_dir() == project.directory / "data" / "tested"
+
+
+def test_values_of_hydra_can_be_interpolated(project: Project):
+    config = compose(["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"], config_path=project.conf)
+    assert config.app_name == "app_0"
+    assert config.tags["cwd"] == str(project.directory)
+
+
+def test_a_task_can_be_called_with_a_config():
+    @trieye.main()
+    def train(config: TrieyeConfig) -> int:
+        return config.seed
+
+    assert train(TrieyeConfig(seed=3)) == 3
+
+
+def test_the_config_type_is_read_from_the_annotation():
+    def annotated(config: TrainConfig) -> None: ...
+
+    def in_quotes(config: "TrainConfig") -> None: ...
+
+    def bare(config) -> None: ...
+
+    def wrong(config: dict) -> None: ...
+
+    def empty() -> None: ...
+
+    assert [config_type_of(task) for task in (annotated, in_quotes, bare)] == [TrainConfig, TrainConfig, TrieyeConfig]
+    with pytest.raises(ConfigurationError, match=r"wrong: config is annotated with <class 'dict'>; use trieye"):
+        config_type_of(wrong)
+    with pytest.raises(ConfigurationError, match="empty takes no parameter"):
+        config_type_of(empty)
+
+
+def test_a_config_path_may_be_a_package(monkeypatch: pytest.MonkeyPatch):
+    assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
+    with pytest.raises(ConfigurationError, match="config_path=pkg://no.such: there is no such directory"):
+        compose(config_path="pkg://no.such")

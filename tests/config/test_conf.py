@@ -1,0 +1,115 @@
+"""Every config file on disk composes and builds the model."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import trieye
+from trieye.config import TrieyeConfig
+from trieye.config.compose import compose
+
+CONF = Path(trieye.__file__).parent / "conf"
+FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
+OPTIONS = [path for path in FILES if len(path.parts) > 1]
+MANY = {"metrics", "sinks"}
+
+
+def _override(option: Path) -> list[str]:
+    group, name = option.parts
+    if group == "metric":
+        return [f"+metric@stats.metrics.extra={name}", "stats.metrics.extra.name=x"]
+    return [f"{group}=[{name}]" if group in MANY else f"{group}={name}"]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_every_option_builds_the_config(option: Path):
+    needs = ["stats.metrics.extra.rate_numerator_event=y"] if option.name == "rate" else []
+    assert isinstance(compose(_override(option) + needs), TrieyeConfig)
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_every_file_begins_with_the_line_that_help_shows(file: Path):
+    lines = (CONF / f"{file}.yaml").read_text().splitlines()
+    first = next(line for line in lines if not line.startswith("# @package"))
+    assert first.startswith("# ")
+    assert len(first) > 10
+
+
+def test_the_groups_are_there():
+    groups = {path.parts[0] for path in OPTIONS}
+    assert groups == {
+        "runtime", "persistence", "stats", "metrics", "metric", "sinks", "replay", "loop", "experiment", "debug"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("group", ["runtime", "persistence", "stats", "replay", "loop"])
+def test_no_option_repeats_a_default_of_its_model(group: str):
+    defaults = TrieyeConfig().model_dump()[group]
+    for file in (CONF / group).glob("*.yaml"):
+        stated = yaml.safe_load(file.read_text()) or {}
+        assert [key for key, value in stated.items() if defaults[key] == value] == [], file
+
+
+def test_the_composed_config_has_the_chosen_sinks_only():
+    assert [name for name, sink in compose(["sinks=[console]"]).sinks if sink.enabled] == ["console"]
+    assert [name for name, sink in compose(["sinks=[]"]).sinks if sink.enabled] == []
+    assert [name for name, sink in compose().sinks if sink.enabled] == ["mlflow", "tensorboard"]
+
+
+def test_metric_sets_merge_and_can_be_left_out():
+    names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - it is short
+    core = [
+        "rate/env_steps_per_sec",
+        "progress/env_steps",
+        "episode/return",
+        "episode/length",
+        "eval/return",
+        "time/step_ms",
+    ]
+    dqn = ["loss/td", "q/mean", "epsilon", "replay/size"]
+    assert names() == core
+    assert names("metrics=[core,dqn]") == core + dqn
+    assert names("metrics=dqn") == dqn
+    assert names("metrics=[]") == []
+    assert names("~stats.metrics.step_ms") == core[:-1]
+
+
+def test_the_core_metrics_are_logged_as_often_as_they_say():
+    metrics = {metric.name: metric for metric in compose(["metrics=[core,dqn]"]).stats.metrics}
+    rate = metrics["rate/env_steps_per_sec"]
+    assert (rate.aggregation, rate.rate_numerator_event) == ("rate", "env_steps")
+    assert (rate.log_frequency_steps, rate.log_frequency_seconds) == (0, 5.0)
+    assert "console" in rate.log_to
+    assert (metrics["eval/return"].aggregation, metrics["eval/return"].log_frequency_steps) == ("mean", 1)
+    every_100 = [name for name, metric in metrics.items() if metric.log_frequency_steps == 100]
+    assert set(metrics) - set(every_100) == {"rate/env_steps_per_sec", "eval/return"}
+    assert {metrics[name].aggregation for name in ("epsilon", "replay/size")} == {"latest"}
+
+
+def test_a_metric_is_added_with_a_template():
+    config = compose(
+        ["+metric@stats.metrics.y=max", "stats.metrics.y.name=Ep/R", "stats.metrics.y.log_frequency_steps=7"]
+    )
+    added = config.stats.metrics[-1]
+    assert (added.name, added.aggregation, added.log_frequency_steps) == ("Ep/R", "max", 7)
+
+
+def test_a_key_that_no_file_states_can_be_set():
+    config = compose(["stats.metrics.step_ms.x_axis=wall_time", "loop.objective=loss/td", "+tags.fold=3"])
+    assert next(metric for metric in config.stats.metrics if metric.name == "time/step_ms").x_axis == "wall_time"
+    assert config.loop.objective == "loss/td"
+    assert config.tags == {"fold": "3"}
+
+
+def test_nothing_is_resumed_from_other_runs_in_any_persistence():
+    for name in ("default", "fast", "none"):
+        assert compose([f"persistence={name}"]).persistence.auto_resume_latest is False
+
+
+def test_presets_choose_groups_and_can_be_overridden():
+    config = compose(["debug=fast"])
+    assert (config.runtime.kind, config.loop.steps) == ("local", 2)
+    assert not any(sink.enabled for _, sink in config.sinks)
+    config = compose(["experiment=example", "runtime=ray", "loop.steps=5"])
+    assert (config.runtime.kind, config.loop.steps, config.persistence.checkpoint_save_freq_steps) == ("ray", 5, 200)

@@ -1,0 +1,154 @@
+"""The command line in a process of its own: names, directories, exit codes."""
+
+import pytest
+import yaml
+
+from tests.config.conftest import Project
+from trieye.config._hydra_main import _reserved
+
+
+def _said(out: str, word: str) -> list[str]:
+    return [line.partition(" ")[2] for line in out.splitlines() if line.startswith(f"{word} ")]
+
+
+def test_a_single_run_has_its_hydra_records_in_its_own_directory(project: Project):
+    ended = project.run("run_name=first", "seed=3")
+    assert (ended.code, ended.err) == (0, "")
+    run = project.directory / ".trieye_data" / "tested" / "runs" / "first"
+    assert _said(ended.out, "config") == [f"first 3 {run}"]
+    assert yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text()) == ["run_name=first", "seed=3"]
+    assert yaml.safe_load((run / ".hydra" / "config.yaml").read_text())["run_name"] == "first"
+    assert project.left_behind() == [".trieye_data"]
+    assert _said(ended.out, "heavy") == ["[]"]
+
+
+def test_runs_without_a_name_never_share_a_directory(project: Project):
+    names = [_reserved(project.directory / "runs", "run_20260101_000000").name for _ in range(3)]
+    assert names == ["run_20260101_000000", "run_20260101_000000_1", "run_20260101_000000_2"]
+
+
+def test_every_job_of_a_sweep_is_a_run_of_its_own(project: Project):
+    ended = project.run("seed=0,1", "run_name=foo", "-m", "loop.steps=2,3")
+    assert ended.code == 0, ended.err
+    sweep = next((project.directory / "multirun").iterdir())
+    runs = project.directory / ".trieye_data" / "tested" / "runs"
+    configs = [f"foo_{number} {seed} {runs / f'foo_{number}'}" for number, seed in enumerate((0, 0, 1, 1))]
+    assert _said(ended.out, "config") == configs
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1", "2", "3"]
+    launches = _said(ended.out, "launch")
+    assert f"sweep_dir=PosixPath('{sweep}'), job_num=3" in launches[3]
+    assert "overrides=('seed=1', 'run_name=foo', 'loop.steps=3'), is_multirun=True" in launches[3]
+
+
+def test_jobs_without_a_name_are_named_after_their_sweep(project: Project):
+    ended = project.run("-m", "seed=0,1", "hydra.job.chdir=true")
+    assert ended.code == 0, ended.err
+    sweep = next((project.directory / "multirun").iterdir()).name
+    runs = project.directory / ".trieye_data" / "tested" / "runs"
+    assert _said(ended.out, "config") == [f"{sweep}_{number} {number} {runs}/{sweep}_{number}" for number in (0, 1)]
+
+
+def test_directories_that_the_user_chose_are_kept(project: Project):
+    assert project.run("hydra.run.dir=here").code == 0
+    assert (project.directory / "here" / ".hydra").is_dir()
+    ended = project.run("-m", "hydra.sweep.dir='my sweep!'", "seed=1")
+    assert ended.code == 0, ended.err
+    assert _said(ended.out, "config")[0].startswith("my_sweep_0 1 ")
+
+
+def test_the_working_directory_of_a_job_does_not_move_its_run(project: Project):
+    ended = project.run("hydra.job.chdir=true", "run_name=x", "persistence.root_data_dir=data")
+    assert ended.code == 0, ended.err
+    assert _said(ended.out, "config") == [f"x 0 {project.directory / 'data' / 'tested' / 'runs' / 'x'}"]
+
+
+def test_a_run_name_may_have_letters_of_any_script(project: Project):
+    ended = project.run("run_name=été_東京")
+    assert (ended.code, ended.err) == (0, "")
+    assert _said(ended.out, "config")[0].startswith("été_東京 0 ")
+
+
+def test_a_root_directory_may_have_quotes_and_spaces(project: Project):
+    root = project.directory / "a 'quoted' \"place\""
+    ended = project.run("run_name=x", 'persistence.root_data_dir="a \'quoted\' \\"place\\""')
+    assert (ended.code, ended.err) == (0, "")
+    assert (root / "tested" / "runs" / "x" / ".hydra").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        ("config", 2, "error: the task does not like it\n"),
+        ("locked", 1, "error: the run is locked by process 7\n"),
+        ("stopped", 143, "stopped at step 7, saved\n"),
+    ],
+)
+def test_an_expected_end_of_the_task_is_one_message(project: Project, error: str, code: int, message: str):
+    ended = project.run(f"+tags.raise={error}")
+    assert (ended.code, ended.err) == (code, message)
+
+
+def test_a_bug_of_the_user_has_hydras_traceback(project: Project):
+    ended = project.run("+tags.raise=bug")
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert "RuntimeError: a bug of the user" in ended.err
+
+
+def test_a_refused_job_of_a_sweep_does_not_stop_the_others_and_shows_in_the_exit_code(project: Project):
+    ended = project.run("-m", "+tags.raise=config,none", "seed=4")
+    assert ended.code == 2
+    assert len(_said(ended.out, "config")) == 2
+
+
+@pytest.mark.parametrize("typed", [["runtime=lokal"], ["loop.steps=abc"], ["-m", "seed=0,1,-1"], ["--help", "lop"]])
+def test_a_mistake_ends_with_two_before_anything_is_made_or_loaded(project: Project, typed: list[str]):
+    program = project.directory / "train.py"
+    program.write_text(
+        f"import atexit, sys\natexit.register(lambda: print(sorted({{'ray', 'torch', 'mlflow', 'rich'}} & set(sys.modules))))\n"
+        f"{program.read_text()}"
+    )
+    ended = project.run(*typed)
+    assert (ended.code, ended.out) == (2, "[]\n")
+    assert ended.err.startswith("error: ")
+    assert "Traceback" not in ended.err
+    assert project.left_behind() == []
+
+
+def test_the_config_is_shown_without_a_judgement_of_its_values(project: Project):
+    ended = project.run("loop.steps=-3", "--cfg", "job", "--package", "loop")
+    assert (ended.code, ended.err) == (0, "")
+    assert yaml.safe_load(ended.out)["steps"] == -3
+    assert project.run("loop.stps=3", "--cfg", "job").code == 2
+
+
+def test_the_config_is_printed_as_a_tree_on_demand(project: Project):
+    ended = project.run("print_config=true", "run_name=x")
+    assert (ended.code, ended.err) == (0, "")
+    assert "├── run_name = 'x'" in ended.out
+
+
+def test_an_objective_reaches_the_sweeper(project: Project):
+    (project.directory / "seen.py").write_text(
+        "from hydra.experimental.callback import Callback\n"
+        "class Seen(Callback):\n"
+        "    def on_job_end(self, config, job_return, **kwargs):\n"
+        "        print('objective', job_return.return_value)\n"
+    )
+    ended = project.run("-m", "seed=5,6", "+hydra.callbacks.seen._target_=seen.Seen")
+    assert ended.code == 0, ended.err
+    assert _said(ended.out, "objective") == ["5.0", "6.0"]
+
+
+def test_a_sweep_may_be_asked_for_by_the_mode(project: Project):
+    ended = project.run("hydra.mode=MULTIRUN", "seed=1,2")
+    assert ended.code == 0, ended.err
+    assert [said.split()[1] for said in _said(ended.out, "config")] == ["1", "2"]
+
+
+def test_config_path_on_the_command_line_is_relative_to_the_program(project: Project):
+    (project.directory / "other").mkdir()
+    (project.directory / "other" / "train.yaml").write_text("defaults: [schema, _self_]\nseed: 9\n")
+    ended = project.run("--config-path", "other", "run_name=x")
+    assert (ended.code, ended.err) == (0, "")
+    assert _said(ended.out, "config")[0].startswith("x 9 ")

@@ -1,0 +1,269 @@
+import compileall
+import itertools
+import json
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trieye.cli.template import TEMPLATE, answers_of, bake, questions
+
+SLUG = "my_agent"
+FILES = {
+    ".github/workflows/ci.yml",
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "conf/agent/dqn.yaml",
+    "conf/debug/tiny.yaml",
+    "conf/env/cartpole.yaml",
+    "conf/experiment/quick.yaml",
+    "conf/local/README.md",
+    "conf/optimizer/adam.yaml",
+    "conf/train.yaml",
+    "my_agent/__init__.py",
+    "my_agent/config.py",
+    "my_agent/dqn.py",
+    "my_agent/env.py",
+    "my_agent/evaluate.py",
+    "my_agent/train.py",
+    "pyproject.toml",
+    "tests/test_config.py",
+    "tests/test_env.py",
+    "tests/test_train.py",
+}
+LICENSES = {
+    "MIT": ("MIT", "MIT License"),
+    "BSD-3-Clause": ("BSD-3-Clause", "Redistribution and use"),
+    "Apache-2.0": ("Apache-2.0", "TERMS AND CONDITIONS FOR USE"),
+    "Proprietary": ("LicenseRef-Proprietary", "All rights reserved."),
+}
+HOSTILE = [
+    'O\'Connor "the quick" & sons',
+    "a\nb\r\n\tc",
+    "back\\slash \\n \\u00e9 \\",
+    "{{ 7 * 7 }} {% raw %} {# no #} {% endraw %} ${{ github.token }}",
+    "trieye-requirement",
+    '"]\nname = "evil',
+    "\u00fc\u00f1\u00ed \u4e2d\u6587 \U0001f600 \u202f\u2028end",
+    "'''\"\"\"",
+    "# not a comment: - [x] *a* &b !c %d @e",
+]
+
+
+def make(tmp_path, **answers):
+    return bake(answers_of({"project_name": "My Agent", **answers}), tmp_path)
+
+
+def files_in(project):
+    return {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
+
+
+def pyproject(project):
+    return tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def run(project, *command, **options):
+    return subprocess.run(
+        [sys.executable, *command], cwd=project, capture_output=True, text=True, check=False, timeout=280, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("default"))
+
+
+def test_exactly_these_files_are_made(project):
+    assert files_in(project) == FILES
+
+
+def test_nothing_of_the_template_is_left_in_the_files(project):
+    for path in project.rglob("*"):
+        assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|#\}|cookiecutter|trieye-requirement", path.name), path
+        if path.is_file():
+            assert not re.search(r"\{\{|\}\}|\{%|%\}|cookiecutter|trieye-requirement", path.read_text("utf-8")), path
+
+
+def test_every_file_ends_with_one_line_break(project):
+    for path in filter(Path.is_file, project.rglob("*")):
+        text = path.read_text("utf-8")
+        assert text.endswith("\n"), path
+        assert not text.endswith("\n\n"), path
+        assert not text.startswith("\n"), path
+
+
+@pytest.mark.parametrize("slug", [SLUG, "a", "a_package_whose_name_has_forty_charactes"])
+def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug):
+    project = make(tmp_path, slug=slug)
+    for arguments in (["check"], ["format", "--check"]):
+        done = run(project, "-m", "ruff", *arguments, ".")
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_project_depends_on_the_trieye_that_made_it(project):
+    checkout = TEMPLATE.resolve().parent
+    assert pyproject(project)["dependencies"][0] == f"trieye[rl] @ {checkout.as_uri()}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("https://example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
+        ("gh:someone/trieye", "trieye[rl] @ git+https://github.com/someone/trieye"),
+        ("somewhere/site-packages/trieye/template", "trieye[rl]>=0.2.0,<0.3"),
+    ],
+)
+def test_a_project_made_without_a_checkout_depends_on_a_release_or_a_repository(tmp_path, template, expected):
+    requirement = runpy.run_path(str(TEMPLATE / "hooks/post_gen_project.py"), run_name="hook")["requirement"]
+    assert requirement(template, tmp_path / "trieye" / "template") == expected
+
+
+@pytest.mark.parametrize("license_name", LICENSES)
+def test_each_license_is_named_and_written_out(tmp_path, license_name):
+    project = make(tmp_path, license=license_name, author="Ann Author")
+    expression, text = LICENSES[license_name]
+    assert pyproject(project)["license"] == expression
+    assert text in (project / "LICENSE").read_text()
+    assert "Ann Author" in (project / "LICENSE").read_text()
+
+
+def test_the_licenses_tested_are_those_offered():
+    offered = next(question.choices for question in questions() if question.name == "license")
+    assert set(LICENSES) == set(offered)
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_python_version_reaches_the_metadata_and_ci(tmp_path, version):
+    project = make(tmp_path, python_version=version)
+    assert pyproject(project)["requires-python"] == f">={version}"
+    workflow = yaml.safe_load((project / ".github/workflows/ci.yml").read_text())
+    assert workflow["jobs"]["test"]["steps"][1]["with"]["python-version"] == version
+
+
+def test_no_ci_means_no_ci_file(tmp_path):
+    assert files_in(make(tmp_path, ci="none")) == FILES - {".github/workflows/ci.yml"}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "option"), [("Acrobot-v1", "acrobot"), ("ALE/Pong-v5", "pong"), ("pkg.mod:My_Env-v0", "my_env")]
+)
+def test_the_environment_becomes_an_option_of_its_own(tmp_path, env_id, option):
+    project = make(tmp_path, env_id=env_id)
+    assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text()) == {"id": env_id}
+    assert {"env": option} in yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_gives_valid_files_that_say_the_same(tmp_path, text):
+    project = make(tmp_path, project_name=text, slug=SLUG, description=text, author=text)
+    expected = " ".join(text.split())
+    assert files_in(project) == FILES
+    assert pyproject(project)["description"] == expected
+    assert pyproject(project)["authors"] == [{"name": expected}]
+    assert pyproject(project)["name"] == SLUG
+    assert expected in (project / "README.md").read_text("utf-8")
+    assert expected in (project / "LICENSE").read_text("utf-8")
+    for path in itertools.chain(project.rglob("*.yaml"), project.rglob("*.yml")):
+        yaml.safe_load(path.read_text("utf-8"))
+    assert compileall.compile_dir(project, quiet=2)
+
+
+def plain_cookiecutter(folder, *answers):
+    home = folder / "home"
+    home.mkdir()
+    arguments = ["-m", "cookiecutter", "--no-input", "--default-config", "-o", str(folder), str(TEMPLATE.resolve())]
+    return run(folder, *arguments, *answers, env={"HOME": str(home), "PATH": "/usr/bin:/bin"})
+
+
+def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
+    done = plain_cookiecutter(tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in FILES:
+        assert (tmp_path / SLUG / name).read_text("utf-8") == (project / name).read_text("utf-8"), name
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("slug=class", "slug 'class' is a keyword of Python"),
+        ("slug=no-identifier", "slug 'no-identifier' is no package name"),
+        ("slug=torch", "slug 'torch' would hide an installed package"),
+        ("env_id=a b", "env_id 'a b' is no Gymnasium id"),
+        ("algorithm=ppo", "ppo"),
+    ],
+)
+def test_plain_cookiecutter_refuses_bad_answers_and_leaves_nothing(tmp_path, answer, message):
+    done = plain_cookiecutter(tmp_path, answer)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_help_of_the_project_is_fast_to_load(project):
+    code = (
+        "import sys, runpy\nsys.argv = ['train', '--help']\n"
+        f"try: runpy.run_module('{SLUG}.train', run_name='__main__')\nexcept SystemExit: pass\n"
+        "print('loaded', [name for name in ('torch', 'gymnasium', 'ray', 'mlflow') if name in sys.modules])"
+    )
+    done = run(project, "-c", code)
+    assert done.stdout.rstrip().endswith("loaded []"), done.stdout + done.stderr
+
+
+def test_a_typo_on_the_command_line_is_one_message(project):
+    done = run(project, "-m", f"{SLUG}.train", "optimizer.lrr=1")
+    assert done.returncode == 2
+    assert "optimizer.lr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_project_pass(project):
+    done = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_a_run_for_each_combination(project, tmp_path):
+    overrides = [
+        "debug=tiny",
+        "sinks=[mlflow]",
+        f"persistence.root_data_dir={tmp_path}",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+    ]
+    done = run(project, "-m", f"{SLUG}.train", "-m", "seed=0,1", "optimizer.lr=1e-3,3e-4", *overrides)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in tmp_path.glob(f"{SLUG}/runs/*/run.json")]
+    assert len(records) == 4
+    assert {record["status"] for record in records} == {"FINISHED"}
+    assert len({record["mlflow_run_id"] for record in records} - {None}) == 4
+
+
+@pytest.mark.slow
+def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_path):
+    root = f"persistence.root_data_dir={tmp_path}"
+    trained = run(project, "-m", f"{SLUG}.train", "debug=tiny", "sinks=[]", root, "run_name=one")
+    assert trained.returncode == 0, trained.stderr
+    (project / "conf/local/default.yaml").write_text(
+        f"# @package _global_\npersistence:\n  root_data_dir: {tmp_path}\n"
+    )
+    try:
+        for name in ("one", "run=one", str(tmp_path / SLUG / "runs" / "one"), None):
+            done = run(project, "-m", f"{SLUG}.evaluate", *filter(None, [name]), "--episodes", "3", "--json")
+            assert done.returncode == 0, done.stderr
+            report = json.loads(done.stdout)
+            assert (report["run"], report["episodes"]) == ("one", 3)
+        missing = run(project, "-m", f"{SLUG}.evaluate", "two")
+        assert missing.returncode == 2
+        assert "run 'two' is not in" in missing.stderr
+        assert "runs there: one" in missing.stderr
+    finally:
+        (project / "conf/local/default.yaml").unlink()

@@ -1,0 +1,66 @@
+"""steps: the loop over the steps of a run that are left."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from trieye.exceptions import RunInterrupted
+from trieye.progress import Progress, say
+from trieye.signals import StopSignals
+
+_NOT_KEY_METRICS = ("time/", "progress/", "env_steps")
+
+
+class Stepped(Protocol):
+    """What the loop needs of a run.
+
+    Attributes:
+        name: Name of the run.
+        step: The step that is under way, or the last one that is complete.
+        saved_step: The last step that was saved; -1 before the first.
+        stop_requested: Whether a signal asked the run to stop.
+    """
+
+    name: str
+    step: int
+    saved_step: int
+    stop_requested: bool
+
+    def key_metrics(self) -> Mapping[str, float]:
+        """Return the values to show, the most important one first."""
+
+
+def steps(run: Stepped, total: int | None) -> Iterator[int]:
+    """Yield the numbers of the steps that are left; see `Run.steps`.
+
+    Raises:
+        RunInterrupted: A signal asked the run to stop.
+    """
+    if total is not None and run.step >= total:
+        say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to go on")
+        return
+
+    def request_stop() -> None:
+        run.stop_requested = True
+
+    with StopSignals(request_stop) as signals, Progress(run.name, total, run.step, run.key_metrics) as bar:
+        had_its_chance = False
+        while total is None or run.step < total:
+            if run.stop_requested and (had_its_chance or run.saved_step == run.step):
+                break
+            had_its_chance = run.stop_requested
+            run.step += 1
+            yield run.step
+            bar.update(run.step)
+    if run.stop_requested:
+        raise RunInterrupted(_farewell(run), signals.exit_code)
+
+
+def _farewell(run: Stepped) -> str:
+    saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
+    return f"run {run.name!r} stops at step {run.step}: {saved}; start it again with run_name={run.name} to go on"
+
+
+def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
+    """Return the values worth a place beside the progress bar, the objective first."""
+    first = {name: latest[name] for name in (objective,) if name in latest}
+    return {**first, **{name: value for name, value in latest.items() if not name.startswith(_NOT_KEY_METRICS)}}
