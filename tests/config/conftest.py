@@ -48,6 +48,8 @@ def train(config: TrieyeConfig) -> float:
         raise trieye.RunLockedError("the run is locked by process 7")
     if error == "stopped":
         raise trieye.RunInterrupted("stopped at step 7, saved", 143)
+    if error == "ctrl_c":
+        raise KeyboardInterrupt
     if error == "bug":
         raise RuntimeError("a bug of the user")
     return float(config.seed)

@@ -23,18 +23,17 @@ Mistaken = Callable[..., str]
         ("seed=-1", "seed=-1: an integer >= 0 and < 4_294_967_296 is expected, found -1"),
         ("print_config=perhaps", "print_config=perhaps: true or false is expected, found 'perhaps'"),
         ("loop.time_s=nan", "loop.time_s=nan: a number > 0 or null is expected, found nan"),
-        ("runtime.kind=lokal", "runtime.kind=lokal: one of local, ray, cluster is expected, found 'lokal'; did you mean"),
+        ("runtime.kind=lokal", "runtime.kind=lokal: one of local, ray, cluster is expected, found 'lokal'; did you"),
         ("runtime.namespace=", "runtime.namespace=: text that is not empty is expected, found ''"),
         ("'loop.steps={a: 1}'", "loop.steps: an integer >= 1 or null is expected, found keys with values"),
         (
             "stats.metrics.step_ms.log_to=[mlflo]",
-            "stats.metrics.step_ms.log_to=[mlflo]: a list of mlflow, tensorboard, console is expected, found 'mlflo'; "
-            "did you mean 'mlflow'?",
+            "stats.metrics.step_ms.log_to=[mlflo]: a list of mlflow, tensorboard, console is expected, found 'mlflo'",
         ),
         ("+loop.stps=3", "loop.stps: there is no key 'stps' of loop; did you mean 'steps'? (keys: env_steps, "),
-        ("+persistence.root=3", "persistence.root: there is no key 'root' of persistence; did you mean 'root_data_dir'?"),
+        ("+persistence.root=3", "persistence.root: there is no key 'root' of persistence; did you mean 'root_data_dir"),
         ("+sead=3", "sead: there is no key 'sead'; did you mean 'seed'? (keys: app_name, loop,"),
-        ("+stats.metrics.step_ms.nam=x", "stats.metrics.step_ms.nam: there is no key 'nam' of stats.metrics.step_ms; did"),
+        ("+stats.metrics.step_ms.nam=x", "stats.metrics.step_ms.nam: there is no key 'nam' of stats.metrics.step_ms;"),
         ("loop.target=3", "loop: target needs evaluations on the way; set loop.evaluate_every_steps"),
         ("runtime.address=auto", "runtime: address is only for kind=cluster, and kind is local"),
         (

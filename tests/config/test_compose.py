@@ -1,7 +1,6 @@
 """`trieye.compose` and the decorator `trieye.main`."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,5 +112,5 @@ def test_the_config_type_is_read_from_the_annotation():
 
 def test_a_config_path_may_be_a_package(monkeypatch: pytest.MonkeyPatch):
     assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
-    with pytest.raises(ConfigurationError, match="config_path=pkg://no.such: there is no such directory"):
+    with pytest.raises(ConfigurationError, match=r"config_path=pkg://no\.such: there is no such directory"):
         compose(config_path="pkg://no.such")

@@ -10,9 +10,11 @@ Mistaken = Callable[..., str]
 
 LOOP = "env_steps, evaluate_every_steps, mode, objective, steps, target, time_s"
 CORE = "env_steps_per_sec, env_steps, episode_return, episode_length, eval_return, step_ms"
+ADD_R = "'+metric@stats.metrics.r=latest' 'stats.metrics.r.name=<value>'"
 METRIC = (
-    "aggregation, context_key, log_frequency_seconds, log_frequency_steps, log_to, name, rate_numerator_event, "
-    "raw_event_name, source, x_axis"
+    "'name'? (keys: aggregation, context_key, log_frequency_seconds, log_frequency_steps, log_to, name, "
+    "rate_numerator_event, "
+    "raw_event_name, source, x_axis)"
 )
 
 
@@ -25,12 +27,10 @@ METRIC = (
         ("experiment=none/such", "'none/such' is no option of experiment (options: )"),
         ("loop.stps=3", f"there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
         ("loop=3", "3 is no option of loop (options: default)"),
-        ("stats.metrics.evl_return.name=x", "there is no key 'evl_return' of stats.metrics; did you mean 'eval_return'?"),
-        ("stats.metrics.r.name=x", f"there is no key 'r' of stats.metrics (keys: {CORE}); add it with "
-         "'+metric@stats.metrics.r=latest' 'stats.metrics.r.name=<value>'"),
-        ("stats.metrics.step_ms.nam=x", f"there is no key 'nam' of stats.metrics.step_ms; did you mean 'name'? (keys: {METRIC})"),
-        ("+stats.metrics.r={name: R}", "keys in braces cannot be added here; type '+metric@stats.metrics.r=latest' "
-         "'stats.metrics.r.name=<value>'"),
+        ("stats.metrics.evl_return.name=x", "there is no key 'evl_return' of stats.metrics; did you mean 'eval_retur"),
+        ("stats.metrics.r.name=x", f"there is no key 'r' of stats.metrics (keys: {CORE}); add it with {ADD_R}"),
+        ("stats.metrics.step_ms.nam=x", f"there is no key 'nam' of stats.metrics.step_ms; did you mean {METRIC}"),
+        ("+stats.metrics.r={name: R}", f"keys in braces cannot be added here; type {ADD_R}"),
         ("stats.metrics=3", f"stats.metrics holds keys and is no value itself (keys: {CORE})"),
         ("tags.note=x", "there is no key 'note' of tags (keys: none); add it with '+tags.note=x'"),
         ("seed.x=3", "seed is a value and has no keys"),

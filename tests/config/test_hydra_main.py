@@ -81,6 +81,7 @@ def test_a_root_directory_may_have_quotes_and_spaces(project: Project):
         ("config", 2, "error: the task does not like it\n"),
         ("locked", 1, "error: the run is locked by process 7\n"),
         ("stopped", 143, "stopped at step 7, saved\n"),
+        ("ctrl_c", 130, "interrupted\n"),
     ],
 )
 def test_an_expected_end_of_the_task_is_one_message(project: Project, error: str, code: int, message: str):
@@ -105,7 +106,8 @@ def test_a_refused_job_of_a_sweep_does_not_stop_the_others_and_shows_in_the_exit
 def test_a_mistake_ends_with_two_before_anything_is_made_or_loaded(project: Project, typed: list[str]):
     program = project.directory / "train.py"
     program.write_text(
-        f"import atexit, sys\natexit.register(lambda: print(sorted({{'ray', 'torch', 'mlflow', 'rich'}} & set(sys.modules))))\n"
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(sorted({'ray', 'torch', 'mlflow', 'rich'} & set(sys.modules))))\n"
         f"{program.read_text()}"
     )
     ended = project.run(*typed)
@@ -120,6 +122,22 @@ def test_the_config_is_shown_without_a_judgement_of_its_values(project: Project)
     assert (ended.code, ended.err) == (0, "")
     assert yaml.safe_load(ended.out)["steps"] == -3
     assert project.run("loop.stps=3", "--cfg", "job").code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-m", "--cfg", "job"], "error: --multirun and --cfg do not go together; type one of them\n"),
+        (["--resolve"], "error: --resolve goes together with --cfg only; type --cfg job --resolve\n"),
+        (["--cfg", "job", "seed=1,2"], "error: seed=1,2: this is more than one value; add -m to run a job for each, "),
+        (["-m", "seed=1,2", f"run_name={'x' * 198}"], "error: run_name 'xxx"),
+    ],
+)
+def test_flags_and_values_that_do_not_go_together_are_refused(project: Project, flags: list[str], message: str):
+    ended = project.run(*flags)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(message)
+    assert "Traceback" not in ended.err
 
 
 def test_the_config_is_printed_as_a_tree_on_demand(project: Project):

@@ -31,6 +31,7 @@ from trieye.config.tree import print_tree
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 
 _WRONG_CONFIG, _LOCKED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
+_LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
@@ -94,6 +95,7 @@ def _prepared(
     default_name: str,
 ) -> list[str] | None:
     """Check the command line, and return the overrides that make every job a run of its own; None if all is done."""
+    _check_flags(arguments)
     preflight = Preflight(loader, config_type)
     if arguments.help:
         print_help(loader, preflight, arguments.overrides, task, config_type)
@@ -111,6 +113,22 @@ def _prepared(
     return own
 
 
+def _check_flags(arguments: Namespace) -> None:
+    """Refuse flags that exclude each other, of which Hydra 1.3 makes a traceback."""
+    commands = {
+        "--run": arguments.run,
+        "--multirun": arguments.multirun,
+        "--cfg": arguments.cfg,
+        "--info": arguments.info,
+        "--shell-completion": arguments.shell_completion,
+    }
+    given = [flag for flag, value in commands.items() if value]
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)} do not go together; type one of them")
+    if arguments.resolve and not (arguments.cfg or arguments.help):
+        raise ConfigurationError("--resolve goes together with --cfg only; type --cfg job --resolve")
+
+
 def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:
     """Return the name of a single run, and the override that puts Hydra's records into its directory."""
     config = checked.config
@@ -124,11 +142,17 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, 
     return directory.name, [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
 
 
-def _sweep_place(checked: Checked[TrieyeConfig], _: str) -> tuple[str, list[str]]:
+def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:
     """Return the name of a sweep, and the override that sets its directory."""
+    if checked.config.run_name != default_name:
+        try:
+            check_name("run_name", f"{checked.config.run_name}_0000")  # what a job appends
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
     if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
-        name = re.sub(r"[^\w.=+-]+", "_", Path(str(checked.composed.hydra.sweep.dir)).resolve().name).strip("_. ")
-        return check_name("run_name", name or datetime.now().astimezone().strftime("%Y%m%d_%H%M%S")), []
+        chosen = Path(str(checked.composed.hydra.sweep.dir)).resolve().name
+        name = re.sub(r"[^\w.=+-]+|\.\.+", "_", chosen, flags=re.ASCII)[:_LONGEST_SWEEP].strip("_.-=+ ")
+        return name or default_name, []
     directory = _reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
     return directory.name, [f"hydra.sweep.dir={directory}"]
 

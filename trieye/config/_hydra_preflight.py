@@ -58,8 +58,8 @@ class Preflight(Generic[Config]):
         first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
         composed = self.load(first)
         is_multirun = multirun or str(OmegaConf.select(composed, "hydra.mode")).endswith("MULTIRUN")
-        if axes and not is_multirun:
-            raise ConfigurationError("\n".join(_needs_multirun(axis, self._loader.entries()) for axis in axes.values()))
+        if not is_multirun:
+            self._check_single(list(axes.values()))
         values = _resolved(composed)
         config = self._typed(values, first)
         for number, axis in axes.items():
@@ -73,6 +73,7 @@ class Preflight(Generic[Config]):
             ConfigurationError: The config cannot be composed; the message has a line for each mistake.
         """
         items = parsed(overrides)
+        self._check_single([item for item in items if item.is_sweep_override()])
         try:
             self._loader.entries()
             choices = [item for item in items if item.is_hydra_override() or self._loader.is_choice(item)]
@@ -86,6 +87,11 @@ class Preflight(Generic[Config]):
         # one by one and after the rest, so that each mistake is found, and with a config to look it up in
         self._set([item for item in items if item not in choices], composed)
         return composed
+
+    def _check_single(self, axes: Sequence[Override]) -> None:
+        if axes:
+            entries = self._loader.entries()
+            raise ConfigurationError("\n".join(_needs_multirun(axis, entries) for axis in axes))
 
     def _set(self, keys: Sequence[Override], composed: DictConfig) -> None:
         mistakes = []

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import Field as DataclassField
-from dataclasses import field, make_dataclass
-from typing import Any
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from typing import Any, get_args, get_origin
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -35,8 +35,8 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
 
 def _schema(model: type[BaseModel], defaults: dict[str, Any]) -> type:
     """Return a dataclass with the fields of a model; `defaults` win over the defaults of the model."""
-    fields = [(name, *_field(name, info, defaults)) for name, info in model.model_fields.items() if not set_by(info)]
-    return make_dataclass(model.__name__, fields)
+    members = [(name, *_field(name, info, defaults)) for name, info in model.model_fields.items() if not set_by(info)]
+    return make_dataclass(model.__name__, members)
 
 
 def _field(name: str, info: FieldInfo, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
@@ -48,7 +48,7 @@ def _field(name: str, info: FieldInfo, defaults: dict[str, Any]) -> tuple[Any, D
     if many:
         element = _schema(models[0], {})
         items = default.items() if isinstance(default, dict) else enumerate(default or ())
-        return dict[str, element], field(default_factory=_copy({str(key): item for key, item in items}))  # type: ignore[valid-type]  # made at run time
+        return dict[str, element], _constant({str(key): _instance(element, item) for key, item in items})  # type: ignore[valid-type]  # made at run time
     if default is None:
         return Any, _constant(None)
     nested = _schema(models[0], default if isinstance(default, dict) else {})
@@ -62,6 +62,17 @@ def _default(info: FieldInfo) -> Any:
     if info.is_required():
         return MISSING
     return to_jsonable_python(info.get_default(call_default_factory=True, validated_data={}))
+
+
+def _instance(schema: Any, values: Any) -> Any:
+    """Return an instance of a dataclass of schemas, which OmegaConf wants to see in place of a dict."""
+    if is_dataclass(schema) and isinstance(values, dict):
+        known = {item.name: item.type for item in fields(schema)}
+        made: Any = schema
+        return made(**{name: _instance(known[name], value) for name, value in values.items() if name in known})
+    if get_origin(schema) is dict and isinstance(values, dict):
+        return {name: _instance(get_args(schema)[1], value) for name, value in values.items()}
+    return values
 
 
 def _constant(value: Any) -> DataclassField[Any]:

@@ -26,6 +26,8 @@ def _check_writable(persistence: PersistenceConfig) -> None:
     key = f"persistence.root_data_dir={persistence.root_data_dir}"
     advice = "choose a directory that you may write to"
     try:
+        if "\0" in persistence.root_data_dir:
+            raise ValueError("it holds a NUL byte")  # noqa: TRY301 - one message for all reasons
         existing = _nearest_existing(persistence.get_run_base_dir())
         if not existing.is_dir():
             raise ConfigurationError(f"{key}: {existing} is a file and no directory; {advice}")

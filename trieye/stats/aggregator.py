@@ -2,24 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trieye.config import MetricConfig
 from trieye.schemas import MetricSummary
 from trieye.stats.batch import EventBatch
 from trieye.stats.drops import Drops
 from trieye.stats.point import Point
-from trieye.stats.reducers import Floats, Ints
+from trieye.stats.reducers import Ints
 from trieye.stats.windows import MetricWindows, windows_for
 
 MAX_UNDECLARED_NAMES = 10_000
 MAX_STEP = 1 << 62
 """Steps beyond it could not be rounded up to the end of their window within int64."""
-
-Rows = NDArray[np.intp]
 
 
 class Aggregator:
@@ -69,24 +67,25 @@ class Aggregator:
             batch: The events.
             at: Journal time in seconds.
         """
-        rows = self._rows_by_name(batch)
-        for name, of_name in rows:
-            readers = self._readers.get(name) or self._undeclared_reader(name, len(of_name))
+        if not len(batch):
+            return
+        for name, events in self._by_name(batch):
+            readers = self._readers.get(name) or self._undeclared_reader(name, len(events))
             for windows in readers:
-                self._feed(windows, batch, of_name, at)
+                self._feed(windows, events, at)
 
-    def _rows_by_name(self, batch: EventBatch) -> list[tuple[str, Rows]]:
-        in_range = (batch.steps <= MAX_STEP) & (batch.steps >= -MAX_STEP)
-        if not in_range.all():
+    def _by_name(self, batch: EventBatch) -> list[tuple[str, EventBatch]]:
+        if batch.steps.max() > MAX_STEP or batch.steps.min() < -MAX_STEP:
+            in_range = (batch.steps <= MAX_STEP) & (batch.steps >= -MAX_STEP)
             for code in batch.codes[~in_range].tolist():
                 self.drops.add("step_out_of_range", batch.names[code])
-        kept = np.flatnonzero(in_range)
+            batch = batch.take(np.flatnonzero(in_range))
         if len(batch.names) == 1:
-            return [(batch.names[0], kept)] if len(kept) else []
-        order = kept[np.argsort(batch.codes[kept], kind="stable")]
+            return [(batch.names[0], batch)] if len(batch) else []
+        order = np.argsort(batch.codes, kind="stable")
         bounds = np.searchsorted(batch.codes[order], np.arange(len(batch.names) + 1))
         slices = zip(batch.names, bounds[:-1], bounds[1:], strict=True)
-        return [(name, order[start:stop]) for name, start, stop in slices if stop > start]
+        return [(name, batch.take(order[start:stop])) for name, start, stop in slices if stop > start]
 
     def _undeclared_reader(self, name: str, count: int) -> list[MetricWindows]:
         if self._undeclared == "auto" and name and self._num_undeclared < MAX_UNDECLARED_NAMES:
@@ -98,25 +97,22 @@ class Aggregator:
             self.drops.add("undeclared", name, count)
         return []
 
-    def _feed(self, windows: MetricWindows, batch: EventBatch, rows: Rows, at: float) -> None:
+    def _feed(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
         config = windows.config
-        rows, values = (
-            (rows, batch.values[rows]) if config.context_key is None else self._from_context(config, batch, rows)
-        )
-        finite = np.isfinite(values)
+        if config.context_key is not None:
+            events = self._from_context(config, events)
+        finite = np.isfinite(events.values)
         if not finite.all():
             self.drops.add("non_finite", config.name, int((~finite).sum()))
-            rows, values = rows[finite], values[finite]
-        if len(rows):
-            steps, times = batch.steps[rows], batch.times[rows]
-            windows.add(values, steps, times, self._xs(windows, batch, rows), at=at)
+            events = events.take(np.flatnonzero(finite))
+        if len(events):
+            windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
 
-    def _from_context(self, config: MetricConfig, batch: EventBatch, rows: Rows) -> tuple[Rows, Floats]:
-        """Return the rows whose context holds the metric's key, and their values; other rows are not meant for it."""
+    def _from_context(self, config: MetricConfig, events: EventBatch) -> EventBatch:
+        """Return the events whose context holds the metric's key, with that value; others are not meant for it."""
         key = config.context_key or ""
         kept, values = [], []
-        for row in rows.tolist():
-            context = batch.contexts.get(row, {})
+        for row, context in events.contexts.items():
             if key not in context:
                 continue
             try:
@@ -124,20 +120,19 @@ class Aggregator:
                 kept.append(row)
             except (TypeError, ValueError):
                 self.drops.add("context", config.name)
-        return np.array(kept, dtype=np.intp), np.array(values, dtype=np.float64)
+        return replace(events.take(np.array(kept, dtype=np.intp)), values=np.array(values, dtype=np.float64))
 
-    def _xs(self, windows: MetricWindows, batch: EventBatch, rows: Rows) -> Ints | None:
+    def _xs(self, windows: MetricWindows, events: EventBatch) -> Ints | None:
         axis = windows.config.x_axis
         if axis == "global_step":
             return None
         if axis == "wall_time":
-            elapsed: Ints = np.floor(np.maximum(batch.times[rows] - self._run_created, 0.0)).astype(np.int64)
+            elapsed: Ints = np.floor(np.maximum(events.times - self._run_created, 0.0)).astype(np.int64)
             return elapsed
-        counted = np.arange(windows.num_events + 1, windows.num_events + 1 + len(rows), dtype=np.int64)
-        for index, row in enumerate(rows.tolist()):
-            episode = batch.contexts.get(row, {}).get("episode")
-            if isinstance(episode, int | np.integer):
-                counted[index] = episode
+        counted = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
+        for row, context in events.contexts.items():
+            if isinstance(episode := context.get("episode"), int | np.integer):
+                counted[row] = episode
         return counted
 
     def advance(self, *, at: float, step: int | None = None) -> list[Point]:

@@ -56,6 +56,20 @@ class EventBatch:
             contexts={index: row[4] for index, row in enumerate(rows) if row[4]},
         )
 
+    def take(self, rows: NDArray[np.intp]) -> Self:
+        """Return the events at some rows, in that order."""
+        contexts = {}
+        if self.contexts:
+            contexts = {index: self.contexts[row] for index, row in enumerate(rows.tolist()) if row in self.contexts}
+        return type(self)(
+            self.names,
+            self.codes[rows],
+            self.values[rows],
+            self.steps[rows],
+            self.times[rows],
+            contexts,
+        )
+
     def __len__(self) -> int:
         return len(self.codes)
 

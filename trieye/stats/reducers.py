@@ -83,7 +83,7 @@ REDUCERS: Mapping[str, Callable[[Accumulator], float]] = {
 
 
 def accumulate(
-    keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None = None
+    keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None = None, *, aggregation: str
 ) -> Iterator[tuple[int, Accumulator]]:
     """Group events by key and yield (key, accumulator) in ascending order of the keys.
 
@@ -93,6 +93,8 @@ def accumulate(
         steps: `[n]` global steps.
         times: `[n]` Unix times in seconds.
         xs: `[n]` coordinates on another x axis, or None.
+        aggregation: What the accumulators are for: `m2` is 0 unless that is `std`, and `last` unless it is `latest`,
+            because both cost as much as all the rest.
     """
     if keys[0] == keys[-1] and not np.any(keys != keys[0]):
         yield int(keys[0]), _whole(values, steps, times, xs)
@@ -102,7 +104,7 @@ def accumulate(
         keys, values, steps, times = keys[order], values[order], steps[order], times[order]
         xs = xs if xs is None else xs[order]
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-    yield from _groups(keys, values, steps, times, xs, starts)
+    yield from _groups(keys, values, steps, times, xs, starts, aggregation)
 
 
 def _whole(values: Floats, steps: Ints, times: Floats, xs: Ints | None) -> Accumulator:
@@ -123,11 +125,15 @@ def _whole(values: Floats, steps: Ints, times: Floats, xs: Ints | None) -> Accum
 
 
 def _groups(
-    keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None, starts: Ints
+    keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None, starts: Ints, aggregation: str
 ) -> Iterator[tuple[int, Accumulator]]:
     counts = np.diff(np.append(starts, len(keys)))
     totals = np.add.reduceat(values, starts)
-    m2 = np.add.reduceat(np.square(values - np.repeat(totals / counts, counts)), starts)
+    m2 = last = np.zeros(len(starts))
+    if aggregation == "std":
+        m2 = np.add.reduceat(np.square(values - np.repeat(totals / counts, counts)), starts)
+    if aggregation == "latest":
+        last = values[_last_at_the_highest_step(steps, starts, counts)]
     columns = (
         keys[starts].tolist(),
         counts.tolist(),
@@ -135,7 +141,7 @@ def _groups(
         np.minimum.reduceat(values, starts).tolist(),
         np.maximum.reduceat(values, starts).tolist(),
         m2.tolist(),
-        values[_last_at_the_highest_step(steps, starts, counts)].tolist(),
+        last.tolist(),
         np.maximum.reduceat(steps, starts).tolist(),
         np.maximum.reduceat(times, starts).tolist(),
         [None] * len(starts) if xs is None else np.maximum.reduceat(xs, starts).tolist(),

@@ -63,9 +63,9 @@ class MetricWindows:
         self.num_events += len(values)
         top = int(steps.max())
         self.highest = top if self.highest is None else max(self.highest, top)
-        keys = -(-steps // self._length) if self._length else steps * 0
+        keys = np.zeros_like(steps) if not self._length else (steps + (self._length - 1)) // self._length
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
-            for key, events in accumulate(keys, values, steps, times, xs):
+            for key, events in accumulate(keys, values, steps, times, xs, aggregation=self.config.aggregation):
                 self._take(key, events, at)
         self._seat_late_events()
 

@@ -59,11 +59,11 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
 
     from {{ cookiecutter.slug }}.dqn import DQN
 
-    store = CheckpointStore(run_dir / "checkpoints", read_only=True)
-    best = store.best() or store.latest()
+    config, store = read_config(run_dir), CheckpointStore(run_dir / "checkpoints", read_only=True)
+    best = store.best(config.loop.mode) or store.latest()
     if best is None:
         raise trieye.CheckpointError(f"{run_dir} has no checkpoint yet; train it first, or longer")
-    agent = DQN(read_config(run_dir))
+    agent = DQN(config)
     agent.load_checkpoint(store.load(best.path)["objects"]["experiment"]["state"])
     returns = agent.play(episodes, FIRST_SEED)
     agent.cleanup()

@@ -1,0 +1,59 @@
+"""Strict and tolerant models."""
+
+import warnings
+
+import pytest
+from pydantic import ValidationError
+
+from trieye.config import STRICT, LoopConfig, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+from trieye.config.base import nearest
+
+
+def test_a_tolerant_model_warns_of_an_unknown_key_and_names_the_nearest():
+    with pytest.warns(
+        UserWarning, match="MetricConfig: unknown key 'agregation' is ignored; did you mean 'aggregation'"
+    ):
+        metric = MetricConfig(name="x", agregation="mean")
+    assert metric.aggregation == "latest"
+
+
+@pytest.mark.parametrize("model", [MetricConfig, StatsConfig, PersistenceConfig, TrieyeConfig])
+def test_a_tolerant_model_refuses_unknown_keys_where_they_are_typed(model: type):
+    with pytest.raises(ValidationError, match="unknown key nonsense"):
+        model.model_validate({"name": "x", "nonsense": 1} if model is MetricConfig else {"nonsense": 1}, context=STRICT)
+
+
+def test_a_nested_unknown_key_is_refused_too():
+    with pytest.raises(ValidationError, match="unknown key nonsense"):
+        TrieyeConfig.model_validate({"stats": {"metrics": [{"name": "x", "nonsense": 1}]}}, context=STRICT)
+
+
+def test_a_strict_model_is_frozen_and_refuses_unknown_keys():
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        LoopConfig(stps=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        LoopConfig().steps = 3
+
+
+def test_upper_case_names_work_as_arguments_and_as_attributes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = PersistenceConfig(ROOT_DATA_DIR="x", RUN_NAME="r", SAVE_BUFFER=False, CHECKPOINT_SAVE_FREQ_STEPS=3)
+    assert (config.root_data_dir, config.ROOT_DATA_DIR) == ("x", "x")
+    config.RUN_NAME = "other"
+    assert (config.run_name, config.RUN_NAME) == ("other", "other")
+    with pytest.raises(AttributeError):
+        _ = config.NO_SUCH_NAME
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_must_be_finite(value: float):
+    with pytest.raises(ValidationError):
+        MetricConfig(name="x", log_frequency_seconds=value)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("lokal", "local"), ("RAY", "ray"), ("clus", "cluster"), ("xyz", None), ("", None)]
+)
+def test_the_nearest_word_is_close_or_begins_alike(word: str, expected: str | None):
+    assert nearest(word, ["local", "ray", "cluster"]) == expected

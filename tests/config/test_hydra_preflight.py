@@ -1,0 +1,40 @@
+"""Sweeps are checked before they start: every value of every axis."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.config.conftest import Project
+
+Mistaken = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["seed=0,1,-1"], "seed=-1: an integer >= 0 and < 4_294_967_296 is expected, found -1"),
+        (["seed=range(-1,3)"], "seed=-1: an integer >= 0"),
+        (["seed=1,2", "loop.steps=5,0"], "loop.steps=0: an integer >= 1"),
+        (["runtime=local,ray,rya"], "runtime=rya: 'rya' is no option of runtime; did you mean 'ray'?"),
+        (["metrics=[core],[dqm]"], "metrics=[dqm]: 'dqm' is no option of metrics; did you mean 'dqn'?"),
+        (["run_name=a,b/c"], "run_name 'b/c' is not safe as a directory name"),
+        (["+tags.x=1,2", "loop.stps=1,2"], "loop.stps=1: there is no key 'stps' of loop; did you mean 'steps'?"),
+        (["stats.metrics.step_ms.name=time/step_ms,eval/return"], "Duplicate metric names found: eval/return ("),
+        (["experiment=glob(none*)"], "experiment=glob(none*): there is no value to sweep over"),
+        (["seed=interval(-1, 3)"], "seed=-1.0: an integer >= 0"),
+    ],
+)
+def test_every_value_of_every_axis_is_checked(mistaken: Mistaken, typed: list[str], message: str):
+    assert mistaken("-m", *typed).startswith(message)
+
+
+def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mistaken: Mistaken):
+    project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  steps: ${seed}\n")
+    assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: an integer >= 1 or null is expected, found 0")
+
+
+def test_a_wrong_path_is_found_before_anything_runs(mistaken: Mistaken):
+    assert mistaken("persistence.root_data_dir=/proc/x").startswith(
+        "persistence.root_data_dir=/proc/x: nothing can be written there ("
+    )
+    assert mistaken("persistence.load_checkpoint_path=none").startswith("persistence.load_checkpoint_path=")

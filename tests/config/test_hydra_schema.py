@@ -1,0 +1,91 @@
+"""The schema that Hydra gets is derived from the models."""
+
+from typing import Literal
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from pydantic import Field
+
+from trieye.config import TrieyeConfig
+from trieye.config._hydra_schema import register_schema
+from trieye.config.base import Keyed, StrictModel
+
+
+class Layer(StrictModel):
+    width: int = 8
+    name: str
+
+
+class Other(StrictModel):
+    kind: Literal["other"] = "other"
+
+
+class Agent(StrictModel):
+    lr: float = 1e-3
+    first: Layer = Layer(width=3, name="first")
+    maybe: Layer | None = None
+    net: Layer | Other = Other()
+    optional_net: Layer | Other | None = None
+    layers: dict[str, Layer] = Field(default_factory=lambda: {"a": Layer(name="a")})
+    keyed: Keyed[Layer] = Field(default_factory=list)
+    pair: tuple[float, float] = (0.9, 0.999)
+    names: list[str] = Field(default_factory=list)
+
+
+class MyConfig(TrieyeConfig):
+    agent: Agent = Agent(lr=0.5)
+    steps: int
+
+
+def _schema() -> dict:
+    register_schema(MyConfig, run_name="r1")
+    return OmegaConf.to_container(ConfigStore.instance().load("schema.yaml").node)
+
+
+def test_every_key_has_the_default_of_its_model():
+    schema = _schema()
+    assert schema["seed"] == 0
+    assert schema["run_name"] == "r1"
+    assert schema["stats"] == {"processing_interval_seconds": 1.0, "metrics": {}, "undeclared": None}
+    assert schema["steps"] == "???"
+    assert schema["agent"] == {
+        "lr": 0.5,
+        "first": {"width": 3, "name": "first"},
+        "maybe": None,
+        "net": "???",
+        "optional_net": None,
+        "layers": {"a": {"width": 8, "name": "a"}},
+        "keyed": {},
+        "pair": [0.9, 0.999],
+        "names": [],
+    }
+
+
+def test_sinks_are_off_where_a_group_turns_them_on():
+    assert [sink["enabled"] for sink in _schema()["sinks"].values()] == [False, False, False]
+    assert all(sink.enabled for _, sink in TrieyeConfig().sinks)
+
+
+def test_keys_that_another_key_sets_are_left_out():
+    assert not {"run_name", "app_name"} & set(_schema()["persistence"])
+
+
+def test_leaves_take_any_type_so_that_the_model_judges():
+    register_schema(MyConfig, run_name="r1")
+    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
+    OmegaConf.update(node, "seed", "not a number")
+    assert node.seed == "not a number"
+
+
+def test_two_schemas_share_no_list():
+    register_schema(MyConfig, run_name="r1")
+    first = ConfigStore.instance().load("schema.yaml").node
+    first.agent.names.append("x")
+    assert _schema()["agent"]["names"] == []
+
+
+@pytest.mark.parametrize("name", ["run_1", "été"])
+def test_the_run_name_is_a_plain_value(name: str):
+    register_schema(TrieyeConfig, run_name=name)
+    assert ConfigStore.instance().load("schema.yaml").node.run_name == name

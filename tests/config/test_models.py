@@ -1,0 +1,171 @@
+"""The models of trieye 0.1.5: fields, defaults and habits that clients rely on."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trieye.config import DEFAULT_METRICS, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+
+TRAINER, WORKER, LOOP = "trainer", "worker", "loop"
+ALL_SINKS = ["mlflow", "tensorboard", "console"]
+
+# name, source, aggregation, event, context key, steps, seconds, numerator
+EXPECTED = [
+    *[(f"Loss/{n}", TRAINER, "mean", f"Loss/{n}", None, 10, 0.0, None)
+      for n in ("Total", "Policy", "Value", "Entropy", "Mean_Abs_TD_Error")],
+    ("LearningRate", TRAINER, "latest", "LearningRate", None, 10, 0.0, None),
+    ("Episode/Score", WORKER, "mean", "episode_end", "score", 0, 5.0, None),
+    ("Episode/Length", WORKER, "mean", "episode_end", "length", 0, 5.0, None),
+    ("Episode/Triangles_Cleared", WORKER, "mean", "episode_end", "triangles_cleared", 0, 5.0, None),
+    ("MCTS/Avg_Simulations_Per_Step", WORKER, "mean", "mcts_step", None, 0, 10.0, None),
+    ("MCTS/Avg_Tree_Depth", WORKER, "mean", "episode_end", "avg_mcts_depth", 0, 5.0, None),
+    ("RL/Step_Reward_Mean", WORKER, "mean", "step_reward", None, 0, 10.0, None),
+    *[(n, LOOP, "latest", n, None, 0, 5.0, None)
+      for n in ("Buffer/Size", "Progress/Total_Simulations", "Progress/Episodes_Played",
+                "Progress/Weight_Updates_Total")],
+    *[(n, LOOP, "latest", n, None, 0, 10.0, None) for n in ("System/Num_Active_Workers", "System/Num_Pending_Tasks")],
+    ("Rate/Steps_Per_Sec", LOOP, "rate", "Rate/Steps_Per_Sec", None, 0, 5.0, "step_completed"),
+    ("Rate/Episodes_Per_Sec", WORKER, "rate", "Rate/Episodes_Per_Sec", None, 0, 5.0, "episode_end"),
+    ("Rate/Simulations_Per_Sec", WORKER, "rate", "Rate/Simulations_Per_Sec", None, 0, 5.0, "mcts_step"),
+    ("PER/Beta", TRAINER, "latest", "PER/Beta", None, 10, 0.0, None),
+]  # fmt: skip
+
+PERSISTENCE = {
+    "ROOT_DATA_DIR": ".trieye_data",
+    "APP_NAME": "default_app",
+    "RUNS_DIR_NAME": "runs",
+    "MLFLOW_DIR_NAME": "mlruns",
+    "CHECKPOINT_SAVE_DIR_NAME": "checkpoints",
+    "BUFFER_SAVE_DIR_NAME": "buffers",
+    "LOG_DIR_NAME": "logs",
+    "TENSORBOARD_DIR_NAME": "tensorboard",
+    "PROFILE_DIR_NAME": "profile_data",
+    "LATEST_CHECKPOINT_FILENAME": "latest.pkl",
+    "BEST_CHECKPOINT_FILENAME": "best.pkl",
+    "BUFFER_FILENAME": "buffer.pkl",
+    "CONFIG_FILENAME": "configs.json",
+    "SAVE_BUFFER": True,
+    "BUFFER_SAVE_FREQ_STEPS": 1000,
+    "CHECKPOINT_SAVE_FREQ_STEPS": 1000,
+    "AUTO_RESUME_LATEST": True,
+    "LOAD_CHECKPOINT_PATH": None,
+    "LOAD_BUFFER_PATH": None,
+}
+
+
+def test_the_22_default_metrics_are_those_of_the_old_version():
+    found = [
+        (m.name, m.source, m.aggregation, m.event_key, m.context_key, m.log_frequency_steps, m.log_frequency_seconds,
+         m.rate_numerator_event)
+        for m in DEFAULT_METRICS
+    ]  # fmt: skip
+    assert len(found) == 22
+    assert found == EXPECTED
+    for metric in DEFAULT_METRICS:
+        assert metric.log_to == (ALL_SINKS if metric.aggregation == "rate" else ALL_SINKS[:2])
+        assert metric.x_axis == "global_step"
+
+
+def test_default_metrics_can_be_extended():
+    extended = DEFAULT_METRICS + [MetricConfig(name="Custom/MyValue")]  # noqa: RUF005 - as old clients write it
+    assert len(StatsConfig(metrics=extended).metrics) == 23
+
+
+def test_persistence_has_the_defaults_of_the_old_version():
+    config = PersistenceConfig()
+    assert {name: getattr(config, name) for name in PERSISTENCE} == PERSISTENCE
+    assert config.RUN_NAME.startswith("run_2")
+
+
+def test_stats_are_empty_by_default():
+    assert (StatsConfig().metrics, StatsConfig().processing_interval_seconds) == ([], 1.0)
+    for wrong in (0, -1):
+        with pytest.raises(ValidationError):
+            StatsConfig(processing_interval_seconds=wrong)
+
+
+def test_a_metric_has_the_defaults_of_the_old_version():
+    assert MetricConfig(name="x").model_dump() == {
+        "name": "x", "source": "custom", "raw_event_name": None, "aggregation": "latest", "log_frequency_steps": 1,
+        "log_frequency_seconds": 0.0, "log_to": ["mlflow", "tensorboard"], "x_axis": "global_step",
+        "rate_numerator_event": None, "context_key": None,
+    }  # fmt: skip
+
+
+def test_the_errors_of_the_old_version_keep_their_words():
+    with pytest.raises(
+        ValidationError, match=r"Metric 'R' has aggregation 'rate' but 'rate_numerator_event' is not set\."
+    ):
+        MetricConfig(name="R", aggregation="rate")
+    with pytest.raises(ValidationError, match="Duplicate metric names found"):
+        StatsConfig(metrics=[MetricConfig(name="a"), MetricConfig(name="a")])
+
+
+def test_the_names_of_the_whole_config_win_and_the_given_persistence_is_not_touched():
+    shared = PersistenceConfig(app_name="mine", run_name="mine")
+    first = TrieyeConfig(app_name="a", run_name="one", persistence=shared)
+    second = TrieyeConfig(app_name="a", run_name="two", persistence=shared)
+    assert (first.persistence.app_name, first.persistence.run_name) == ("a", "one")
+    assert second.persistence.run_name == "two"
+    assert (shared.app_name, shared.run_name) == ("mine", "mine")
+
+
+def test_names_can_be_assigned_later():
+    config = TrieyeConfig(app_name="a")
+    config.run_name = "later"
+    config.persistence.RUN_NAME = "later"
+    assert config.persistence.get_run_base_dir().name == "later"
+
+
+@pytest.mark.parametrize("uri", [None, "sqlite:////tmp/elsewhere.db", "http://localhost:1"])
+def test_a_dumped_config_validates_to_the_same_config(uri: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = TrieyeConfig(app_name="a", persistence=PersistenceConfig(mlflow_tracking_uri=uri))
+    for mode in ("python", "json"):
+        again = TrieyeConfig.model_validate(config.model_dump(mode=mode))
+        assert again == config
+        assert again.persistence.MLFLOW_TRACKING_URI == config.persistence.MLFLOW_TRACKING_URI
+        assert again.persistence.mlflow_tracking_uri == uri
+
+
+def test_an_explicit_tracking_uri_is_honored():
+    config = PersistenceConfig(MLFLOW_TRACKING_URI="http://localhost:5000")
+    assert config.MLFLOW_TRACKING_URI == "http://localhost:5000"
+    assert config.model_dump()["MLFLOW_TRACKING_URI"] == "http://localhost:5000"
+
+
+def test_the_directories_lie_where_they_always_did(tmp_path: Path):
+    config = PersistenceConfig(root_data_dir=str(tmp_path), app_name="a", run_name="r")
+    assert config.get_app_root_dir() == tmp_path / "a"
+    assert config.get_runs_root_dir() == tmp_path / "a" / "runs"
+    assert config.get_run_base_dir() == tmp_path / "a" / "runs" / "r"
+    assert config.get_mlflow_abs_path() == tmp_path / "a" / "mlruns"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_root_stays_where_the_config_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = PersistenceConfig(app_name="a")
+    monkeypatch.chdir("/")
+    assert config.get_app_root_dir() == tmp_path / ".trieye_data" / "a"
+    elsewhere = config.anchored(Path("/elsewhere"))
+    assert elsewhere.get_app_root_dir() == Path("/elsewhere/.trieye_data/a")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "/a", "a\0b", "a\nb", "", "x" * 300, ".hidden", "a..b", "a ", "\ud800"]
+)
+def test_an_unsafe_name_is_refused(name: str):
+    for field in ("run_name", "app_name"):
+        with pytest.raises(ValidationError, match=field):
+            TrieyeConfig(**{field: name})
+    config = PersistenceConfig()
+    config.run_name = name
+    with pytest.raises(ValueError, match="run_name"):
+        config.get_run_base_dir()
+
+
+@pytest.mark.parametrize("name", ["run_20260101_000000", "été", "東京-1", "a b", "lr=0.1,seed=3", "x" * 200, "3"])
+def test_a_safe_name_is_taken(name: str):
+    assert TrieyeConfig(run_name=name).run_name == name
