@@ -1,7 +1,7 @@
 """Points per second into a real SQLite store of MLflow: MlflowSink against log_metric one by one.
 
-The peer writes to a store as MLflow makes it, which is what one has without trieye. `same_store` is log_metric on the store
-that the sink made, whose WAL mode helps it too: that ratio is what the batches alone bring.
+The peer writes to a store as MLflow makes it, which is what one has without trieye. `same_store` is log_metric on the
+store that the sink made, whose WAL mode helps it too: that ratio is what the batches alone bring.
 """
 
 import json

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import trieye
-from trieye.exceptions import ConfigurationError
-from trieye.persistence.checkpoints import CheckpointStore
+from trieye.exceptions import CheckpointError, ConfigurationError
 
 
 class Walk(trieye.Experiment):
@@ -72,8 +71,13 @@ def test_it_trains_to_its_last_step_and_tells_the_best_objective(loop_config):
 def test_the_best_checkpoint_is_the_one_with_the_best_objective(loop_config):
     result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
     assert result.best_checkpoint.name == "checkpoint_step_30"
-    held = CheckpointStore(result.best_checkpoint.parent).load(result.best_checkpoint)
-    assert held["objects"]["experiment"]["state"]["steps_done"] == 30
+    best = trieye.load_checkpoint(result.run_dir)
+    assert (best.path, best.step, best.objective) == (result.best_checkpoint, 30, 0.0)
+    assert best.objects["experiment"]["state"]["steps_done"] == 30
+    assert trieye.load_checkpoint(result.run_dir, "latest").step == 50
+    assert trieye.load_checkpoint(result.run_dir, 40).objective == -10.0
+    with pytest.raises(CheckpointError, match=r"no checkpoint 7 \(steps: 10, 20, 30, 40, 50\)"):
+        trieye.load_checkpoint(result.run_dir, 7)
 
 
 @pytest.mark.parametrize(

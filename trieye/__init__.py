@@ -40,6 +40,7 @@ _HOME = {
     "UntrustedPickleError": "trieye.exceptions",
     "XAxis": "trieye.config",
     "compose": "trieye.config.compose",
+    "load_checkpoint": "trieye.persistence.checkpoints",
     "main": "trieye.config.compose",
     "run_experiment": "trieye.experiment",
 }

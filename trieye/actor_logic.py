@@ -110,7 +110,7 @@ class ActorLogic:
             tags=self.config.tags,
         )
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
-        self._sinks = FanOut(sinks, run)
+        self._sinks = FanOut(sinks, run, max_backlog_points=self.config.sinks.mlflow.max_backlog_points)
         self._stats = StatsProcessor(
             self.config.stats,
             self.config.run_name,

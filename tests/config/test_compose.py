@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime
 from pydantic import Field
 
 import trieye
 from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
+from trieye.config._hydra_schema import register_schema
 from trieye.config.base import StrictModel
 from trieye.config.compose import compose, config_type_of, launch_info
 from trieye.exceptions import ConfigurationError
@@ -63,6 +66,15 @@ def test_composing_leaves_hydra_as_it_was():
     assert not GlobalHydra.instance().is_initialized()
     assert not HydraConfig.initialized()
     assert launch_info() is None
+
+
+def test_composing_in_the_midst_of_a_sweep_leaves_its_schema_and_its_name():
+    register_schema(TrainConfig, run_name="sweep")
+    JobRuntime.instance().set("name", "train")
+    before = ConfigStore.instance().repo["schema.yaml"]
+    compose(["runtime=local"])
+    assert ConfigStore.instance().repo["schema.yaml"] is before
+    assert JobRuntime.instance().get("name") == "train"
 
 
 def test_a_file_of_the_project_wins_over_one_of_trieye(project: Project):

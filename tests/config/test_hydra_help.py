@@ -20,6 +20,7 @@ class AgentConfig(StrictModel):
 
 class TrainConfig(TrieyeConfig):
     agent: AgentConfig = Field(default_factory=AgentConfig, description="Who learns.")
+    critic: AgentConfig | None = Field(default=None, description="Who judges.")
 
 
 @pytest.fixture
@@ -76,6 +77,18 @@ def test_help_lists_the_keys_of_the_project(helped: Helped):
     assert "  agent.*" in helped()
     assert helped("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]
     assert helped("agent.lr", "agent.lr=0.5").splitlines()[0] == "  agent.lr = 0.5"
+
+
+def test_help_explains_keys_that_have_no_value_yet(helped: Helped):
+    assert helped("critic").splitlines()[0] == "  critic.lr = null"
+
+
+def test_help_gives_no_example_that_the_project_cannot_run(project: Project, helped: Helped):
+    assert "experiment=example" in helped()
+    project.write("train", "defaults: [schema, _self_]\n")
+    text = helped()
+    assert "experiment=example" not in text
+    assert "-m seed=0,1,2" in text
 
 
 def test_help_explains_the_keys_of_a_metric(helped: Helped):

@@ -32,6 +32,7 @@ _EXAMPLES = {
     "experiment=example": "a preset; whatever you type wins over it",
     "-m seed=0,1,2": "three runs",
 }
+_EXAMPLE_CHOICE = re.compile(r"'?\+?(\w+)(?:@[\w.]+)?=\[?(\w+)")
 _GROUPS = {
     "metric": "templates for one metric more: +metric@stats.metrics.<slug>=<option>",
     "metrics": "sets of metrics, as many as you like",
@@ -87,7 +88,8 @@ class _Help:
         if task.__doc__:
             yield from (task.__doc__.strip().split("\n\n")[0], "")
         yield from ("Usage", f"  {command} [group=option | key=value ...] [flags]", "")
-        yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in _EXAMPLES.items())
+        examples = {typed: meaning for typed, meaning in _EXAMPLES.items() if self._is_possible(typed)}
+        yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in examples.items())
         yield from ("", "Groups: type group=option; * is the choice now")
         for group in self._groups:
             yield from self._group(group)
@@ -95,6 +97,10 @@ class _Help:
         yield from self._top_level()
         yield from ("", "Flags")
         yield from _columns(_FLAGS)
+
+    def _is_possible(self, typed: str) -> bool:
+        choice = _EXAMPLE_CHOICE.match(typed)
+        return choice is None or choice[2] in self._loader.options(choice[1])
 
     def topic(self, topic: str) -> Iterator[str]:
         """Yield the lines about one group, or about the keys at or below one key."""
@@ -153,7 +159,8 @@ class _Help:
             return key
         parent, _, name = key.rpartition(".")
         holder = OmegaConf.select(self._composed, parent) if parent else self._composed
-        values: Any = OmegaConf.to_container(holder, resolve=False)  # interpolations are shown as they stand
+        # interpolations are shown as they stand; the keys of a model that is null have no value
+        values: Any = OmegaConf.to_container(holder, resolve=False) if OmegaConf.is_config(holder) else {}
         return f"{key} = {_as_yaml(values.get(name))}"
 
 
@@ -177,7 +184,7 @@ def _columns(rows: dict[str, str], indent: str = "  ") -> Iterator[str]:
 
 
 def _as_yaml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+    return json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
 
 
 def _command() -> str:

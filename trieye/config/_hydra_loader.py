@@ -1,4 +1,4 @@
-"""Loading: from a config directory and overrides to a composed config, and from that to a typed one."""
+"""Loading: from a config directory and overrides to a composed config."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -16,24 +16,20 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import GroupDefault
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
 from yaml import YAMLError
 
-from trieye.config._hydra_schema import BEFORE_1_4, register_schema
-from trieye.config.base import STRICT, did_you_mean
-from trieye.config.complaints import complaints
+from trieye.config._hydra_schema import BEFORE_1_4, schema_of
+from trieye.config.base import did_you_mean
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
-
-Config = TypeVar("Config", bound=TrieyeConfig)
 
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
 """Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
@@ -173,30 +169,28 @@ def _directory(scheme: str, path: str) -> Path | None:
 
 @contextmanager
 def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[Loader]:
-    """Open a source; afterwards Hydra's global state is what it was.
+    """Open a source; afterwards Hydra's global state is what it was, also in the midst of a sweep.
 
     Raises:
         ConfigurationError: There is no such directory, or it has no such config.
     """
-    register_schema(config_type, run_name=run_name)
     _check(source)
     if BEFORE_1_4:
         hydra.version.setbase(None)
-    before = get_gh_backup()
-    try:
-        search_path = create_config_search_path(source.directory)
-        if source.extra_directory is not None:
-            search_path.prepend(
-                provider="command-line",
-                path=f"file://{source.extra_directory}",
-                anchor=SearchPathQuery(provider="schema"),
-            )
-        config_loader = Hydra.create_main_hydra2(source.job_name, search_path).config_loader
-        assert isinstance(config_loader, ConfigLoaderImpl)  # noqa: S101 - the only one there is
-        yield Loader(source, config_loader)
-    finally:
-        GlobalHydra.instance()
-        restore_gh_from_backup(before)
+    before, job_name = get_gh_backup(), JobRuntime.instance().get("name")
+    with schema_of(config_type, run_name=run_name):
+        try:
+            search_path = create_config_search_path(source.directory)
+            if source.extra_directory is not None:
+                extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
+                search_path.prepend(provider="command-line", path=extra, anchor=anchor)
+            config_loader = Hydra.create_main_hydra2(source.job_name, search_path).config_loader
+            assert isinstance(config_loader, ConfigLoaderImpl)  # noqa: S101 - the only one there is
+            yield Loader(source, config_loader)
+        finally:
+            GlobalHydra.instance()  # there must be one to be replaced
+            restore_gh_from_backup(before)
+            JobRuntime.instance().set("name", job_name)
 
 
 def _check(source: Source) -> None:
@@ -215,70 +209,3 @@ def _check(source: Source) -> None:
         f"config_name={source.name}: {directory} has no {source.name}.yaml{did_you_mean(source.name, known)}"
         f" (there: {', '.join(known) or 'no config at all'})"
     )
-
-
-def plain(node: Any, key: str) -> Any:
-    """Return what a node holds at a key, resolved, as plain Python values."""
-    found = OmegaConf.select(node, key)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return the config without the node `hydra`, which can still be interpolated from."""
-    copy = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    OmegaConf.set_struct(copy, value=True)
-    return copy
-
-
-@contextmanager
-def as_in_a_job(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:...}` resolve as it will in the job; what only the job knows gets a stand-in."""
-    instance = HydraConfig.instance()
-    before = instance.cfg
-    with flag_override(config, ["struct", "readonly"], [False, False]):
-        for key, value in {"runtime.output_dir": str(Path.cwd() / "outputs"), "job.id": "0", "job.num": 0}.items():
-            if OmegaConf.is_missing(config.hydra[key.split(".")[0]], key.split(".")[1]):
-                OmegaConf.update(config.hydra, key, value)
-    instance.set_config(config)
-    try:
-        yield
-    finally:
-        instance.cfg = before
-
-
-def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config without the node `hydra` as plain values.
-
-    Raises:
-        ConfigurationError: A value is missing, or an interpolation leads nowhere.
-    """
-    try:
-        missing = sorted(OmegaConf.missing_keys(config))
-        values: Any = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
-    if missing:
-        raise ConfigurationError(
-            "\n".join(f"{key} has no value; give it one with {key}=<value>, or in the config files" for key in missing)
-        )
-    return {str(key): value for key, value in values.items()}
-
-
-def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Sequence[str], working_dir: Path) -> Config:
-    """Return the typed config of plain values.
-
-    Args:
-        values: A resolved config.
-        config_type: The model.
-        overrides: What was typed, for the messages.
-        working_dir: What relative paths are relative to.
-
-    Raises:
-        ConfigurationError: A value is not allowed; the message has a line for each mistake.
-    """
-    try:
-        made = config_type.model_validate(values, context=STRICT)
-    except ValidationError as error:
-        raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
-    made.persistence = made.persistence.anchored(working_dir)
-    return made

@@ -20,9 +20,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config._hydra_help import print_help
-from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened, quoted, resolved, typed
+from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened, quoted
 from trieye.config._hydra_preflight import Checked, Preflight
 from trieye.config._hydra_schema import register_schema
+from trieye.config._hydra_typed import resolved, typed
 from trieye.config.launch import launch_info
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
@@ -63,8 +64,10 @@ def run_command_line(
         source = _source(arguments, task, directory, config_name)
         default_name = default_run_name()
         with opened(source, config_type, run_name=default_name) as loader:
-            own = _prepared(arguments, loader, task, config_type, default_name)
-        if own is not None:
+            prepared = _prepared(arguments, loader, task, config_type, default_name)
+        if prepared is not None:
+            run_name, own = prepared
+            register_schema(config_type, run_name=run_name)
             _hand_over(arguments, source, _job_of(task, config_type), own)
     except (ConfigurationError, RunLockedError) as error:
         _leave(error)
@@ -93,8 +96,8 @@ def _prepared(
     task: Callable[[Any], Any],
     config_type: type[TrieyeConfig],
     default_name: str,
-) -> list[str] | None:
-    """Check the command line, and return the overrides that make every job a run of its own; None if all is done."""
+) -> tuple[str, list[str]] | None:
+    """Check the command line; return the run name and overrides that make each job a run, or None if all is done."""
     _check_flags(arguments)
     preflight = Preflight(loader, config_type)
     if arguments.help:
@@ -103,14 +106,12 @@ def _prepared(
     if arguments.cfg is not None:
         # whoever looks for a mistake wants to see the config, so its values are not judged
         preflight.load(arguments.overrides)
-        return []
+        return default_name, []
     if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
-        return []
+        return default_name, []
     checked = preflight.check(arguments.overrides, multirun=arguments.multirun)
     place = _sweep_place if checked.is_multirun else _run_place
-    run_name, own = place(checked, default_name)
-    register_schema(config_type, run_name=run_name)
-    return own
+    return place(checked, default_name)
 
 
 def _check_flags(arguments: Namespace) -> None:

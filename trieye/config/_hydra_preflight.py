@@ -10,7 +10,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config._hydra_diagnosis import Diagnosis, parsed
-from trieye.config._hydra_loader import NOT_COMPOSED, Config, Loader, as_in_a_job, resolved, typed, without_hydra
+from trieye.config._hydra_loader import NOT_COMPOSED, Loader
+from trieye.config._hydra_typed import Config, as_in_a_job, resolved, typed, without_hydra
 from trieye.config.paths import check_paths
 from trieye.exceptions import ConfigurationError
 

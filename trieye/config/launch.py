@@ -35,7 +35,7 @@ def launch_info() -> Launch | None:
 
 
 def _of(hydra: object) -> Launch | None:
-    from trieye.config._hydra_loader import plain
+    from trieye.config._hydra_typed import plain
 
     job, mode = plain(hydra, "job"), plain(hydra, "mode")
     runtime, overrides = plain(hydra, "runtime"), plain(hydra, "overrides.task")

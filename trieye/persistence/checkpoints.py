@@ -16,6 +16,7 @@ from trieye.persistence.state_directory import load_state, save_state
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_DIRECTORY = "checkpoints"
 CHECKPOINT_PREFIX = "checkpoint_step_"
 BUFFER_PREFIX = "buffer_step_"
 _DAMAGED = ".damaged"
@@ -49,6 +50,24 @@ class CheckpointEntry:
     def is_best(self) -> bool:
         """Whether it was the best one when it was saved."""
         return bool(self.metadata.get("is_best"))
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint of a run, read back.
+
+    Attributes:
+        path: Its directory.
+        step: The step after which it was saved.
+        objective: How good it is, if that was given.
+        objects: What `Run.save` was given, by name: the state of each object. `experiment` is the name that
+            `run_experiment` uses; its entry `state` is what `save_checkpoint` returned.
+    """
+
+    path: Path
+    step: int
+    objective: float | None
+    objects: dict[str, Any]
 
 
 class CheckpointStore:
@@ -213,3 +232,35 @@ class CheckpointStore:
             if match and path.is_dir() and (max_step is None or int(match[1]) <= max_step):
                 found.append(path)
         return found
+
+
+def load_checkpoint(run_dir: str | Path, which: Literal["best", "latest"] | int = "best") -> LoadedCheckpoint:
+    """Read a checkpoint of a run without opening the run; nothing is changed or locked.
+
+    Args:
+        run_dir: Directory of the run, or of its checkpoints.
+        which: The best one by its objective (the newest one if none has any), the newest one, or that of a step.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+        UntrustedPickleError: It has pickled parts that are not signed by this user.
+    """
+    given = Path(run_dir)
+    directory = given / CHECKPOINT_DIRECTORY if (given / CHECKPOINT_DIRECTORY).is_dir() else given
+    store = CheckpointStore(directory, read_only=True)
+    entry = _chosen(store, which)
+    if entry is None:
+        steps = sorted(found.step for found in store.entries())
+        raise CheckpointError(
+            f"{directory} holds no checkpoint {which!r} (steps: {', '.join(map(str, steps)) or 'none'})"
+        )
+    return LoadedCheckpoint(entry.path, entry.step, entry.objective, store.load(entry.path)["objects"])
+
+
+def _chosen(store: CheckpointStore, which: Literal["best", "latest"] | int) -> CheckpointEntry | None:
+    if isinstance(which, int):
+        return next((entry for entry in store.entries() if entry.step == which), None)
+    newest = store.latest()
+    if which == "latest" or newest is None:
+        return newest
+    return store.best("min" if newest.metadata.get("mode") == "min" else "max") or newest

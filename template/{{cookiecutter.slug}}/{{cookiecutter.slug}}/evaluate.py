@@ -55,16 +55,11 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
     Raises:
         trieye.CheckpointError: The run has no whole checkpoint.
     """
-    from trieye.persistence.checkpoints import CheckpointStore
-
     from {{ cookiecutter.slug }}.dqn import DQN
 
-    config, store = read_config(run_dir), CheckpointStore(run_dir / "checkpoints", read_only=True)
-    best = store.best(config.loop.mode) or store.latest()
-    if best is None:
-        raise trieye.CheckpointError(f"{run_dir} has no checkpoint yet; train it first, or longer")
-    agent = DQN(config)
-    agent.load_checkpoint(store.load(best.path)["objects"]["experiment"]["state"])
+    best = trieye.load_checkpoint(run_dir)
+    agent = DQN(read_config(run_dir))
+    agent.load_checkpoint(best.objects["experiment"]["state"])
     returns = agent.play(episodes, FIRST_SEED)
     agent.cleanup()
     mean = sum(returns) / len(returns)

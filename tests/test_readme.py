@@ -1,0 +1,75 @@
+"""What the README shows works: its commands, its code, its links."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BIN = Path(sys.executable).parent
+
+NOT_RUN_HERE = ("make ", "pip install", "mlflow ui", "tensorboard --logdir")
+"""The first two are what runs this test; the others are servers, which the demo's own figures need and no test does."""
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    lines = [line.split("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith(NOT_RUN_HERE)]
+
+
+def run(command, folder):
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_run_one_after_the_other(tmp_path):
+    folder = tmp_path
+    for line in commands():
+        if line.startswith("cd "):
+            folder = folder / line[3:]
+            continue
+        command = shlex.split(line)
+        if ".train" in line and "--help" not in line:
+            # the same command on a small budget: the lengths are the demo's business
+            command += [
+                "loop.steps=20",
+                "agent.learning_starts=32",
+                "loop.evaluate_every_steps=10",
+                "env.eval_episodes=1",
+            ]
+            command += ["runtime=local"] if "runtime" not in line else []
+        done = run(command, folder)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def test_a_mistake_is_one_message_and_exit_code_2(tmp_path):
+    (shown,) = [line[2:] for block in blocks("text") for line in block.splitlines() if line.startswith("$ ")]
+    assert run(["trieye", "new", "my_agent", "--no-input"], tmp_path).returncode == 0
+    done = run(shlex.split(shown), tmp_path / "my_agent")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    said = [block for block in blocks("text") if shown in block][0].split(shown)[1].strip()
+    assert done.stderr.strip() == said
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.strip().splitlines()[0])
+def test_the_code_runs(block, tmp_path):
+    script = tmp_path / "shown.py"
+    script.write_text(block)
+    done = run([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
