@@ -58,7 +58,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path):
     done = run(shlex.split(shown), tmp_path / "my_agent")
     assert done.returncode == 2
     assert done.stdout == ""
-    said = [block for block in blocks("text") if shown in block][0].split(shown)[1].strip()
+    said = next(block for block in blocks("text") if shown in block).split(shown)[1].strip()
     assert done.stderr.strip() == said
 
 

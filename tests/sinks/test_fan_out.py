@@ -30,7 +30,7 @@ class PlainSink:
 class NumberedSink(MemorySink):
     run_id = None
 
-    def open(self, run):  # noqa: ARG002 - the protocol
+    def open(self, run):
         self.run_id = "abc"
 
 

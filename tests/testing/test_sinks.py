@@ -13,7 +13,7 @@ class TestMemorySink(SinkContract):
         sink.points = self.points
         return sink
 
-    def read_points(self, run):  # noqa: ARG002 - the protocol
+    def read_points(self, run):
         return [(point.metric, point.value, point.step) for point in self.points]
 
 
@@ -29,7 +29,7 @@ def test_the_contract_notices_a_sink_that_loses_points(tmp_path):
         def make_sink(self):
             return sink
 
-        def read_points(self, run):  # noqa: ARG002 - the protocol
+        def read_points(self, run):
             return [(point.metric, point.value, point.step) for point in sink.points]
 
     with pytest.raises(AssertionError):
