@@ -297,3 +297,22 @@ def test_local_runs_import_neither_ray_nor_torch(tmp_path):
         [sys.executable, "-c", code, str(tmp_path), "local"], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
+    class WithAgent(trieye.TrieyeConfig):
+        agent: int = 1
+
+    base = make_config().model_dump()
+    for agent, warned in ((1, False), (1, False), (2, True)):
+        with trieye.Run(WithAgent.model_validate({**base, "agent": agent})):
+            pass
+        assert ("configured differently" in capfd.readouterr().err) == warned
+
+
+def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_config):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError) as held:  # the traceback holds the frame, which holds the loop
+        train(make_config(), 5, stop_at=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "power cut" in str(held.value)

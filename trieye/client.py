@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import ExitStack
 from pathlib import Path
 from time import time
 from types import TracebackType
@@ -17,9 +18,9 @@ from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
 from trieye.persistence import rng
 from trieye.persistence.encoding import decode, encode
-from trieye.persistence.run_lock import RunLock
-from trieye.persistence.run_record import open_run_record
+from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
+from trieye.run_lock import RunLock
 from trieye.runtime.base import Hub, start_hub
 from trieye.schemas import RunStatus
 from trieye.stepping import key_metrics, steps
@@ -102,6 +103,7 @@ class Run:
         self._paths.create_run_directories()
         self._lock.acquire()
         try:
+            self._warn_of_another_config()
             self.record = open_run_record(
                 self._paths.run_record_path,
                 app_name=self.config.app_name,
@@ -118,6 +120,14 @@ class Run:
         self._pending, self._append = self._flusher.pending, self._flusher.pending.append
         return self
 
+    def _warn_of_another_config(self) -> None:
+        before = RunRecord.read(self._paths.run_record_path)
+        if before is not None and before.config_hash not in {None, self._hash}:
+            say(
+                f"agent, model or env of run {self.name!r} is configured differently than in its last attempt; "
+                "if its checkpoint does not fit, choose another run_name"
+            )
+
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
 
@@ -129,14 +139,20 @@ class Run:
         hub, flusher = self._hub, self._flusher
         self._hub, self._flusher = None, None
         self._refuse_events()
+        with ExitStack() as last:  # whatever fails, the rest is done; the last one entered comes first
+            last.callback(self._lock.release)
+            last.callback(self._saves.report, wait=True)
+            last.callback(self._close_hub, hub, status)
+            last.callback(flusher.close)
+
+    def _close_hub(self, hub: Hub, status: RunStatus) -> None:
         try:
-            flusher.close()
-        finally:
-            try:
-                hub.close(status)
-            finally:
-                self._lock.release()
-        self._saves.report(wait=True)
+            hub.close(status)
+        except Exception:  # a remote call: the hub is gone, and cannot write down how the run ended
+            record = RunRecord.read(self._paths.run_record_path)
+            if record is not None and record.status == "RUNNING":
+                record.close(self._paths.run_record_path, status)
+            raise
 
     def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
         try:

@@ -12,8 +12,8 @@ from trieye.path_manager import PathManager
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.resume import find_resume
-from trieye.persistence.run_lock import RunLock
 from trieye.persistence.run_record import RunRecord, open_run_record
+from trieye.run_lock import RunLock
 from trieye.schemas import CheckpointData, LoadedTrainingState, MetricSummary, RunStatus
 from trieye.serializer import Serializer
 

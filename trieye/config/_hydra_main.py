@@ -30,6 +30,7 @@ from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
+from trieye.run_lock import RunLock
 
 _WRONG_CONFIG, _LOCKED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
 _LONGEST_SWEEP = 100
@@ -137,6 +138,7 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, 
         directory = _reserved(config.persistence.get_runs_root_dir(), default_name)
     else:
         directory = config.persistence.get_run_base_dir()
+        RunLock.check(directory / "run.lock")  # before Hydra writes its records over those of the running attempt
     # Hydra's own logging config breaks on a path with an interpolation in it
     if _unresolved(checked.composed, "run") != _STOCK_RUN_DIR or "${" in str(directory):
         return directory.name, []

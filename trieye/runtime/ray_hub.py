@@ -119,6 +119,8 @@ def join_ray(runtime: RuntimeConfig) -> None:
     """
     if ray.is_initialized():
         return
+    # it says at every start that tokens are in use, which they are to stay
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
     if runtime.kind == "ray":
         ray.init(address="local", num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)

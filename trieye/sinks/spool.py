@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trieye.exceptions import SerializationError
+from trieye.persistence.atomic import fsync_directory
 from trieye.sinks.operations import Operation, from_line, to_line
 
 log = logging.getLogger("trieye.sinks")
@@ -110,7 +111,7 @@ class Spool:
             os.fsync(file.fileno())
         self._close_reader()
         draft.replace(self._path)
-        _sync_directory(self._path.parent)
+        fsync_directory(self._path.parent)
         self._sent_bytes = 0
         self.weight += sum(operation.weight for operation in (*first, *last))
         self._remove_if_empty()
@@ -139,11 +140,3 @@ class Spool:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

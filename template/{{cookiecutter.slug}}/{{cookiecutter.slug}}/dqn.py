@@ -40,7 +40,7 @@ class DQN(Experiment[TrainConfig]):
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the metrics of both."""
         metrics = self.collect()
-        if self.env_steps >= self.agent.learning_starts:
+        if len(self.replay) >= min(self.agent.learning_starts, self.config.replay.capacity):
             losses = [self.learn() for _ in range(self.agent.updates)]
             loss, q_value = torch.stack(losses).mean(dim=0).tolist()
             metrics |= {"loss/td": loss, "q/mean": q_value}
@@ -128,7 +128,7 @@ class DQN(Experiment[TrainConfig]):
             "q": self.q,
             "target": self.target,
             "optimizer": self.optimizer,
-            "replay": self.replay,
+            **({"replay": self.replay} if self.config.persistence.save_buffer else {}),
             "rng": self.rng.bit_generator.state,
             "counters": {"env_steps": self.env_steps, "updates": self.updates},
             "episode": {"obs": self.obs, "return": self.episode_return, "length": self.episode_length},
@@ -137,7 +137,7 @@ class DQN(Experiment[TrainConfig]):
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | Path) -> None:
         """Go on where the checkpoint was made."""
-        for name in ("q", "target", "optimizer", "replay"):
+        for name in {"q", "target", "optimizer", "replay"} & checkpoint.keys():
             getattr(self, name).load_state_dict(checkpoint[name])
         self.rng.bit_generator.state = checkpoint["rng"]
         self.env_steps, self.updates = checkpoint["counters"]["env_steps"], checkpoint["counters"]["updates"]

@@ -12,7 +12,6 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.persistence.atomic import write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +27,24 @@ class RunLock:
         # not thread-local: the hub may release it in another thread than the one that took it
         self._lock = FileLock(path, thread_local=False)
         self._holder_path = path.with_name(path.name + ".holder")
+
+    @classmethod
+    def check(cls, path: Path) -> None:
+        """Find out whether a run can be written to, and change nothing.
+
+        Raises:
+            RunLockedError: Another process holds it; the message names it.
+        """
+        if not path.exists():
+            return
+        lock = cls(path)
+        try:
+            lock._lock.acquire(blocking=False)
+            lock._lock.release()
+        except Timeout as error:
+            raise RunLockedError(lock._refusal()) from error
+        except OSError:
+            return  # it cannot be told; `acquire` will say why
 
     @property
     def is_held(self) -> bool:
@@ -51,7 +68,7 @@ class RunLock:
         except OSError as error:
             raise ConfigurationError(f"the run's lock {self.path} cannot be made: {error.strerror or error}") from error
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        write_atomic(self._holder_path, json.dumps(holder).encode())
+        self._holder_path.write_text(json.dumps(holder))  # who reads half of it takes it for none
         return self
 
     def release(self) -> None:

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.persistence.run_lock import RunLock
+from trieye.run_lock import RunLock
 
 HOLDER = """
 import sys
-from trieye.persistence.run_lock import RunLock
+from trieye.run_lock import RunLock
 lock = RunLock(__import__("pathlib").Path(sys.argv[1])).acquire()
 if "fork" in sys.argv and __import__("os").fork() == 0:
     print("child", flush=True)
@@ -99,3 +99,14 @@ def test_a_lock_that_cannot_be_made_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"run\.lock"):
         RunLock(tmp_path / "file" / "run.lock").acquire()
+
+
+def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
+    path = tmp_path / "run" / "run.lock"
+    RunLock.check(path)
+    assert not path.parent.exists()
+    with RunLock(path), pytest.raises(RunLockedError, match=str(os.getpid())):
+        RunLock.check(path)
+    RunLock.check(path)
+    with RunLock(path) as lock:
+        assert lock.is_held
