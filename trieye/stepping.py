@@ -7,6 +7,7 @@ from trieye.exceptions import RunInterrupted
 from trieye.progress import Progress, say
 from trieye.signals import StopSignals
 
+_LOOKED_FOR = ("eval", "episode/return", "return", "reward", "loss")
 _NOT_KEY_METRICS = ("time/", "progress/", "env_steps")
 
 
@@ -49,8 +50,10 @@ def steps(run: Stepped, total: int | None) -> Iterator[int]:
                 break
             had_its_chance = run.stop_requested
             run.step += 1
-            yield run.step
-            bar.update(run.step)
+            try:
+                yield run.step
+            finally:  # also when the loop is left by `break`
+                bar.update(run.step)
     if run.stop_requested:
         raise RunInterrupted(_farewell(run), signals.exit_code)
 
@@ -61,6 +64,11 @@ def _farewell(run: Stepped) -> str:
 
 
 def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
-    """Return the values worth a place beside the progress bar, the objective first."""
-    first = {name: latest[name] for name in (objective,) if name in latest}
-    return {**first, **{name: value for name, value in latest.items() if not name.startswith(_NOT_KEY_METRICS)}}
+    """Return the values worth a place beside the progress bar, those that people look for first."""
+    wanted = (objective, *_LOOKED_FOR)
+
+    def rank(name: str) -> int:
+        return next((place for place, start in enumerate(wanted) if name.lower().startswith(start)), len(wanted))
+
+    shown = [name for name in latest if not name.startswith(_NOT_KEY_METRICS)]
+    return {name: latest[name] for name in sorted(shown, key=rank)}
