@@ -119,9 +119,9 @@ class TrieyeActor:
         return self._logic.restore(group=group, config_hash=config_hash)
 
     @_in_group("ingest")
-    def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub."""
-        return self._logic.get_state()
+    def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
+        return self._logic.get_state(complete_step)
 
     @_in_group("ingest")
     def set_state(self, state: dict[str, Any]) -> None:
@@ -149,7 +149,10 @@ class TrieyeActor:
         user_data: dict[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint, and a buffer if asked to; raises if nothing was written."""
+        # asked of the ingest thread, so that every event sent before this call is in it
+        hub_state = ray.get(ray.get_runtime_context().current_actor.get_state.remote())
         self._logic.save_training_state(
+            actor_state_data=hub_state,
             nn_state_dict=nn_state_dict,
             optimizer_state_dict=optimizer_state_dict,
             buffer_content=buffer_content,
@@ -173,14 +176,13 @@ class TrieyeActor:
     @_in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED") -> None:
         """Wait for the saves and events sent before, log what is left and close everything."""
-        ray.get(ray.get_runtime_context().current_actor.flush.remote())
+        ray.wait([ray.get_runtime_context().current_actor.flush.remote()])
         self._logic.shutdown(status)
 
     @_in_group("save")
     def terminate(self, status: RunStatus = "FINISHED") -> None:
         """Shut down and end the process, so that a detached actor gives its name back."""
-        ray.get(ray.get_runtime_context().current_actor.flush.remote())
-        self._logic.shutdown(status)
+        self.shutdown(status)
         ray.actor.exit_actor()
 
     def log_params(self, params: Mapping[str, Any]) -> None:

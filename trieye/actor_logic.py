@@ -15,14 +15,15 @@ from trieye.exceptions import CheckpointError, ProcessingError, RunClosedError
 from trieye.hub_files import HubFiles
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
+from trieye.persistence.run_record import RunRecord
 from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
-from trieye.sinks.base import RunInfo
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
 from trieye.stats.batch import EventBatch
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
+from trieye.ticker import Ticker
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +80,12 @@ class ActorLogic:
         self._injected_run_id = mlflow_run_id
         self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
         self._lock = threading.Lock()
-        self._stop_timer = threading.Event()
-        self._timer: threading.Thread | None = None
         self._last_asked = 0.0
-        self._failure: Exception | None = None
         self._num_save_failures = 0
         self._closed = False
         self._sinks: FanOut
         self._stats: StatsProcessor
+        self._ticker: Ticker
 
     def open(self, *, owns_run: bool = True, extra_config: Mapping[str, Any] | None = None) -> "ActorLogic":
         """Begin an attempt: directories, identity, sinks and the timer; heavy imports happen in the sinks' threads.
@@ -96,21 +95,20 @@ class ActorLogic:
             extra_config: What configs.json holds besides the config of trieye.
         """
         record = self.files.open(owns_run=owns_run)
-        run = RunInfo(
-            app_name=self.config.app_name,
-            run_name=self.config.run_name,
-            run_id=record.run_id,
-            run_dir=self.files.paths.run_base_dir,
-            tensorboard_dir=self.files.paths.tb_log_dir,
-            mlflow_dir=self.files.paths.mlflow_dir,
-            tracking_uri=self.config.persistence.MLFLOW_TRACKING_URI,
-            spool_dir=self.files.paths.spool_dir,
-            created=record.created,
-            mlflow_run_id=self._injected_run_id or record.mlflow_run_id,
-            tags=self.config.tags,
-        )
+        try:
+            self._start(record, extra_config or {})
+        except BaseException:
+            self.files.close("FAILED", record.summary)
+            raise
+        return self
+
+    def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
-        self._sinks = FanOut(sinks, run, max_backlog_points=self.config.sinks.mlflow.max_backlog_points)
+        self._sinks = FanOut(
+            sinks,
+            self.files.run_info(self._injected_run_id),
+            max_backlog_points=self.config.sinks.mlflow.max_backlog_points,
+        )
         self._stats = StatsProcessor(
             self.config.stats,
             self.config.run_name,
@@ -119,16 +117,12 @@ class ActorLogic:
             started=self._started_unix,
             run_created=record.created,
         )
+        self._stats.aggregator.remember(record.summary)
         self._state.drops = self._stats.aggregator.drops
-        self._announce(extra_config or {})
-        self._timer = threading.Thread(target=self._tick_until_stopped, name="trieye-timer", daemon=True)
-        self._timer.start()
-        return self
-
-    def _announce(self, extra_config: Mapping[str, Any]) -> None:
         self._sinks.log_params(self.files.directory_params())
         if self.files.makes_run:
             self._sinks.log_artifact(self.files.save_config(extra_config), "config")
+        self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
 
     # events
 
@@ -202,14 +196,17 @@ class ActorLogic:
             at = self._ingest()
             if complete_step is not None:
                 self._stats.advance(at=at, step=complete_step)
-        failure, self._failure = self._failure, None
+        self._report_failure()
+
+    def _report_failure(self) -> None:
+        failure = self._ticker.take_failure()
         if failure is not None:
             raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
-        if self._closed:
-            return
         with self._lock:
+            if self._closed:
+                return
             at = self._ingest()
             points = self._stats.flush(at=at, step=step) if force else self._stats.advance(at=at, step=step)
             for point in points:
@@ -221,19 +218,16 @@ class ActorLogic:
 
     def _ingest(self) -> float:
         at = self._at()
-        self._stats.ingest(self._state.take(), at=at)
+        for batch in self._state.take():
+            try:
+                self._stats.ingest([batch], at=at)
+            except Exception:  # a border to user data: what it raises must not cost other batches; it is counted
+                logger.exception("a batch of %d events could not be put into windows", len(batch))
+                self._state.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
         return at
 
     def _at(self) -> float:
         return self._clock() - self._started
-
-    def _tick_until_stopped(self) -> None:
-        while not self._stop_timer.wait(self.config.stats.processing_interval_seconds):
-            try:
-                self.tick()
-            except Exception as error:  # a remote border: nobody waits for the timer; the next flush raises it
-                logger.exception("a processing pass failed")
-                self._failure = error
 
     # saving and loading
 
@@ -266,7 +260,7 @@ class ActorLogic:
             CheckpointError: Nothing was written; counted in `persistence/save_failures`.
         """
         step = state["global_step"]
-        hub_state = self.get_state() if actor_state_data is None else actor_state_data
+        hub_state = self.get_state(_plain_step(step)) if actor_state_data is None else actor_state_data
         self._saved(step, lambda: self.files.save_training_state(hub_state, **state))
 
     def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
@@ -306,11 +300,20 @@ class ActorLogic:
         self.set_state(hub_state)
         return state, origin
 
-    def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, as plain data."""
+    def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the hub, as plain data.
+
+        Args:
+            complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+        """
         with self._lock:
-            self._ingest()
-            return {**self._state.get_persistable_state(), "stats": self._stats.aggregator.to_state()}
+            at = self._ingest()
+            if complete_step is not None:
+                self._stats.advance(at=at, step=complete_step)
+            return self._present_state()
+
+    def _present_state(self) -> dict[str, Any]:
+        return {**self._state.get_persistable_state(), "stats": self._stats.aggregator.to_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `get_state` left off; events that are pending stay pending."""
@@ -371,7 +374,22 @@ class ActorLogic:
         """Log what is left, close the sinks and record how the run ended; a second call does nothing."""
         if self._closed:
             return
-        self._stop_timer.set()
+        self._closed = True
+        self._ticker.stop()
+        try:
+            state = self._last_pass(status)
+            self._report_failure()
+        except BaseException:
+            self._sinks.close("FAILED", CLOSE_TIMEOUT_S)
+            self.files.close("FAILED", self._stats.summary)
+            raise
+        try:
+            self._sinks.close(status, CLOSE_TIMEOUT_S)
+        finally:
+            self.files.close(status, self._stats.summary, state)
+
+    def _last_pass(self, status: RunStatus) -> dict[str, Any]:
+        """Log what is left and return the state of the hub after it."""
         goes_on = status == "KILLED" and self.files.has_checkpoint
         with self._lock:
             at = self._ingest()
@@ -379,9 +397,7 @@ class ActorLogic:
                 self._stats.advance(at=at)
             else:
                 self._stats.flush(at=at)
-            self._closed = True
-        self._sinks.close(status, CLOSE_TIMEOUT_S)
-        self.files.close(status, self._stats.summary)
+            return self._present_state()
 
 
 def _plain_step(step: Any) -> int:

@@ -8,6 +8,9 @@ from trieye.schemas import LogContext, RawMetricEvent
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
 
+MAX_TIMESTAMP_S = 253_402_300_800.0
+"""The year 10000; no backend can show a later date."""
+
 EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
 
 
@@ -29,6 +32,12 @@ class ActorState:
         self._last_log_times: dict[str, float] = {}
         self._latest: dict[str, tuple[int, float]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in {"_lock", "drops"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock(), drops=Drops())
+
     def __len__(self) -> int:
         return self._num_pending
 
@@ -37,9 +46,10 @@ class ActorState:
 
         Args:
             event: The event.
-            arrived: Unix time in seconds, for an event without a timestamp.
+            arrived: Unix time in seconds, for an event without a timestamp or with one that is no date.
         """
-        time = arrived if event.timestamp is None else event.timestamp
+        given = event.timestamp
+        time = given if given is not None and 0.0 <= given < MAX_TIMESTAMP_S else arrived
         with self._lock:
             self._rows.append(EventRow(event.name, event.value, event.global_step, time, event.context or None))
             self._num_pending += 1
@@ -71,11 +81,11 @@ class ActorState:
             batch = EventBatch.from_rows(rows)
         self._batches.append(batch)
 
-    def get_data_to_process(self, current_step: int) -> tuple[EventsByStep, int]:
+    def get_data_to_process(self, current_global_step: int) -> tuple[EventsByStep, int]:
         """Return pending events up to a step as {step: {name: [event]}}, and the highest step among them (or -1)."""
         found: EventsByStep = defaultdict(lambda: defaultdict(list))
         for event in self._pending_events():
-            if event.global_step <= current_step:
+            if event.global_step <= current_global_step:
                 found[event.global_step][event.name].append(event)
         return {step: dict(by_name) for step, by_name in found.items()}, max(found, default=-1)
 

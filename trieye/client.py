@@ -1,27 +1,24 @@
 """Run: the object that user code holds."""
 
+import atexit
 import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import ExitStack
 from pathlib import Path
 from time import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from trieye.attempt import Attempt
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import config_hash
-from trieye.config.launch import launch_info
+from trieye.event_values import context_of, dotted, name_of, number_of, step_of
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
-from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
-from trieye.pending_saves import PendingSaves
 from trieye.persistence import rng
 from trieye.persistence.encoding import decode, encode
-from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
-from trieye.run_lock import RunLock
-from trieye.runtime.base import Hub, start_hub
 from trieye.schemas import RunStatus
 from trieye.stepping import key_metrics, steps
 
@@ -53,7 +50,8 @@ class Run:
         dir: Its directory.
         step: The step that is under way, or the last one that is complete.
         resumed: Whether `restore` found a state.
-        saved_step: The last step that was saved; -1 before the first.
+        restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
+        saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
     """
 
@@ -62,16 +60,12 @@ class Run:
         self.name = config.run_name
         self.step = 0
         self.resumed = False
+        self.restored: Mapping[str, Any] = {}
         self.stop_requested = False
-        self._group = group or _sweep()
-        self._paths = PathManager(config.trieye.persistence)
-        self.dir = self._paths.run_base_dir
-        self._lock = RunLock(self._paths.lock_path)
-        self._hash = config_hash(config)
-        self._hub: Hub | None = None
-        self._flusher: Flusher | None = None
+        self.dir = PathManager(config.trieye.persistence).run_base_dir
+        self._group = group
+        self._attempt: Attempt | None = None
         self._replay: ReplayBuffer | None = None
-        self._saves = PendingSaves(self.name)
         self.saved_step = -1
         # the hot path of `log`: a deque and its append while the run is open
         self._max_pending = config.runtime.max_pending_events
@@ -86,7 +80,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close("FINISHED")
         elif issubclass(kind, (KeyboardInterrupt, SystemExit)):
             self._close_after(error, "KILLED")
@@ -94,65 +88,42 @@ class Run:
             self._close_after(error, "FAILED")
 
     def open(self) -> Self:
-        """Take the run's lock, count a new attempt and start the hub.
+        """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
 
         Raises:
             ConfigurationError: The directory cannot be used.
             RunLockedError: Another process writes to the run.
         """
-        self._paths.create_run_directories()
-        self._lock.acquire()
-        try:
-            self._warn_of_another_config()
-            self.record = open_run_record(
-                self._paths.run_record_path,
-                app_name=self.config.app_name,
-                run_name=self.name,
-                config_hash=self._hash,
-                group=self._group,
-                tags=self.config.tags,
-            )
-            self._hub = start_hub(_hub_config(self.config), self.config.model_dump(mode="json"))
-        except BaseException:
-            self._lock.release()
-            raise
-        self._flusher = Flusher(self._hub, self.config.runtime)
-        self._pending, self._append = self._flusher.pending, self._flusher.pending.append
+        if self._attempt is None:
+            self._attempt = Attempt(self.config, self._group)
+            self._pending = self._attempt.flusher.pending
+            self._append = self._attempt.flusher.pending.append
+            atexit.register(self._close_at_exit)
+            in_child = weakref.WeakMethod(self._forget)
+            os.register_at_fork(after_in_child=lambda: (forget := in_child()) and forget())
         return self
-
-    def _warn_of_another_config(self) -> None:
-        before = RunRecord.read(self._paths.run_record_path)
-        if before is not None and before.config_hash not in {None, self._hash}:
-            say(
-                f"agent, model or env of run {self.name!r} is configured differently than in its last attempt; "
-                "if its checkpoint does not fit, choose another run_name"
-            )
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
 
         Raises:
-            CheckpointError: A save failed that was not reported yet.
+            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not take all metrics; likewise.
         """
-        if self._hub is None or self._flusher is None:
-            return
-        hub, flusher = self._hub, self._flusher
-        self._hub, self._flusher = None, None
-        self._refuse_events()
-        with ExitStack() as last:  # whatever fails, the rest is done; the last one entered comes first
-            last.callback(self._lock.release)
-            last.callback(self._saves.report, wait=True)
-            last.callback(self._close_hub, hub, status)
-            last.callback(flusher.close)
+        if self._attempt is not None:
+            attempt = self._attempt
+            self._forget()
+            atexit.unregister(self._close_at_exit)
+            attempt.close(status)
 
-    def _close_hub(self, hub: Hub, status: RunStatus) -> None:
-        try:
-            hub.close(status)
-        except Exception:  # a remote call: the hub is gone, and cannot write down how the run ended
-            record = RunRecord.read(self._paths.run_record_path)
-            if record is not None and record.status == "RUNNING":
-                record.close(self._paths.run_record_path, status)
-            raise
+    def _forget(self) -> None:
+        # also in a forked child, which has neither the threads nor the right to close the run of its parent
+        self._attempt = None
+        self._pending, self._append = (), self._refuse_event
+
+    def _close_at_exit(self) -> None:
+        say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
+        self.close("KILLED")
 
     def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
         try:
@@ -161,9 +132,6 @@ class Run:
             logger.exception("closing the run failed, too")
             if error is not None:
                 error.add_note(f"closing run {self.name!r} failed, too: {second}")
-
-    def _refuse_events(self) -> None:
-        self._pending, self._append = (), self._refuse_event
 
     def _refuse_event(self, row: tuple[Any, ...]) -> None:
         raise RunClosedError(
@@ -195,29 +163,35 @@ class Run:
         if value is None:
             self._log_mapping(name, step, context)
             return
+        if name.__class__ is not str or not name:
+            name = name_of(name)
         if value.__class__ is not float:
-            value = float(value)
+            value = number_of(name, value)
+        if step.__class__ is not int:
+            step = self.step if step is None else step_of(name, step)
+        if context is not None:
+            context = context_of(name, context)
         if len(self._pending) >= self._max_pending and not self._make_room():
             return
-        self._append((name, value, self.step if step is None else step, time(), context))
+        self._append((name, value, step, time(), context))
 
     def _log_mapping(self, values: Any, step: int | None, context: Mapping[str, Any] | None) -> None:
-        if isinstance(values, str):
-            raise TypeError(f"log({values!r}): a value is missing")
+        if not isinstance(values, Mapping):
+            raise TypeError(f"log({values!r}): a value is missing; log a name and a value, or a dict of them")
         for name, value in values.items():
             if value is not None:
                 self.log(name, value, step=step, context=context)
 
     def _make_room(self) -> bool:
-        return self._flusher is None or self._flusher.make_room()
+        return self._opened().flusher.make_room()
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run, such as hyperparameters; nested dicts become dotted names."""
-        self._open_hub().log_params(dict(_dotted(params)))
+        self._opened().hub.log_params(dict(dotted(params)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._open_hub().set_tags({str(key): str(value) for key, value in tags.items()})
+        self._opened().hub.set_tags({str(key): str(value) for key, value in tags.items()})
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
         """Keep a file or directory with the run.
@@ -232,14 +206,13 @@ class Run:
         file = Path(path).absolute()
         if not file.exists():
             raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
-        self._open_hub().log_artifact(file, artifact_path)
+        self._opened().hub.log_artifact(file, artifact_path)
 
     def flush(self) -> None:
         """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged."""
-        hub = self._open_hub()
-        if self._flusher is not None:
-            self._flusher.flush()
-        hub.flush(self.step)
+        attempt = self._opened()
+        attempt.flusher.flush()
+        attempt.hub.flush(self.step)
 
     def best(self, name: str, mode: str | None = None) -> float:
         """Return the best logged point of a metric, over all attempts.
@@ -249,28 +222,31 @@ class Run:
             mode: `max` or `min`; None: what `loop.mode` says.
 
         Raises:
-            ConfigurationError: Nothing was logged under that name.
+            ConfigurationError: Nothing was logged under that name, or `mode` is something else.
         """
+        chosen = mode or self.config.loop.mode
+        if chosen not in {"max", "min"}:
+            raise ConfigurationError(f"best({name!r}, mode={mode!r}): a mode is 'max' or 'min'")
         self.flush()
-        seen = self._open_hub().summary()
+        seen = self._opened().hub.summary()
         if name not in seen:
             raise ConfigurationError(
                 f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} "
                 f"(known: {', '.join(sorted(seen)) or 'none'})"
             )
-        return seen[name]["min" if (mode or self.config.loop.mode) == "min" else "max"]
+        return seen[name]["min" if chosen == "min" else "max"]
 
     def latest(self) -> Mapping[str, float]:
         """Return the last value logged under each name, a moment ago."""
-        return {} if self._flusher is None else self._flusher.latest
+        return {} if self._attempt is None else self._attempt.flusher.latest
 
     def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
-        return self._open_hub().mlflow_run_id(timeout_s)
+        return self._opened().hub.mlflow_run_id(timeout_s)
 
     def health(self) -> dict[str, Any]:
         """Return the state of each sink, what was dropped by reason, late events and failed saves."""
-        return self._open_hub().health()
+        return self._opened().hub.health()
 
     # state
 
@@ -301,15 +277,14 @@ class Run:
         Raises:
             CheckpointError: An earlier save failed.
         """
-        hub = self._open_hub()
-        self._saves.make_room()
+        attempt = self._opened()
+        attempt.saves.make_room()
         if self._replay is not None and self.config.persistence.save_buffer:
             objects["replay"] = self._replay
-        state = encode({"objects": objects, "rng": rng.capture(), "step": self.step}, copy=not hub.copies)
-        if self._flusher is not None:
-            self._flusher.flush()
-        metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": self._hash}
-        self._saves.add(hub.save(self.step, state, metadata))
+        state = encode({"objects": objects, "rng": rng.capture(), "step": self.step}, copy=not attempt.hub.copies)
+        attempt.flusher.flush()
+        metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
+        attempt.saves.add(attempt.hub.save(self.step, state, metadata))
         self.saved_step = self.step
 
     def restore(self, **objects: Any) -> bool:
@@ -324,7 +299,8 @@ class Run:
         Raises:
             CheckpointError: There are checkpoints and none is whole, or one lacks an object.
         """
-        found = self._open_hub().restore(group=self._group, config_hash=self._hash)
+        attempt = self._opened()
+        found = attempt.hub.restore(group=attempt.group, config_hash=attempt.config_hash)
         if found is None:
             return False
         encoded, origin = found
@@ -338,7 +314,13 @@ class Run:
                     f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} "
                     f"(it holds: {', '.join(held)})"
                 )
+            if not callable(getattr(target, "load_state_dict", None)):
+                raise ConfigurationError(
+                    f"restore({name}=...): a {type(target).__name__} has no load_state_dict(); "
+                    f"call restore() without it and read run.restored[{name!r}]"
+                )
             target.load_state_dict(held[name])
+        self.restored = held
         rng.restore(state["rng"])
         self.step = self.saved_step = state["step"]
         self.resumed = True
@@ -364,28 +346,15 @@ class Run:
         """Return the last value logged under each name, those for the progress bar only, the objective first."""
         return key_metrics(dict(self.latest()), self.config.loop.objective)
 
-    def _open_hub(self) -> Hub:
-        if self._hub is None:
+    def wait_for_saves(self) -> None:
+        """Return when everything that was saved is safe on disk.
+
+        Raises:
+            CheckpointError: A save failed.
+        """
+        self._opened().saves.report(wait=True)
+
+    def _opened(self) -> Attempt:
+        if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
-        return self._hub
-
-
-def _sweep() -> str | None:
-    launch = launch_info()
-    return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
-
-
-def _hub_config(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the part that the hub needs, with undeclared events logged unless the config says otherwise."""
-    plain = config.trieye.model_copy()
-    if plain.stats.undeclared is None:
-        plain.stats = plain.stats.model_copy(update={"undeclared": "auto"})
-    return plain
-
-
-def _dotted(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in params.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        return self._attempt

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +38,10 @@ class Flusher:
         self._runtime = runtime
         self._send_lock = threading.Lock()
         self._stop = threading.Event()
+        self._pause = threading.Event()
+        self._count_lock = threading.Lock()
         self._num_dropped = 0
+        self._in_flight: list[tuple[Any, ...]] = []
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._send_until_stopped, name="trieye-flush", daemon=True)
         self._thread.start()
@@ -50,7 +53,8 @@ class Flusher:
             ProcessingError: The hub is gone.
         """
         if self._runtime.overflow == "drop":
-            self._num_dropped += 1
+            with self._count_lock:
+                self._num_dropped += 1
             return False
         while len(self.pending) >= self._runtime.max_pending_events:
             self.flush()
@@ -68,13 +72,17 @@ class Flusher:
             except Exception as error:  # noqa: BLE001 - a remote call: whatever it raises, the hub is gone
                 self._failure = error
         if self._failure is not None:
+            left = len(self._in_flight) + len(self.pending)
             raise ProcessingError(
-                f"the hub took no metrics for {GIVE_UP_S:.0f} s ({self._failure}); "
-                f"{len(self.pending)} values are not logged"
+                f"the hub takes no metrics any more, and {left} values are not logged: {self._failure}"
             ) from self._failure
 
     def close(self) -> None:
-        """Send what is left and end the thread."""
+        """Send what is left and end the thread.
+
+        Raises:
+            ProcessingError: The hub did not take it.
+        """
         self._stop.set()
         self._thread.join()
         self.flush()
@@ -84,40 +92,49 @@ class Flusher:
             try:
                 self._send()
             except Exception as error:  # a remote call: kept for the training thread, which raises it at the next flush
-                logger.exception("the hub does not answer")
+                logger.exception("the hub takes no metrics any more")
                 self._failure = error
                 return
 
     def _send(self) -> None:
         with self._send_lock:
-            while self.pending:
-                rows = [self.pending.popleft() for _ in range(min(len(self.pending), MAX_BATCH_EVENTS))]
-                self._deliver(self._batch(rows))
-            if self._num_dropped:
-                self._hub.count_dropped("overflow", self._num_dropped)
-                self._num_dropped = 0
+            while self._in_flight or self.pending:
+                if not self._in_flight:
+                    size = min(len(self.pending), MAX_BATCH_EVENTS)
+                    self._in_flight = [self.pending.popleft() for _ in range(size)]
+                self._deliver(self._batch(self._in_flight))
+                self._in_flight = []  # only now: an interrupt before this line costs nothing
+            self._report_dropped()
+
+    def _report_dropped(self) -> None:
+        with self._count_lock:
+            dropped, self._num_dropped = self._num_dropped, 0
+        if dropped:
+            self._hub.count_dropped("overflow", dropped)
 
     def _batch(self, rows: Sequence[tuple[Any, ...]]) -> EventBatch:
         try:
             batch = EventBatch.from_rows(rows)
         except (OverflowError, TypeError, ValueError):
             good, bad = salvage([EventRow(*row) for row in rows])
-            for reason, _ in bad:
-                self._hub.count_dropped(reason, 1)
+            for reason, count in Counter(reason for reason, _ in bad).items():
+                self._hub.count_dropped(reason, count)
             batch = EventBatch.from_rows(good)
-        for code in range(len(batch.names)):
-            self.latest[batch.names[code]] = float(batch.values[batch.codes == code][-1])
+        for code, value in zip(batch.codes.tolist(), batch.values.tolist(), strict=True):
+            self.latest[batch.names[code]] = value
         return batch
 
     def _deliver(self, batch: EventBatch) -> None:
-        give_up = time.monotonic() + GIVE_UP_S
+        give_up, warned = time.monotonic() + GIVE_UP_S, False
         while True:
             try:
                 self._hub.log(batch)
-            except Exception as error:  # a remote call: an actor that restarts is back in seconds
+            except ConnectionError as error:  # an actor that restarts is back in seconds
                 if time.monotonic() > give_up:
                     raise
-                logger.warning("the hub did not take a batch (%s); trying again", error)
-                self._stop.wait(RETRY_S)
+                if not warned:
+                    logger.warning("the hub does not answer (%s); trying again for %.0f s", error, GIVE_UP_S)
+                warned = True
+                self._pause.wait(RETRY_S)
             else:
                 return

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, SerializationError
+from trieye.exceptions import CheckpointError
 from trieye.path_manager import PathManager
+from trieye.persistence.atomic import write_atomic
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
+from trieye.persistence.manifest import read_manifest
 from trieye.persistence.resume import find_resume
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.run_lock import RunLock
 from trieye.schemas import CheckpointData, LoadedTrainingState, MetricSummary, RunStatus
 from trieye.serializer import Serializer
+from trieye.sinks.base import RunInfo
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class HubFiles:
         self._buffers = CheckpointStore(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
         self._lock = RunLock(self.paths.lock_path)
         self._log_file: logging.FileHandler | None = None
+        self._level_before = logging.NOTSET
 
     def open(self, *, owns_run: bool) -> RunRecord:
         """Make the directories and return the run's record.
@@ -81,8 +85,29 @@ class HubFiles:
         self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
         library = logging.getLogger("trieye")
         library.addHandler(self._log_file)
+        self._level_before = library.level
         if library.getEffectiveLevel() > logging.INFO:
             library.setLevel(logging.INFO)
+
+    def run_info(self, mlflow_run_id: str | None) -> RunInfo:
+        """Return what the sinks may know of the run.
+
+        Args:
+            mlflow_run_id: The MLflow run to use; None: that of earlier attempts, if any.
+        """
+        return RunInfo(
+            app_name=self._config.app_name,
+            run_name=self._config.run_name,
+            run_id=self.record.run_id,
+            run_dir=self.paths.run_base_dir,
+            tensorboard_dir=self.paths.tb_log_dir,
+            mlflow_dir=self.paths.mlflow_dir,
+            tracking_uri=self._config.persistence.MLFLOW_TRACKING_URI,
+            spool_dir=self.paths.spool_dir,
+            created=self.record.created,
+            mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
+            tags=self._config.tags,
+        )
 
     def note_mlflow_run_id(self, run_id: str) -> None:
         """Remember the MLflow run, so that the next attempt goes on with it."""
@@ -112,8 +137,7 @@ class HubFiles:
     def save_config(self, extra: Mapping[str, Any]) -> Path:
         """Write configs.json: the config of trieye, what an earlier call added, and `extra`; return the file."""
         path = self.paths.config_path
-        before = json.loads(path.read_bytes()) if path.exists() else {}
-        merged = {**before, **self._config.model_dump(mode="json"), **extra}
+        merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
         self._serializer.save_config_json(merged, path)
         return path
 
@@ -197,7 +221,7 @@ class HubFiles:
             resumed_from=point.run_name,
         )
         self._note_origin(point.path)
-        return loaded, self._own_state(point.run_name, checkpoint.actor_state)
+        return loaded, self._own_state(point.path, self._final_state(point.path) or checkpoint.actor_state)
 
     def find_checkpoint(
         self, *, group: str | None, config_hash: str | None
@@ -211,21 +235,31 @@ class HubFiles:
         point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group)
         if point is None:
             return None
-        entry = next(
-            (e for e in CheckpointStore(point.path.parent, read_only=True).entries() if e.path == point.path), None
-        )
-        hub_state = {} if entry is None else entry.metadata.get("hub", {})
+        hub_state = self._final_state(point.path) or read_manifest(point.path).metadata.get("hub", {})
         self._note_origin(point.path)
         origin = {"path": str(point.path), "reason": point.reason, "run_name": point.run_name}
-        return self._checkpoints.read(point.path), self._own_state(point.run_name, hub_state), origin
+        return self._checkpoints.read(point.path), self._own_state(point.path, hub_state), origin
 
-    def _own_state(self, run_name: str, hub_state: Mapping[str, Any]) -> dict[str, Any]:
+    def _own_state(self, path: Path, hub_state: Mapping[str, Any]) -> dict[str, Any]:
         """Windows that are open and extremes go on within one run; another one begins its own curves."""
-        return (
-            dict(hub_state)
-            if run_name == self._config.run_name
-            else {name: value for name, value in hub_state.items() if name != "stats"}
-        )
+        if self.paths.checkpoint_dir in path.parents:
+            return dict(hub_state)
+        return {name: value for name, value in hub_state.items() if name != "stats"}
+
+    def _final_state(self, path: Path) -> dict[str, Any] | None:
+        """Return the state of the hub after the end of the run, if it ended with this very checkpoint."""
+        final = _json_of(self.paths.final_state_path)
+        if not final or path.parent != self.paths.checkpoint_dir or final["checkpoint"] != _identity(path):
+            return None
+        state: dict[str, Any] = final["hub"]
+        return state
+
+    def _keep_final_state(self, hub_state: Mapping[str, Any]) -> None:
+        newest = self._checkpoints.latest()
+        steps = [windows["highest"] for windows in hub_state["stats"]["windows"].values()]
+        if newest is not None and max(steps, default=-1) <= newest.step:
+            text = json.dumps({"checkpoint": _identity(newest.path), "hub": hub_state})
+            write_atomic(self.paths.final_state_path, text.encode())
 
     def _note_origin(self, path: Path) -> None:
         self.record.resumed_from = str(path)
@@ -236,15 +270,48 @@ class HubFiles:
         """Whether another attempt can go on from a checkpoint of this run."""
         return bool(self._checkpoints.entries())
 
-    def close(self, status: RunStatus, summary: Mapping[str, MetricSummary]) -> None:
-        """Record how the run ended, and give back the log file and the lock."""
-        if self.makes_run:
-            self.record.summary = dict(summary)
-            try:
+    def close(
+        self, status: RunStatus, summary: Mapping[str, MetricSummary], hub_state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record how the run ended, and give back the log file and the lock.
+
+        Args:
+            status: How it ended.
+            summary: Extremes of its metrics.
+            hub_state: State of the hub after the last point; a finished run that is trained further begins with it,
+                so that no window is logged twice.
+        """
+        try:
+            if self.makes_run:
+                if status == "FINISHED" and hub_state is not None:
+                    self._keep_final_state(hub_state)
+                self.record.summary = dict(summary)
                 self.record.close(self.paths.run_record_path, status)
-            except SerializationError:
-                logger.exception("the end of the run could not be recorded")
+        finally:
+            self._close_log_file()
+            self._lock.release()
+
+    def _close_log_file(self) -> None:
         if self._log_file is not None:
-            logging.getLogger("trieye").removeHandler(self._log_file)
+            library = logging.getLogger("trieye")
+            library.removeHandler(self._log_file)
+            library.setLevel(self._level_before)
             self._log_file.close()
-        self._lock.release()
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """Return what a JSON file of ours holds; nothing if it is missing or damaged."""
+    try:
+        held = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read (%s); it is written anew", path, error)
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _identity(path: Path) -> list[Any]:
+    """Return what tells one checkpoint from another of the same step."""
+    manifest = read_manifest(path)
+    return [path.name, manifest.sequence, manifest.created]

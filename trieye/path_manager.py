@@ -38,6 +38,7 @@ class PathManager:
         run_record_path: Identity of the run.
         lock_path: Held while something writes to the run.
         spool_dir: Points that a sink has not taken yet.
+        final_state_path: What the hub remembered when the run was finished.
 
     Raises:
         ConfigurationError: A name is not safe as the name of a directory.
@@ -71,6 +72,7 @@ class PathManager:
         self.run_record_path = self.run_base_dir / "run.json"
         self.lock_path = self.run_base_dir / "run.lock"
         self.spool_dir = self.run_base_dir / "unsent"
+        self.final_state_path = self.run_base_dir / "final_hub_state.json"
 
     def _inside(self, key: str, name: str) -> Path:
         from trieye.config.names import check_name

@@ -87,12 +87,12 @@ def _rich_bar() -> "RichProgress":
     )
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[metrics]}"),
+        TextColumn("{task.fields[metrics]}", markup=False),
         console=Console(stderr=True),
         refresh_per_second=1 / REFRESH_INTERVAL_S,
     )

@@ -19,14 +19,16 @@ class StopSignals:
 
     Args:
         on_request: Called at the first signal.
+        message: What the user is told then.
 
     Attributes:
         exit_code: What the process should exit with.
     """
 
-    def __init__(self, on_request: Callable[[], None]) -> None:
+    def __init__(self, on_request: Callable[[], None], message: str) -> None:
         self.exit_code = EXIT_CODES[signal.SIGINT]
         self._on_request = on_request
+        self._message = message
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -43,7 +45,7 @@ class StopSignals:
         del frame
         self.exit_code = EXIT_CODES[signal.Signals(number)]
         self._give_back()
-        say("stopping after this step and saving; press Ctrl-C again to stop at once")
+        say(self._message)
         self._on_request()
 
     def _give_back(self) -> None:

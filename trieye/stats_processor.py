@@ -1,6 +1,7 @@
 """StatsProcessor: events to windows to points to sinks."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trieye.config import StatsConfig
@@ -74,7 +75,8 @@ class StatsProcessor:
 
     def _send(self, points: list[Point]) -> list[Point]:
         if points:
-            self._sinks.write(points)
+            # in the order of their steps, as people read them on a terminal
+            self._sinks.write(sorted(points, key=attrgetter("step")))
         return points
 
     @property

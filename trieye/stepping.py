@@ -29,12 +29,16 @@ class Stepped(Protocol):
     def key_metrics(self) -> Mapping[str, float]:
         """Return the values to show, the most important one first."""
 
+    def wait_for_saves(self) -> None:
+        """Return when what was saved is safe on disk; raises if it is not."""
+
 
 def steps(run: Stepped, total: int | None) -> Iterator[int]:
     """Yield the numbers of the steps that are left; see `Run.steps`.
 
     Raises:
         RunInterrupted: A signal asked the run to stop.
+        CheckpointError: It did, and what was to be saved is not.
     """
     if total is not None and run.step >= total:
         say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to go on")
@@ -43,7 +47,8 @@ def steps(run: Stepped, total: int | None) -> Iterator[int]:
     def request_stop() -> None:
         run.stop_requested = True
 
-    with StopSignals(request_stop) as signals, Progress(run.name, total, run.step, run.key_metrics) as bar:
+    message = "stopping after this step and saving; press Ctrl-C again to stop at once"
+    with StopSignals(request_stop, message) as signals, Progress(run.name, total, run.step, run.key_metrics) as bar:
         had_its_chance = False
         while total is None or run.step < total:
             if run.stop_requested and (had_its_chance or run.saved_step == run.step):
@@ -54,7 +59,8 @@ def steps(run: Stepped, total: int | None) -> Iterator[int]:
                 yield run.step
             finally:  # also when the loop is left by `break`
                 bar.update(run.step)
-    if run.stop_requested:
+    if run.stop_requested and (total is None or run.step < total):
+        run.wait_for_saves()
         raise RunInterrupted(_farewell(run), signals.exit_code)
 
 

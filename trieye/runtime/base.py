@@ -21,7 +21,11 @@ class Hub(Protocol):
     copies: bool
 
     def log(self, batch: EventBatch) -> None:
-        """Return when the batch is accepted."""
+        """Return when the batch is accepted.
+
+        Raises:
+            ConnectionError: The hub cannot be reached now; it may be back soon.
+        """
 
     def count_dropped(self, reason: str, count: int) -> None:
         """Count events that had to be dropped before they reached the hub."""

@@ -32,7 +32,7 @@ class LocalHub:
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Write a checkpoint on the writer thread, with the open windows as they are now."""
-        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, self._logic.get_state())
+        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, self._logic.get_state(step))
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
@@ -56,5 +56,7 @@ class LocalHub:
 
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left and close the sinks."""
-        self._writer.shutdown(wait=True)
-        self._logic.shutdown(status)
+        try:
+            self._writer.shutdown(wait=True)
+        finally:  # also when Ctrl-C ends the waiting
+            self._logic.shutdown(status)

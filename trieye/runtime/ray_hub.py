@@ -1,5 +1,6 @@
 """RayHub: the hub as an actor in a process of its own."""
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ import ray
 
 from trieye.actor import TrieyeActor, actor_name
 from trieye.config import RuntimeConfig, TrieyeConfig
-from trieye.exceptions import CheckpointError, ConfigurationError, TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.persistence.encoding import EncodedState
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
@@ -18,7 +19,9 @@ from trieye.stats.batch import EventBatch
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 60.0
+LONG_CALL_TIMEOUT_S = 3600.0
+"""For calls that read a checkpoint of any size."""
 
 
 class RayHub:
@@ -37,18 +40,38 @@ class RayHub:
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
         join_ray(config.runtime)
+        self._run_name = config.run_name
+        # two apps may have runs of the same name; a run has one directory
+        place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
-            name=actor_name(config.run_name), namespace=config.runtime.namespace, num_cpus=0
+            name=f"{actor_name(config.run_name)}_{place}", namespace=config.runtime.namespace, num_cpus=0
         )
-        self._actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
         try:
-            ray.get(self._actor.get_actor_name.remote(), timeout=START_TIMEOUT_S)
-        except ray.exceptions.RayActorError as error:
+            self._actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
+            self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
+        except (ValueError, ConnectionError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
+
+    def _get(self, reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Wait for an answer, with errors that mean the same for every hub.
+
+        Raises:
+            ConnectionError: The actor is dead or restarts.
+            TrieyeError: It does not answer, or what it raised itself.
+        """
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise TrieyeError(f"the hub of run {self._run_name!r} did not answer in {timeout_s:.0f} s") from error
+        except ray.exceptions.RayActorError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConnectionError(f"the hub of run {self._run_name!r} is gone: {reason}") from error
 
     def log(self, batch: EventBatch) -> None:
         """Return when the actor has accepted the batch."""
-        ray.get(self._actor.log_columns.remote(batch))
+        self._get(self._actor.log_columns.remote(batch))
 
     def count_dropped(self, reason: str, count: int) -> None:
         """Count events that had to be dropped before they reached the hub."""
@@ -56,57 +79,54 @@ class RayHub:
 
     def flush(self, complete_step: int | None = None) -> None:
         """Return when every accepted event is in its window, and windows up to a step are closed."""
-        ray.get(self._actor.flush.remote(complete_step), timeout=CALL_TIMEOUT_S)
+        self._get(self._actor.flush.remote(complete_step))
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Hand the state to the actor, which writes it beside its other work, with the open windows as they are now."""
         # the ingest group answers get_state in order with the events; the save group waits for the answer, not we
-        hub_state = self._actor.get_state.remote()
+        hub_state = self._actor.get_state.remote(step)
         saved = self._actor.save_checkpoint.remote(step, ray.put(state), dict(metadata), hub_state)
         future: Future[str] = saved.future()
         return future
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
-        try:
-            found: tuple[EncodedState, dict[str, Any]] | None = ray.get(
-                self._actor.restore.remote(group=group, config_hash=config_hash)
-            )
-        except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+        found: tuple[EncodedState, dict[str, Any]] | None = self._get(
+            self._actor.restore.remote(group=group, config_hash=config_hash), LONG_CALL_TIMEOUT_S
+        )
         return found
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters."""
-        self._actor.log_params.remote(dict(params))
+        self._get(self._actor.log_params.remote(dict(params)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
-        self._actor.set_tags.remote(dict(tags))
+        self._get(self._actor.set_tags.remote(dict(tags)))
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Keep a file with the run."""
-        ray.get(self._actor.log_artifact.remote(path, artifact_path), timeout=CALL_TIMEOUT_S)
+        self._get(self._actor.log_artifact.remote(path, artifact_path))
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return the extremes of the points of each metric."""
-        seen: dict[str, MetricSummary] = ray.get(self._actor.summary.remote(), timeout=CALL_TIMEOUT_S)
+        seen: dict[str, MetricSummary] = self._get(self._actor.summary.remote())
         return seen
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
         """Return the id of the MLflow run, None if it is not known in time."""
-        run_id: str | None = ray.get(self._actor.wait_mlflow_run_id.remote(timeout_s), timeout=CALL_TIMEOUT_S)
+        run_id: str | None = self._get(self._actor.wait_mlflow_run_id.remote(timeout_s), timeout_s + CALL_TIMEOUT_S)
         return run_id
 
     def health(self) -> dict[str, Any]:
         """Return the state of the sinks and what was dropped."""
-        state: dict[str, Any] = ray.get(self._actor.health.remote(), timeout=CALL_TIMEOUT_S)
+        state: dict[str, Any] = self._get(self._actor.health.remote())
         return state
 
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left, and end the actor."""
         try:
-            ray.get(self._actor.shutdown.remote(status), timeout=CALL_TIMEOUT_S)
+            self._get(self._actor.shutdown.remote(status))
         finally:
             ray.kill(self._actor)
 
@@ -137,4 +157,4 @@ def join_ray(runtime: RuntimeConfig) -> None:
 
 def _cause(error: ray.exceptions.RayTaskError) -> Exception:
     cause = error.cause
-    return cause if isinstance(cause, TrieyeError) else CheckpointError(str(error))
+    return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))

@@ -1,5 +1,6 @@
 """Aggregator: batches of events in, points out; it knows no clock but the one it is given."""
 
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -50,6 +51,8 @@ class Aggregator:
         self._windows: dict[str, MetricWindows] = {}
         self._readers: defaultdict[str, list[MetricWindows]] = defaultdict(list)
         self._num_undeclared = 0
+        self._attempt = uuid.uuid4().hex
+        self._is_restored = False
         for metric in metrics:
             self._declare(metric)
 
@@ -88,7 +91,10 @@ class Aggregator:
         return [(name, batch.take(order[start:stop])) for name, start, stop in slices if stop > start]
 
     def _undeclared_reader(self, name: str, count: int) -> list[MetricWindows]:
-        if self._undeclared == "auto" and name and self._num_undeclared < MAX_UNDECLARED_NAMES:
+        if not _is_name(name):
+            self.drops.add("unnamed", ascii(name), count)
+            return []
+        if self._undeclared == "auto" and self._num_undeclared < MAX_UNDECLARED_NAMES:
             self._num_undeclared += 1
             return [self._declare(MetricConfig(name=name, aggregation="mean"))]
         if self._undeclared == "drop":
@@ -118,7 +124,7 @@ class Aggregator:
             try:
                 values.append(float(context[key]))
                 kept.append(row)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError, RuntimeError):  # whatever float() of a user's object raises
                 self.drops.add("context", config.name)
         return replace(events.take(np.array(kept, dtype=np.intp)), values=np.array(values, dtype=np.float64))
 
@@ -127,11 +133,11 @@ class Aggregator:
         if axis == "global_step":
             return None
         if axis == "wall_time":
-            elapsed: Ints = np.floor(np.maximum(events.times - self._run_created, 0.0)).astype(np.int64)
+            elapsed: Ints = np.floor(np.clip(events.times - self._run_created, 0.0, MAX_STEP)).astype(np.int64)
             return elapsed
         counted = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
         for row, context in events.contexts.items():
-            if isinstance(episode := context.get("episode"), int | np.integer):
+            if isinstance(episode := context.get("episode"), int | np.integer) and abs(int(episode)) <= MAX_STEP:
                 counted[row] = episode
         return counted
 
@@ -185,19 +191,41 @@ class Aggregator:
     def to_state(self) -> dict[str, Any]:
         """Return plain data that `restore` takes."""
         return {
+            "attempt": self._attempt,
             "windows": {name: windows.to_state() for name, windows in self._windows.items() if windows.num_events},
             "summary": {name: dict(seen) for name, seen in self.summary.items()},
             "drops": self.drops.to_state(),
         }
 
     def restore(self, state: Mapping[str, Any], *, at: float) -> None:
-        """Go on where `to_state` left off; metrics that are declared no more are left out."""
+        """Go on where `to_state` of an earlier attempt left off; metrics that are declared no more are left out.
+
+        What came in this attempt before is added. A state of this attempt itself, or a second one, replaces what there
+        is: it was counted already.
+        """
+        replaces = self._is_restored or state.get("attempt") == self._attempt
+        self._is_restored = True
         for name, windows in state.get("windows", {}).items():
             declared = self._windows.get(name)
             if declared is None and self._undeclared == "auto" and self._num_undeclared < MAX_UNDECLARED_NAMES:
                 self._num_undeclared += 1
                 declared = self._declare(MetricConfig(name=name, aggregation="mean"))
             if declared is not None:
-                declared.restore(windows, at=at)
-        self.summary.update(state.get("summary", {}))
-        self.drops.restore(state.get("drops", {}))
+                declared.restore(windows, at=at, replaces=replaces)
+        self.remember(state.get("summary", {}))
+        if not replaces:
+            self.drops.restore(state.get("drops", {}))
+
+    def remember(self, summary: Mapping[str, MetricSummary]) -> None:
+        """Count the extremes of an earlier attempt in."""
+        for name, before in summary.items():
+            now = self.summary.setdefault(name, MetricSummary(**before))
+            now["min"], now["max"] = min(now["min"], before["min"]), max(now["max"], before["max"])
+
+
+def _is_name(name: str) -> bool:
+    """Tell whether a name can be written anywhere: it is not empty, and valid Unicode."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False

@@ -80,12 +80,15 @@ def salvage(rows: Sequence[EventRow]) -> tuple[list[EventRow], list[tuple[str, s
     bad: list[tuple[str, str]] = []
     for row in rows:
         try:
-            np.int64(row.step)
-            float(row.value)
+            EventBatch.from_rows([row])
         except OverflowError:
-            bad.append(("step_out_of_range" if abs(row.step) > np.iinfo(np.int64).max else "non_finite", row.name))
+            bad.append(("non_finite" if _fits(row.step) else "step_out_of_range", str(row.name)))
         except (TypeError, ValueError):
-            bad.append(("invalid", row.name))
+            bad.append(("invalid", str(row.name)))
         else:
             good.append(row)
     return good, bad
+
+
+def _fits(step: int) -> bool:
+    return abs(step) <= np.iinfo(np.int64).max

@@ -19,9 +19,6 @@ from trieye.stats.reducers import REDUCERS, Accumulator, Floats, Ints, accumulat
 
 logger = logging.getLogger(__name__)
 
-LATE = -(1 << 63)
-"""Key of the accumulator of late events that no open window has taken yet."""
-
 
 class MetricWindows:
     """The open windows of one metric.
@@ -47,6 +44,7 @@ class MetricWindows:
         self._open: dict[int, Accumulator] = {}
         self._opened_at: dict[int, float] = {}
         self._late: Accumulator | None = None
+        self._carried: list[Point] = []
         self._length = config.log_frequency_steps
         self._seconds = config.log_frequency_seconds
 
@@ -63,7 +61,7 @@ class MetricWindows:
         self.num_events += len(values)
         top = int(steps.max())
         self.highest = top if self.highest is None else max(self.highest, top)
-        keys = np.zeros_like(steps) if not self._length else (steps + (self._length - 1)) // self._length
+        keys = (steps + (self._length - 1)) // self._length if self._length else np.zeros_like(steps)
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
             for key, events in accumulate(keys, values, steps, times, xs, aggregation=self.config.aggregation):
                 self._take(key, events, at)
@@ -96,7 +94,8 @@ class MetricWindows:
             target = self.highest - 1 if step is None else min(step, self.highest)
             self.watermark = target if self.watermark is None else max(self.watermark, target)
         closed = self._reached() + self._expired(at)
-        return self._points(closed, at)
+        carried, self._carried = self._carried, []
+        return carried + self._points(closed, at)
 
     def flush(self, *, at: float, step: int | None = None) -> list[Point]:
         """Return points of all windows, open ones at the highest step that they hold.
@@ -164,6 +163,7 @@ class MetricWindows:
     def to_state(self) -> dict[str, Any]:
         """Return plain data that `restore` takes; journal times are left out, they mean nothing to another attempt."""
         return {
+            "aggregation": self.config.aggregation,
             "watermark": self.watermark,
             "highest": self.highest,
             "num_late": self.num_late,
@@ -172,13 +172,26 @@ class MetricWindows:
             "late": self._late and self._late.to_state(),
         }
 
-    def restore(self, state: dict[str, Any], *, at: float) -> None:
-        """Go on where `to_state` left off; windows that were open count as opened at `at`."""
-        self.watermark, self.highest = state["watermark"], state["highest"]
-        self.num_late, self.num_events = state["num_late"], state["num_events"]
-        self._open = {key: Accumulator(**window) for key, window in state["open"]}
-        self._opened_at = dict.fromkeys(self._open, at)
+    def restore(self, state: dict[str, Any], *, at: float, replaces: bool = False) -> None:
+        """Go on where `to_state` left off, with the events that came since; open windows count as opened at `at`.
+
+        The metric may be configured differently now: windows of another length are put into the present ones, and those
+        of another aggregation become points as they are.
+        """
+        since = [] if replaces else [*self._open.values(), *([self._late] if self._late else [])]
+        self._open, self._opened_at, self._late = {}, {}, None
+        self.watermark, self.highest = state["watermark"], _highest(self.highest, state["highest"])
+        self.num_late = state["num_late"] + (0 if replaces else self.num_late)
+        self.num_events = state["num_events"] + (0 if replaces else self.num_events)
+        before = [Accumulator(**window) for _, window in state["open"]]
+        if state["aggregation"] != self.config.aggregation and (self._length or self._seconds):
+            reduce = REDUCERS.get(state["aggregation"], REDUCERS["mean"])
+            self._carried = [self._point(window.step, window, reduce(window)) for window in before]
+            before = []
         self._late = Accumulator(**state["late"]) if state["late"] else None
+        for events in before + since:
+            self._take(-(-events.step // self._length) if self._length else 0, events, at)
+        self._seat_late_events()
 
 
 class RateWindows(MetricWindows):
@@ -229,9 +242,12 @@ class RateWindows(MetricWindows):
         log_to = tuple(self.config.log_to)
         return [Point(self.config.name, 0.0, self._step, self.started + at, log_to, count=0)]
 
-    def restore(self, state: dict[str, Any], *, at: float) -> None:
-        """Go on where `to_state` left off; the rate is measured anew from `at`."""
-        super().restore(state, at=at)
+    def restore(self, state: dict[str, Any], *, at: float, replaces: bool = False) -> None:
+        """Go on where `to_state` left off; the rate is measured anew from `at`, without what an earlier attempt counted.
+
+        Its seconds are not known here, and values without their time would be too high a rate.
+        """
+        super().restore({**state, "open": [], "late": None}, at=at, replaces=replaces)
         self._logged_at, self._value = at, 0.0
 
 
@@ -239,6 +255,10 @@ def windows_for(config: MetricConfig, *, started: float) -> MetricWindows:
     """Return the windows that a metric needs."""
     made = RateWindows if config.aggregation == "rate" else MetricWindows
     return made(config, started=started)
+
+
+def _highest(one: int | None, other: int | None) -> int | None:
+    return max((step for step in (one, other) if step is not None), default=None)
 
 
 def _merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:

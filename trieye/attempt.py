@@ -1,0 +1,124 @@
+"""Attempt: one start of a run, from taking its lock to recording how it ended."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import config_hash
+from trieye.config.launch import launch_info
+from trieye.flusher import Flusher
+from trieye.path_manager import PathManager
+from trieye.pending_saves import PendingSaves
+from trieye.persistence.run_record import RunRecord, open_run_record
+from trieye.progress import say
+from trieye.run_lock import RunLock
+from trieye.runtime.base import Hub, start_hub
+from trieye.schemas import RunStatus
+from trieye.signals import StopSignals
+
+
+class Attempt:
+    """What a run holds while it is open: the lock, the hub, and the thread that brings events there.
+
+    Args:
+        config: The config of the run.
+        group: The sweep that the run belongs to; None: that of Hydra, if any.
+
+    Attributes:
+        hub: Collects, logs, saves.
+        flusher: Brings events to the hub.
+        saves: Checkpoints that are being written.
+        group: The sweep that the run belongs to.
+        config_hash: Hash of what is trained.
+
+    Raises:
+        ConfigurationError: The directory of the run cannot be used.
+        RunLockedError: Another process writes to the run.
+    """
+
+    def __init__(self, config: TrieyeConfig, group: str | None) -> None:
+        self.group = group or _sweep()
+        self.config_hash = config_hash(config)
+        self.saves = PendingSaves(config.run_name)
+        self._name = config.run_name
+        self._paths = PathManager(config.trieye.persistence)
+        self._paths.create_run_directories()
+        self._lock = RunLock(self._paths.lock_path).acquire()
+        try:
+            self._record = self._begin(config)
+            self.hub = self._start_hub(config)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.flusher = Flusher(self.hub, config.runtime)
+
+    def _begin(self, config: TrieyeConfig) -> RunRecord:
+        before = RunRecord.read(self._paths.run_record_path)
+        if before is not None and before.config_hash not in {None, self.config_hash}:
+            say(
+                f"agent, model or env of run {self._name!r} is configured differently than in its last attempt; "
+                "if its checkpoint does not fit, choose another run_name"
+            )
+        return open_run_record(
+            self._paths.run_record_path,
+            app_name=config.app_name,
+            run_name=config.run_name,
+            config_hash=self.config_hash,
+            group=self.group,
+            tags=config.tags,
+        )
+
+    def _start_hub(self, config: TrieyeConfig) -> Hub:
+        try:
+            return start_hub(_for_the_hub(config), config.model_dump(mode="json"))
+        except BaseException as error:
+            self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+
+    def close(self, status: RunStatus) -> None:
+        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+
+        The first Ctrl-C or SIGTERM meanwhile is put off; the second one ends the waiting.
+
+        Raises:
+            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not take all metrics; likewise.
+        """
+        message = f"closing run {self._name!r}; press Ctrl-C again to stop at once"
+        with StopSignals(lambda: None, message):
+            try:
+                self.flusher.close()
+                self.saves.report(wait=True)
+            except BaseException:
+                status = "FAILED" if status == "FINISHED" else status
+                raise
+            finally:
+                try:
+                    self._close_hub(status)
+                finally:
+                    self._lock.release()
+
+    def _close_hub(self, status: RunStatus) -> None:
+        try:
+            self.hub.close(status)
+        except BaseException:  # it could not write down how the run ended; whoever reads run.json must know
+            record = RunRecord.read(self._paths.run_record_path)
+            if record is not None and record.status == "RUNNING":
+                record.close(self._paths.run_record_path, status)
+            raise
+
+
+def _sweep() -> str | None:
+    launch = launch_info()
+    return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
+
+
+def _for_the_hub(config: TrieyeConfig) -> TrieyeConfig:
+    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ."""
+    plain = config.trieye.model_copy()
+    changes: Mapping[str, Any] = {"auto_resume_latest": False}
+    if "auto_resume_latest" not in plain.persistence.model_fields_set:
+        plain.persistence = plain.persistence.model_copy(update=changes)
+    if plain.stats.undeclared is None:
+        plain.stats = plain.stats.model_copy(update={"undeclared": "auto"})
+    return plain
