@@ -307,7 +307,7 @@ def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
     for agent, warned in ((1, False), (1, False), (2, True)):
         with trieye.Run(WithAgent.model_validate({**base, "agent": agent})):
             pass
-        assert ("configured differently" in capfd.readouterr().err) == warned
+        assert ("agent: 1 -> 2" in capfd.readouterr().err) == warned
 
 
 def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_config):

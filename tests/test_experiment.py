@@ -88,7 +88,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_objective(loop_config):
         ({"time_s": 1e-9}, 1, "loop.time_s"),
         ({"target": -5.0, "evaluate_every_steps": 5, "steps": 100}, 25, "loop.target"),
         (
-            {"target": 25.0, "mode": "min", "objective": "missing", "evaluate_every_steps": 5, "steps": 12},
+            {"target": -31.0, "mode": "min", "evaluate_every_steps": 5, "steps": 12},
             12,
             "loop.steps",
         ),

@@ -27,7 +27,7 @@ LAYERS = [
         "event_values",
     },
     {"sinks", "testing"},
-    {"actor_state", "stats_processor", "hub_files", "ticker", "actor_logic", "actor"},
+    {"actor_state", "stats_processor", "hub_files", "ticker", "tracking", "actor_logic", "actor"},
     {"runtime", "flusher"},
     {"attempt", "client"},
     {"experiment"},

@@ -176,7 +176,8 @@ class TrieyeActor:
     @_in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED") -> None:
         """Wait for the saves and events sent before, log what is left and close everything."""
-        ray.wait([ray.get_runtime_context().current_actor.flush.remote()])
+        me = ray.get_runtime_context().current_actor
+        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # what was sent before, in either group
         self._logic.shutdown(status)
 
     @_in_group("save")
@@ -187,19 +188,19 @@ class TrieyeActor:
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
-        self._logic.log_params(params)
+        self._logic.tracking.log_params(params)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._logic.set_tags(tags)
+        self._logic.tracking.set_tags(tags)
 
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
         """Keep a file with the run."""
-        self._logic.log_artifact(path, artifact_path)
+        self._logic.tracking.log_artifact(path, artifact_path)
 
     def save_run_config(self, configs: dict[str, Any]) -> None:
         """Add to configs.json, and record it."""
-        self._logic.save_run_config(configs)
+        self._logic.tracking.save_run_config(configs)
 
     def get_actor_name(self) -> str:
         """Return `trieye_actor_<run_name>`."""
@@ -208,12 +209,12 @@ class TrieyeActor:
     @_in_group("wait")
     def get_mlflow_run_id(self) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or not ready soon after the start of the actor."""
-        return self._logic.mlflow_run_id()
+        return self._logic.tracking.mlflow_run_id()
 
     @_in_group("wait")
     def wait_mlflow_run_id(self, timeout_s: float) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or not ready in time."""
-        return self._logic.mlflow_run_id(timeout_s)
+        return self._logic.tracking.mlflow_run_id(timeout_s)
 
     def get_run_base_dir_str(self) -> str:
         """Return the absolute directory of the run."""
@@ -229,7 +230,7 @@ class TrieyeActor:
 
     def close_tb_writer(self) -> None:
         """Flush and close the TensorBoard sink."""
-        self._logic.close_tb_writer()
+        self._logic.tracking.close_tb_writer()
 
 
 def get_or_create(config: TrieyeConfig, **options: Any) -> Any:

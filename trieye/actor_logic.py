@@ -24,17 +24,17 @@ from trieye.stats.batch import EventBatch
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
 from trieye.ticker import Ticker
+from trieye.tracking import CLOSE_TIMEOUT_S, Tracking
 
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_EVENTS = 50_000
 """More than this are put into their windows at once, so that memory stays bounded however slow the timer is."""
 
-READY_TIMEOUT_S = 6.0
-"""Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
+_IMPORTED = time.monotonic()
 
-CLOSE_TIMEOUT_S = 10.0
-"""Clients of the drop-in API wait 15 s for `shutdown`."""
+SYNC_TIMEOUT_S = 3.0
+"""How long `force_process_and_log` waits for the sinks."""
 
 
 class ActorLogic:
@@ -119,9 +119,8 @@ class ActorLogic:
         )
         self._stats.aggregator.remember(record.summary)
         self._state.drops = self._stats.aggregator.drops
-        self._sinks.log_params(self.files.directory_params())
-        if self.files.makes_run:
-            self._sinks.log_artifact(self.files.save_config(extra_config), "config")
+        self.tracking = Tracking(self._sinks, self.files, self._check_open, _process_age_s)
+        self.tracking.begin(extra_config)
         self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
 
     # events
@@ -174,8 +173,9 @@ class ActorLogic:
         self._pass(step=current_global_step)
 
     def force_process_and_log(self, current_global_step: int) -> None:
-        """Log everything up to a step now, open windows too."""
+        """Log everything up to a step now, open windows too; returns when the sinks that work have it."""
         self._pass(step=current_global_step, force=True)
+        self._sinks.flush(SYNC_TIMEOUT_S, working_only=True)
 
     process_and_log_metrics = process_and_log
 
@@ -264,8 +264,9 @@ class ActorLogic:
         self._saved(step, lambda: self.files.save_training_state(hub_state, **state))
 
     def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
+        self._check_open()
         try:
-            return write()
+            path = write()
         except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
             self._num_save_failures += 1
             failures = Point(
@@ -274,9 +275,12 @@ class ActorLogic:
             self._sinks.write([failures])
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
+        self.tracking.note_checkpoint(path)
+        return path
 
     def load_initial_state(self) -> LoadedTrainingState:
         """Return what an earlier attempt or run left, by the rules of the config, and go on with its open windows."""
+        self._check_open()
         loaded, hub_state = self.files.load_initial_state()
         self.set_state(hub_state)
         return loaded
@@ -293,6 +297,7 @@ class ActorLogic:
         Raises:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
+        self._check_open()
         found = self.files.find_checkpoint(group=group, config_hash=config_hash)
         if found is None:
             return None
@@ -321,24 +326,9 @@ class ActorLogic:
             self._state.restore_from_state(dict(state))
             self._stats.aggregator.restore(state.get("stats", {}), at=self._at())
 
-    # tracking
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run."""
-        self._sinks.log_params(params)
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run."""
-        self.files.set_tags(tags)
-        self._sinks.set_tags(tags)
-
-    def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Keep a file with the run."""
-        self._sinks.log_artifact(path, artifact_path)
-
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""
-        self._sinks.log_artifact(self.files.save_config(configs), "config")
+        self.tracking.save_run_config(configs)
 
     save_initial_config = save_run_config
 
@@ -347,18 +337,6 @@ class ActorLogic:
         with self._lock:
             self._ingest()
             return {name: MetricSummary(**seen) for name, seen in self._stats.summary.items()}
-
-    def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
-
-        Args:
-            timeout_s: Seconds to wait; None: until a few seconds after the start of the hub.
-        """
-        return self._sinks.mlflow_run_id(max(READY_TIMEOUT_S - self._at(), 0.0) if timeout_s is None else timeout_s)
-
-    def close_tb_writer(self) -> None:
-        """Flush and close the TensorBoard sink; the others go on."""
-        self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
 
     def health(self) -> dict[str, Any]:
         """Return the state of each sink, drops by reason, late events, failed saves, and the process of the hub."""
@@ -398,6 +376,16 @@ class ActorLogic:
             else:
                 self._stats.flush(at=at)
             return self._present_state()
+
+
+def _process_age_s() -> float:
+    """Return the seconds since this process was started; since `ActorLogic` was imported where that cannot be told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):  # not Linux
+        return time.monotonic() - _IMPORTED
 
 
 def _plain_step(step: Any) -> int:

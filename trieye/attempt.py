@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trieye.config import TrieyeConfig
-from trieye.config.fingerprint import config_hash
+from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
+from trieye.exceptions import ConfigurationError
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
@@ -30,6 +31,7 @@ class Attempt:
         saves: Checkpoints that are being written.
         group: The sweep that the run belongs to.
         config_hash: Hash of what is trained.
+        number: 1 for the first start of the run.
 
     Raises:
         ConfigurationError: The directory of the run cannot be used.
@@ -40,12 +42,14 @@ class Attempt:
         self.group = group or _sweep()
         self.config_hash = config_hash(config)
         self.saves = PendingSaves(config.run_name)
+        self.number = 0
         self._name = config.run_name
         self._paths = PathManager(config.trieye.persistence)
         self._paths.create_run_directories()
         self._lock = RunLock(self._paths.lock_path).acquire()
         try:
             self._record = self._begin(config)
+            self.number = self._record.attempt
             self.hub = self._start_hub(config)
         except BaseException:
             self._lock.release()
@@ -54,11 +58,11 @@ class Attempt:
 
     def _begin(self, config: TrieyeConfig) -> RunRecord:
         before = RunRecord.read(self._paths.run_record_path)
-        if before is not None and before.config_hash not in {None, self.config_hash}:
-            say(
-                f"agent, model or env of run {self._name!r} is configured differently than in its last attempt; "
-                "if its checkpoint does not fit, choose another run_name"
+        if before is not None and before.group is not None and before.group != self.group:
+            raise ConfigurationError(
+                f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
             )
+        self._tell_changes(config)
         return open_run_record(
             self._paths.run_record_path,
             app_name=config.app_name,
@@ -67,6 +71,15 @@ class Attempt:
             group=self.group,
             tags=config.tags,
         )
+
+    def _tell_changes(self, config: TrieyeConfig) -> None:
+        """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
+        changes = changed_values(self._paths.config_path, config)
+        if changes:
+            say(
+                f"run {self._name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
+                "if that is not meant, choose another run_name"
+            )
 
     def _start_hub(self, config: TrieyeConfig) -> Hub:
         try:

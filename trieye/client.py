@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
@@ -85,6 +86,7 @@ class Run:
         elif issubclass(kind, (KeyboardInterrupt, SystemExit)):
             self._close_after(error, "KILLED")
         else:
+            self._keep_traceback(error)
             self._close_after(error, "FAILED")
 
     def open(self) -> Self:
@@ -125,6 +127,11 @@ class Run:
         say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
         self.close("KILLED")
 
+    def _keep_traceback(self, error: BaseException | None) -> None:
+        if self._attempt is not None and error is not None:
+            path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+
     def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
         try:
             self.close(status)
@@ -137,6 +144,15 @@ class Run:
         raise RunClosedError(
             f"run {self.name!r} is not open: {row[0]!r} cannot be logged; use `with trieye.Run(config)`"
         )
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started, this time included."""
+        return self._opened().number
+
+    def __repr__(self) -> str:
+        state = "closed" if self._attempt is None else f"open, attempt {self.attempt}"
+        return f"<trieye.Run {self.name!r} at step {self.step}, {state}, in {self.dir}>"
 
     # metrics
 
@@ -302,6 +318,8 @@ class Run:
         attempt = self._opened()
         found = attempt.hub.restore(group=attempt.group, config_hash=attempt.config_hash)
         if found is None:
+            if attempt.number > 1:
+                say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False
         encoded, origin = found
         state = decode(encoded)

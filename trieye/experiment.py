@@ -1,5 +1,6 @@
 """Experiment: what a training provides, and the loop that drives it."""
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ import numpy as np
 
 from trieye.client import Run
 from trieye.config import TrieyeConfig
-from trieye.exceptions import ConfigurationError
+from trieye.config.base import did_you_mean
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
 from trieye.path_manager import PathManager
 from trieye.persistence import rng
 from trieye.persistence.checkpoints import CheckpointStore
@@ -24,8 +26,8 @@ class Experiment(Generic[ConfigT]):
     """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
 
     Subclasses override `setup`, `step`, `save_checkpoint`, `load_checkpoint`, and `evaluate` if there is something to
-    evaluate. The global random generators of python, NumPy and torch are seeded before `setup`, and saved and restored
-    by the loop; generators of its own are the experiment's business.
+    evaluate. The global random generators of python, NumPy and (if it is imported by then) torch are seeded before
+    `setup`, and saved and restored by the loop; generators of its own are the experiment's business.
 
     Args:
         config: The config of the run.
@@ -105,6 +107,12 @@ class Result:
     run_dir: Path
     best_checkpoint: Path | None
 
+    def sentence(self, objective: str) -> str:
+        """Return how the training ended, for people."""
+        best = "" if self.objective is None else f", best {objective} {self.objective:g}"
+        kept = "" if self.best_checkpoint is None else f" ({self.best_checkpoint.name})"
+        return f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{kept}; its files are in {self.run_dir}"
+
 
 def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT) -> Result:
     """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
@@ -114,7 +122,8 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
         config: The config of the run.
 
     Raises:
-        ConfigurationError: The config sets no limit.
+        ConfigurationError: The config sets no limit, or `evaluate` does not return the objective.
+        CheckpointError: A checkpoint does not fit the experiment, or cannot be saved.
         RunInterrupted: A signal asked the run to stop; its state is saved.
     """
     limits = config.loop
@@ -122,15 +131,23 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
         raise ConfigurationError(
             "this run would never stop: set loop.steps, loop.env_steps, loop.time_s or loop.target"
         )
-    rng.seed(config.seed)
-    experiment = experiment_class(config)
-    try:
-        with Run(config) as run:
+    for name in ("step", "save_checkpoint", "load_checkpoint"):
+        if getattr(experiment_class, name) is getattr(Experiment, name):
+            raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
+    with Run(config) as run:
+        say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
+        rng.seed(config.seed)
+        experiment = experiment_class(config)
+        try:
             loop = _Loop(experiment, run)
             reason = loop.drive()
-    finally:
-        experiment.cleanup()
-    return loop.result(reason)
+        finally:
+            experiment.cleanup()
+    result = loop.result(reason)
+    say(result.sentence(config.loop.objective))
+    if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
+        raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop")
+    return result
 
 
 class _Loop:
@@ -146,14 +163,14 @@ class _Loop:
         self._best: float | None = None
         self._evaluated_step = -1
         self._objective: float | None = None
-        self._saved_step = -1
 
     def drive(self) -> str:
         """Train until a limit is reached, and return which one it was."""
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
-            self._evaluated_step = self._saved_step = run.step
-        run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
+            self._evaluated_step = run.step
+        else:  # parameters never change; the config of each attempt is in its files
+            run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
         reason = self._reason_to_stop()
         if reason is not None:
             say(f"run {run.name!r} is finished ({reason}); raise the limit to go on")
@@ -177,13 +194,12 @@ class _Loop:
             if reason is not None or self._evaluation_due():
                 self._evaluate()
                 reason = reason or self._reason_to_stop()
-            if self._run.save_due and self._saved_step != self._run.step:
+            if reason is not None or self._run.save_due:
                 self._save()
             if reason is not None:
                 break
-        if self._saved_step != self._run.step:
-            self._save()
-        return reason or "interrupted"
+        assert reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
+        return reason
 
     def _one_step(self) -> None:
         began = time.perf_counter()
@@ -203,11 +219,27 @@ class _Loop:
             return
         values = self._experiment.evaluate()
         self._run.log(values)
+        self._run.flush()  # an evaluation is complete and rare: its points are shown now
         self._evaluated_step = self._run.step
-        self._objective = values.get(self._limits.objective)
+        self._objective = self._objective_in(values)
         if self._objective is not None and self._is_better(self._objective):
             self._best = self._objective
             self._save()
+
+    def _objective_in(self, values: Mapping[str, float]) -> float | None:
+        name = self._limits.objective
+        if not values:
+            return None
+        if name not in values:
+            raise ConfigurationError(
+                f"loop.objective={name}: evaluate() returned no such value{did_you_mean(name, values)} "
+                f"(it returned: {', '.join(values)})"
+            )
+        value = float(values[name])
+        if not math.isfinite(value):
+            say(f"the objective {name} is {value} at step {self._run.step}; it counts as none")
+            return None
+        return value
 
     def _is_better(self, value: float) -> bool:
         if self._best is None:
@@ -215,9 +247,11 @@ class _Loop:
         return value > self._best if self._limits.mode == "max" else value < self._best
 
     def _save(self) -> None:
+        if self._run.saved_step == self._run.step:
+            return
         evaluated = self._evaluated_step == self._run.step
-        self._run.save(objective=self._objective if evaluated else None, experiment=_State(self._experiment), loop=self)
-        self._saved_step = self._run.step
+        objective = self._objective if evaluated else None
+        self._run.save(objective=objective, experiment=_State(self._experiment), loop=self)
 
     def _reason_to_stop(self) -> str | None:
         limits = self._limits
@@ -258,9 +292,23 @@ class _State:
             if state is not None:
                 return {"state": state}
             files = sorted(path for path in directory.rglob("*") if path.is_file())
+            if not files:
+                kind = type(self._experiment).__name__
+                raise CheckpointError(
+                    f"{kind}.save_checkpoint returned nothing and wrote no file; is a `return` missing?"
+                )
             return {"files": {str(path.relative_to(directory)): _bytes_of(path) for path in files}}
 
     def load_state_dict(self, held: Mapping[str, Any]) -> None:
+        try:
+            self._load(held)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit {type(self._experiment).__name__} as it is configured now: {error}; "
+                "configure it as it was, or choose another run_name"
+            ) from error
+
+    def _load(self, held: Mapping[str, Any]) -> None:
         if "state" in held:
             self._experiment.load_checkpoint(held["state"])
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, SerializationError
 from trieye.path_manager import PathManager
 from trieye.persistence.atomic import write_atomic
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
@@ -106,7 +106,7 @@ class HubFiles:
             spool_dir=self.paths.spool_dir,
             created=self.record.created,
             mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
-            tags=self._config.tags,
+            tags={**self._config.tags, **({"trieye.sweep": self.record.group} if self.record.group else {})},
         )
 
     def note_mlflow_run_id(self, run_id: str) -> None:
@@ -141,6 +141,13 @@ class HubFiles:
         self._serializer.save_config_json(merged, path)
         return path
 
+    def add_to_config(self, extra: Mapping[str, Any]) -> Path:
+        """Add to configs.json; what would replace a part of the run's own config goes under `run_config`."""
+        own = TrieyeConfig.model_fields
+        taken = {str(key): value for key, value in extra.items() if key in own}
+        free = {str(key): value for key, value in extra.items() if key not in own}
+        return self.save_config({**free, **({"run_config": taken} if taken else {})})
+
     # saved states
 
     def save_checkpoint(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> Path:
@@ -157,26 +164,28 @@ class HubFiles:
         self.paths.update_checkpoint_links(
             path, bool(metadata.get("is_best")) or (best is not None and best.path == path)
         )
+        if self._config.persistence.keep_checkpoints:
+            self._checkpoints.prune(self._config.persistence.keep_checkpoints, mode=mode)
         return path
 
     def save_training_state(self, hub_state: Mapping[str, Any], **state: Any) -> Path:
         """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
 
         Raises:
-            CheckpointError: A part is not what it should be; nothing is written.
+            CheckpointError: A part is not what it should be; the checkpoint is written although the buffer cannot be.
         """
         data = self._checkpoint_data(hub_state, state)
-        buffer = None
-        if state["save_buffer"] and self._config.persistence.save_buffer:
-            buffer = self._serializer.prepare_buffer_data(state["buffer_content"])
-            if buffer is None:
-                raise CheckpointError(f"the buffer is a {type(state['buffer_content']).__name__}, not a list of items")
         metadata = {"is_best": state["is_best"], "hub": hub_state}
         path = self.save_checkpoint(data.global_step, self._serializer.encode(data, copy=False), metadata)
-        if buffer is not None:
-            encoded = self._serializer.encode(buffer, copy=False)
-            self.paths.update_buffer_link(self._buffers.save(data.global_step, encoded))
+        if state["save_buffer"] and self._config.persistence.save_buffer:
+            self._save_buffer(data.global_step, state["buffer_content"])
         return path
+
+    def _save_buffer(self, step: int, content: Any) -> None:
+        buffer = self._serializer.prepare_buffer_data(content)
+        if buffer is None:
+            raise CheckpointError(f"the buffer is a {type(content).__name__}, not a list of items; the rest is saved")
+        self.paths.update_buffer_link(self._buffers.save(step, self._serializer.encode(buffer, copy=False)))
 
     def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:
         try:
@@ -185,7 +194,7 @@ class HubFiles:
                 global_step=state["global_step"],
                 episodes_played=state["episodes_played"],
                 total_simulations_run=state["total_simulations_run"],
-                model_state_dict=self._serializer.prepare_optimizer_state(state["nn_state_dict"]),
+                model_state_dict=self._model_state(state["nn_state_dict"]),
                 optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
                 actor_state=dict(hub_state),
                 user_data=state["user_data"] or {},
@@ -194,6 +203,13 @@ class HubFiles:
             )
         except ValueError as error:  # pydantic's, or a number of another type
             raise CheckpointError(f"the state is not valid: {error}") from error
+
+    def _model_state(self, model: Any) -> dict[str, Any]:
+        try:
+            return self._serializer.prepare_optimizer_state(model)
+        except SerializationError as error:
+            kind = type(model).__name__
+            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
 
     def load_initial_state(self) -> tuple[LoadedTrainingState, dict[str, Any]]:
         """Return the state of the drop-in API to go on with, and the state of the hub if it is this run's own.

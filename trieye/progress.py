@@ -1,11 +1,12 @@
 """Progress: a bar with the key metrics on a terminal, plain lines elsewhere."""
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -36,12 +37,14 @@ class Progress:
         self._began = time.monotonic()
         self._next = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
+        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _rich_bar()
             self._task = self._bar.add_task(self._name, total=self._total, completed=self._start, metrics="")
             self._bar.start()
+            self._handlers = _through_the_bar()
         return self
 
     def __exit__(
@@ -50,6 +53,8 @@ class Progress:
         self._show()
         if self._bar is not None:
             self._bar.stop()
+            for handler, stream in self._handlers:
+                handler.setStream(stream)
 
     def update(self, step: int) -> None:
         """Note that a step is done; shows it now and then."""
@@ -68,6 +73,17 @@ class Progress:
         rate = (self._step - self._start) / elapsed
         total = f"/{self._total} ({100 * self._step / self._total:.0f} %)" if self._total else ""
         say(f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", "))
+
+
+def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
+    """Let log handlers write through the bar, so that they do not tear it; return them with the streams they had."""
+    replaced = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("trieye", "trieye.stats_processor"))]
+    handlers = {handler for logger in loggers for handler in logger.handlers if type(handler) is logging.StreamHandler}
+    found = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
+    for handler, stream in found:
+        handler.setStream(replaced[stream])
+    return found
 
 
 def _shown(metrics: Mapping[str, float]) -> str:

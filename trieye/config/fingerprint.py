@@ -1,7 +1,10 @@
-"""config_hash: whether two runs train the same thing."""
+"""Whether two configs train the same thing, and where they differ."""
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from trieye.config.root import TrieyeConfig
 
@@ -19,3 +22,30 @@ def config_hash(config: TrieyeConfig) -> str | None:
         return None
     text = json.dumps(config.model_dump(mode="json", include=chosen), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags"}
+
+
+def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
+    """Return `key: before -> now` for values that change what is trained; how long and where it runs is left out.
+
+    Args:
+        earlier: The configs.json of the last attempt; nothing is compared if it cannot be read.
+        config: The config of this one.
+    """
+    try:
+        held = json.loads(earlier.read_bytes())
+    except (OSError, ValueError):
+        return []
+    now = dict(_leaves(config.model_dump(mode="json", exclude=_HOW_IT_RUNS)))
+    before = dict(_leaves(held)) if isinstance(held, dict) else {}
+    return [f"{key}: {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -53,6 +53,12 @@ class PersistenceConfig(TolerantModel):
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
+    keep_checkpoints: int = Field(
+        default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all."
+    )
+    keep_checkpoints: int = Field(
+        default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all."
+    )
     auto_resume_latest: bool = Field(
         default=True, description="Start a fresh run from the newest compatible run of the app."
     )

@@ -13,7 +13,7 @@ class StatsConfig(TolerantModel):
     """How events become points."""
 
     processing_interval_seconds: float = Field(
-        default=1.0, gt=0, le=3600, description="Seconds between two processing passes of the hub."
+        default=1.0, gt=0, description="Seconds between two processing passes of the hub."
     )
     metrics: Keyed[MetricConfig] = Field(
         default_factory=list, description="The metrics; in YAML a dict keyed by a short name of your choice."

@@ -1,5 +1,6 @@
 """Hub: what a `Run` needs of the place that collects, logs and saves."""
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -72,6 +73,8 @@ def start_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
         from trieye.runtime.local import LocalHub
 
         return LocalHub(config, extra_config)
+    # the actor prints results; Ray would hide the second of two that look alike
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     from trieye.runtime.ray_hub import RayHub
 
     return RayHub(config, extra_config)

@@ -27,8 +27,8 @@ class LocalHub:
         self.log = self._logic.log_columns
         self.count_dropped = self._logic.count_dropped
         self.flush = self._logic.flush
-        self.log_params = self._logic.log_params
-        self.set_tags = self._logic.set_tags
+        self.log_params = self._logic.tracking.log_params
+        self.set_tags = self._logic.tracking.set_tags
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Write a checkpoint on the writer thread, with the open windows as they are now."""
@@ -40,7 +40,7 @@ class LocalHub:
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Keep a file with the run."""
-        self._logic.log_artifact(path, artifact_path)
+        self._logic.tracking.log_artifact(path, artifact_path)
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return the extremes of the points of each metric."""
@@ -48,7 +48,7 @@ class LocalHub:
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
         """Return the id of the MLflow run, None if it is not known in time."""
-        return self._logic.mlflow_run_id(timeout_s)
+        return self._logic.tracking.mlflow_run_id(timeout_s)
 
     def health(self) -> dict[str, Any]:
         """Return the state of the sinks and what was dropped."""

@@ -13,6 +13,7 @@ from trieye.actor import TrieyeActor, actor_name
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.persistence.encoding import EncodedState
+from trieye.progress import say
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
 
@@ -142,6 +143,7 @@ def join_ray(runtime: RuntimeConfig) -> None:
     # it says at every start that tokens are in use, which they are to stay
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
+    say("starting Ray ..." if runtime.kind == "ray" else f"joining Ray at {runtime.address or 'auto'} ...")
     if runtime.kind == "ray":
         ray.init(address="local", num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
         return

@@ -58,10 +58,16 @@ class FanOut:
         """
         self._submit_to_trackers(LogArtifact(path.absolute(), artifact_path))
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until every sink has what was queued before, and tell whether all have."""
+    def flush(self, timeout_s: float, *, working_only: bool = False) -> bool:
+        """Wait until every sink has what was queued before, and tell whether all have.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+            working_only: Do not wait for a sink that is known to fail now.
+        """
         deadline = time.monotonic() + timeout_s
-        targets = [(thread, thread.request_flush()) for thread in self._threads]
+        asked = [thread for thread in self._threads if not (working_only and thread.error)]
+        targets = [(thread, thread.request_flush()) for thread in asked]
         flushed = [thread.wait_flushed(target, deadline) for thread, target in targets]
         return all(flushed)
 

@@ -204,7 +204,7 @@ class Aggregator:
         is: it was counted already.
         """
         replaces = self._is_restored or state.get("attempt") == self._attempt
-        self._is_restored = True
+        self._is_restored = self._is_restored or "windows" in state
         for name, windows in state.get("windows", {}).items():
             declared = self._windows.get(name)
             if declared is None and self._undeclared == "auto" and self._num_undeclared < MAX_UNDECLARED_NAMES:

@@ -243,9 +243,9 @@ class RateWindows(MetricWindows):
         return [Point(self.config.name, 0.0, self._step, self.started + at, log_to, count=0)]
 
     def restore(self, state: dict[str, Any], *, at: float, replaces: bool = False) -> None:
-        """Go on where `to_state` left off; the rate is measured anew from `at`, without what an earlier attempt counted.
+        """Go on where `to_state` left off; the rate is measured anew from `at`.
 
-        Its seconds are not known here, and values without their time would be too high a rate.
+        What an earlier attempt counted is left out: without the time in which it did, the rate would be too high.
         """
         super().restore({**state, "open": [], "late": None}, at=at, replaces=replaces)
         self._logged_at, self._value = at, 0.0

@@ -1,0 +1,79 @@
+"""Tracking: what a run records besides points: parameters, tags, files, its config."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trieye.hub_files import HubFiles
+from trieye.sinks.fan_out import FanOut
+
+READY_TIMEOUT_S = 7.5
+"""Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
+
+CLOSE_TIMEOUT_S = 10.0
+"""Clients of the drop-in API wait 15 s for `shutdown`."""
+
+
+class Tracking:
+    """Records parameters, tags and files in the trackers, and in the run's own files.
+
+    Args:
+        sinks: The sinks of the run.
+        files: The files of the run.
+        check_open: Raises if the run is closed.
+        age_s: Returns the seconds since the start of the process of the hub.
+    """
+
+    def __init__(
+        self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None], age_s: Callable[[], float]
+    ) -> None:
+        self._sinks, self._files = sinks, files
+        self._check_open, self._age_s = check_open, age_s
+
+    def begin(self, extra_config: Mapping[str, Any]) -> None:
+        """Record the directories of the run and its config."""
+        self._sinks.log_params(self._files.directory_params())
+        if self._files.makes_run:
+            self._sinks.log_artifact(self._files.save_config(extra_config), "config")
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record parameters of the run."""
+        self._check_open()
+        self._sinks.log_params(params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._check_open()
+        self._files.set_tags(tags)
+        self._sinks.set_tags(tags)
+
+    def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
+        """Keep a file with the run."""
+        self._check_open()
+        self._sinks.log_artifact(path, artifact_path)
+
+    def save_run_config(self, configs: Mapping[str, Any]) -> None:
+        """Add to configs.json, and record it."""
+        self._check_open()
+        self._sinks.log_artifact(self._files.add_to_config(configs), "config")
+
+    def note_checkpoint(self, path: Path) -> None:
+        """Point from the tracker to a checkpoint, which stays where it is."""
+        paths = self._files.paths
+        tags = {"trieye.latest_checkpoint": str(path)}
+        if paths.best_checkpoint_path.resolve() == path.resolve():
+            tags["trieye.best_checkpoint"] = str(path)
+        self._sinks.set_tags(tags)
+
+    def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
+        """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
+
+        Args:
+            timeout_s: Seconds to wait; None: until a few seconds after the start of the process.
+        """
+        left = max(READY_TIMEOUT_S - self._age_s(), 0.0)
+        return self._sinks.mlflow_run_id(left if timeout_s is None else timeout_s)
+
+    def close_tb_writer(self) -> None:
+        """Flush and close the TensorBoard sink; the others go on."""
+        self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
