@@ -290,3 +290,100 @@ def test_a_given_path_manager_makes_no_files(make_config, tmp_path):
     logic.log_event(event())
     logic.shutdown()
     assert not (tmp_path / "root").exists()
+
+
+COUNT = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
+
+
+def test_a_finished_run_that_is_trained_further_counts_no_event_twice(open_logic):
+    total = 0
+    for begin, end in ((1, 15), (16, 16), (17, 40)):
+        logic = open_logic(stats=COUNT, sinks={"tensorboard": {"enabled": True}})
+        logic.load_initial_state()
+        logic.log_batch_events([event(step=step) for step in range(begin, end + 1)])
+        logic.save_training_state(**saved(end))
+        logic.shutdown()
+        total = end
+    points = points_in_all_files(logic.files.paths.tb_log_dir)
+    assert sum(value for _, value in points["m"]) == total
+
+
+def points_in_all_files(directory):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = {}
+    for file in sorted(directory.iterdir()):
+        for record in EventFileLoader(str(file)).Load():
+            for value in record.summary.value:
+                number = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+                found.setdefault(value.tag, []).append((record.step, number))
+    return found
+
+
+def test_a_save_that_is_due_at_a_complete_step_logs_its_window_once(open_logic):
+    first = open_logic(stats=COUNT)
+    first.log_batch_events([event(step=step) for step in range(1, 11)])
+    first.save_training_state(**saved(10))
+    assert first.summary()["m"]["step"] == 10
+    first.shutdown("KILLED")
+    second = open_logic(stats=COUNT)
+    second.load_initial_state()
+    second.force_process_and_log(10)
+    assert second.get_state()["stats"]["windows"]["m"]["open"] == []
+
+
+def test_a_timestamp_that_is_no_date_is_the_time_of_arrival(open_logic):
+    logic = open_logic(sinks={"tensorboard": {"enabled": True}})
+    for step, timestamp in enumerate((float("nan"), float("inf"), -1.0, 1e300), start=1):
+        logic.log_event(event(step=step, timestamp=timestamp))
+    logic.shutdown()
+    assert len(points_in(logic.files.paths.tb_log_dir)["m"]) == 4
+
+
+def test_a_damaged_configs_json_is_written_anew(open_logic):
+    first = open_logic()
+    first.shutdown()
+    path = first.files.paths.config_path
+    path.write_text(path.read_text()[:50])
+    open_logic()
+    assert json.loads(path.read_text())["app_name"] == "app"
+
+
+def test_user_configs_never_replace_the_config_of_the_run(open_logic):
+    logic = open_logic()
+    logic.save_run_config({"stats": {"mine": 1}, "model": 5})
+    held = json.loads(logic.files.paths.config_path.read_text())
+    assert "processing_interval_seconds" in held["stats"]
+    assert (held["run_config"], held["model"]) == ({"stats": {"mine": 1}}, 5)
+
+
+def test_a_closed_hub_saves_nothing_more(open_logic):
+    logic = open_logic()
+    logic.shutdown()
+    for call in (
+        lambda: logic.save_training_state(**saved(5)),
+        logic.load_initial_state,
+        lambda: logic.save_run_config({}),
+        lambda: logic.tracking.set_tags({}),
+    ):
+        with pytest.raises(RunClosedError):
+            call()
+    assert not list(logic.files.paths.checkpoint_dir.iterdir())
+
+
+def test_only_the_newest_checkpoints_and_the_best_are_kept_if_asked(open_logic):
+    logic = open_logic(persistence={"keep_checkpoints": 2})
+    for step in range(1, 7):
+        logic.save_training_state(**saved(step, is_best=step == 2, save_buffer=False))
+    names = {
+        path.name for path in logic.files.paths.checkpoint_dir.iterdir() if path.is_dir() and not path.is_symlink()
+    }
+    assert names == {"checkpoint_step_2", "checkpoint_step_5", "checkpoint_step_6"}
+
+
+def test_the_state_of_the_process_that_sends_events_can_be_pickled():
+    import pickle
+
+    state = trieye.ActorState()
+    state.add_event(event())
+    assert len(pickle.loads(pickle.dumps(state))) == 1

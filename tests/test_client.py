@@ -316,3 +316,126 @@ def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_c
         train(make_config(), 5, stop_at=2)
     assert signal.getsignal(signal.SIGINT) is before
     assert "power cut" in str(held.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run: run.log(["a"], 1.0),
+        lambda run: run.log("", 1.0),
+        lambda run: run.log("a", 1.0, step=1.5),
+        lambda run: run.log("a", np.zeros(2)),
+        lambda run: run.log("a", 10**400),
+        lambda run: run.log("a", {"nested": 1.0}),
+        lambda run: run.log("a", 1.0, context=5),
+        lambda run: run.log("a", 1.0, context={"k": threading.Lock()}),
+        lambda run: run.log(None),
+    ],
+)
+def test_nothing_malformed_gets_past_log_and_nothing_else_is_lost(make_config, call):
+    with trieye.Run(make_config(stats={"metrics": [{"name": "good", "aggregation": "count"}]})) as run:
+        run.log("good", 1.0, step=1)
+        with pytest.raises((TypeError, ValueError), match="log"):
+            call(run)
+        run.log("good", 1.0, step=1)
+        run.step = 1
+        assert run.best("good") == 2.0
+
+
+def test_numbers_of_other_libraries_can_be_logged(make_config):
+    import torch
+
+    with trieye.Run(make_config()) as run:
+        run.log("a", torch.tensor(2.0), step=np.int64(3), context={"episode": np.int32(4)})
+        run.step = 3
+        assert run.best("a") == 2.0
+
+
+def test_plain_data_comes_back_in_restored(make_config):
+    with trieye.Run(make_config()) as run:
+        run.save(counter=5, agent=Agent())
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(ConfigurationError, match=r"run\.restored\['counter'\]"):
+            run.restore(counter=0)
+        run.restore()
+        assert run.restored["counter"] == 5
+
+
+def test_a_run_never_starts_from_another_one_unless_asked(make_config):
+    train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
+    config = make_config(run_name="two")
+    config.persistence = trieye.PersistenceConfig(
+        root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+    )
+    _, seen, run = train(config, 4)
+    assert (seen[0], run.resumed) == (1, False)
+
+
+def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
+    with pytest.raises(SystemExit), trieye.Run(make_config()).open() as run:
+        assert run.attempt == 1
+        sys.exit(0)
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_a_failure_leaves_its_traceback_with_the_run(make_config):
+    with pytest.raises(RuntimeError):
+        train(make_config(), 5, stop_at=2)
+    _, _, run = train(make_config(), 5)
+    assert "power cut" in (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+
+
+def test_a_forked_child_neither_logs_nor_closes(make_config):
+    with trieye.Run(make_config()) as run:
+        child = os.fork()
+        if child == 0:
+            try:
+                run.log("a", 1.0)
+            except RunClosedError:
+                run.close()
+                os._exit(7)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert record_of(run)["status"] == "RUNNING"
+        run.log("a", 1.0)
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_the_best_value_is_not_forgotten_with_what_came_after_the_last_save(make_config):
+    with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
+        run.log("x", 1.0, step=1)
+        run.step = 1
+        run.save()
+        run.log("x", 9.0, step=2)
+        run.step = 2
+        raise RuntimeError("power cut")
+    with trieye.Run(make_config()) as run:
+        run.restore()
+        assert run.best("x") == 9.0
+
+
+def test_metrics_that_were_lost_make_the_run_a_failed_one(make_config, monkeypatch):
+    monkeypatch.setattr("trieye.flusher.GIVE_UP_S", 0.0)
+    run = trieye.Run(make_config()).open()
+
+    def gone(batch):
+        raise ConnectionError("the hub is gone")
+
+    run._attempt.hub.log = gone
+    run.log("a", 1.0)
+    with pytest.raises(trieye.ProcessingError, match="1 values are not logged"):
+        run.close()
+    assert record_of(run)["status"] == "FAILED"
+
+
+def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster, monkeypatch):
+    import ray
+
+    monkeypatch.setattr("trieye.flusher.GIVE_UP_S", 1.0)
+    run = trieye.Run(make_config(runtime={"kind": "ray"})).open()
+    ray.kill(run._attempt.hub._actor)
+    run.log("a", 1.0)
+    with pytest.raises((trieye.TrieyeError, ConnectionError), match="gone"):
+        run.close()
+    assert record_of(run)["status"] == "FAILED"

@@ -150,3 +150,52 @@ def test_missing_methods_are_named(make_config):
 
     with pytest.raises(NotImplementedError, match=r"Nothing has no step"):
         trieye.run_experiment(Nothing, make_config(loop={"steps": 1}))
+
+
+def test_an_objective_that_is_not_finite_counts_as_none(loop_config, capfd):
+    class Diverging(Walk):
+        def evaluate(self):
+            return {"eval/return": np.float32("nan") if self.steps_done < 20 else np.float32(self.steps_done)}
+
+    result = trieye.run_experiment(Diverging, loop_config(steps=40, evaluate_every_steps=10, target=100.0))
+    assert (result.step, result.objective) == (40, 40.0)
+    assert "counts as none" in capfd.readouterr().err
+
+
+def test_an_objective_that_is_never_returned_is_an_error_that_names_the_nearest(loop_config):
+    with pytest.raises(ConfigurationError, match=r"loop\.objective=eval/retrn.*did you mean 'eval/return'"):
+        trieye.run_experiment(Walk, loop_config(steps=20, evaluate_every_steps=10, objective="eval/retrn"))
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_clear_error(loop_config):
+    trieye.run_experiment(Walk, loop_config(steps=10))
+
+    class Other(Walk):
+        def load_checkpoint(self, checkpoint):
+            raise RuntimeError("size mismatch for weight")
+
+    with pytest.raises(CheckpointError, match="does not fit Other"):
+        trieye.run_experiment(Other, loop_config(steps=20))
+
+
+def test_a_save_checkpoint_without_return_is_an_error(loop_config):
+    class Forgetful(Walk):
+        def save_checkpoint(self, checkpoint_dir):
+            {"position": self.position}  # noqa: B018 - the mistake
+
+    with pytest.raises(CheckpointError, match="return"):
+        trieye.run_experiment(Forgetful, loop_config(steps=10))
+
+
+def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follows(loop_config):
+    import signal
+
+    class AskedLate(Walk):
+        def step(self):
+            if self.steps_done == 9:
+                signal.raise_signal(signal.SIGINT)
+            return super().step()
+
+    with pytest.raises(trieye.RunInterrupted, match="was finished"):
+        trieye.run_experiment(AskedLate, loop_config(steps=10))
+    assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10

@@ -302,3 +302,79 @@ def test_summary_holds_the_extremes_over_attempts():
     second.ingest(batch(("m", 4.0, 3, 0.0)), at=0.0)
     second.flush(at=1.0)
     assert second.summary["m"] == {"last": 4.0, "min": 3.0, "max": 9.0, "step": 3}
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"score": 10**400},
+        {"score": [1]},
+        {"score": "x"},
+        {"episode": 10**30, "score": 1.0},
+        {"episode": 1 << 64, "score": 1.0},
+    ],
+)
+def test_no_context_costs_the_neighbors_of_its_event(context):
+    aggregator = Aggregator([metric("n"), metric("s", raw_event_name="n", context_key="score", x_axis="episode")])
+    aggregator.ingest(batch(("n", 1.0, 1, 0.0), ("n", 1.0, 1, 0.0, context), ("n", 1.0, 1, 0.0)), at=0.0)
+    assert {point.metric: point.value for point in aggregator.flush(at=1.0)}["n"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["", "\ud800"])
+def test_a_name_that_nothing_can_show_is_counted(name):
+    aggregator = Aggregator([])
+    aggregator.ingest(batch((name, 1.0, 1, 0.0), ("good", 1.0, 1, 0.0)), at=0.0)
+    points = {point.metric: point.value for point in aggregator.flush(at=1.0)}
+    assert points == {"good": 1.0, "trieye/dropped/unnamed": 1.0}
+
+
+def test_a_state_of_this_attempt_is_not_counted_twice():
+    aggregator = Aggregator([metric(log_frequency_steps=10)])
+    aggregator.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 6)]), at=0.0)
+    aggregator.restore(aggregator.to_state(), at=0.0)
+    assert [point.value for point in aggregator.flush(at=1.0)] == [5.0]
+
+
+def test_what_came_before_the_first_restore_is_added_and_a_second_restore_replaces():
+    first = Aggregator([metric(log_frequency_steps=10)])
+    first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 6)]), at=0.0)
+    second = Aggregator([metric(log_frequency_steps=10)])
+    second.ingest(batch(("m", 1.0, 6, 0.0)), at=0.0)
+    second.restore(first.to_state(), at=0.0)
+    second.restore(first.to_state(), at=0.0)
+    assert [point.value for point in second.flush(at=1.0)] == [5.0]
+    third = Aggregator([metric(log_frequency_steps=10)])
+    third.ingest(batch(("m", 1.0, 6, 0.0)), at=0.0)
+    third.restore(first.to_state(), at=0.0)
+    assert [point.value for point in third.flush(at=1.0)] == [6.0]
+
+
+@pytest.mark.parametrize("length", [1, 7, 100])
+def test_windows_of_another_length_are_taken_over(length):
+    first = Aggregator([metric(log_frequency_steps=10)])
+    first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 18)]), at=0.0)
+    first.advance(at=0.5)
+    second = Aggregator([metric(log_frequency_steps=length)])
+    second.restore(first.to_state(), at=0.0)
+    second.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(18, 31)]), at=0.0)
+    points = second.flush(at=1.0)
+    assert sum(point.value for point in points) == 20.0  # those after the window that was logged as step 10
+    assert [point.step for point in points] == sorted(point.step for point in points)
+
+
+def test_windows_of_another_aggregation_are_logged_as_they_are():
+    first = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
+    first.ingest(batch(("m", 2.0, 1, 0.0), ("m", 4.0, 2, 0.0)), at=0.0)
+    second = Aggregator([metric(aggregation="latest", log_frequency_steps=10)])
+    second.restore(first.to_state(), at=0.0)
+    second.ingest(batch(("m", 7.0, 3, 0.0)), at=0.0)
+    assert [(point.step, point.value) for point in second.flush(at=1.0)] == [(2, 3.0), (3, 7.0)]
+
+
+def test_a_rate_begins_anew_in_another_attempt():
+    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
+    first.ingest(batch(*[("done", 1000.0, step, 0.0) for step in range(10)]), at=4.9)
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
+    second.restore(first.to_state(), at=0.0)
+    second.ingest(batch(("done", 10.0, 11, 0.0)), at=1.0)
+    assert [point.value for point in second.advance(at=5.0)] == [2.0]

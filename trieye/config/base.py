@@ -82,13 +82,32 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {match!r}?" if match else ""
 
 
-class StrictModel(BaseModel):
+class _Model(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, data: Any) -> Any:
+        """Make text of `true` and `false` where a number belongs, so that pydantic does not take them for 1 and 0."""
+        if not isinstance(data, dict):
+            return data
+        # a validator of single fields is forbidden for those that tell the members of a union apart
+        return {
+            key: str(value).lower() if isinstance(value, bool) and _is_number(cls.model_fields.get(key)) else value
+            for key, value in data.items()
+        }
+
+
+def _is_number(info: FieldInfo | None) -> bool:
+    options = set(_options(info.annotation)) if info is not None else set()
+    return bool(options & {int, float}) and not options & {bool, str, Any}
+
+
+class StrictModel(_Model):
     """A frozen config model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class TolerantModel(BaseModel):
+class TolerantModel(_Model):
     """A config model that stays mutable and takes the upper-case names of trieye 0.1.5.
 
     Upper-case names work as keyword arguments and as attributes. Unknown keys are ignored with a warning that names the

@@ -12,6 +12,7 @@ from trieye.config.base import did_you_mean, models_in, set_by
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
+_PLURALS = {"integer": "integers", "number": "numbers", "string": "texts"}
 
 
 def complaints(
@@ -77,10 +78,35 @@ def _described(schema: dict[str, Any]) -> str:
         f"{sign} {schema[name]:,}".replace(",", "_") for name, sign in _BOUNDS.items() if name in schema
     )
     if schema.get("type") == "array":
-        return f"a list of {_described(schema.get('items', {})).removeprefix('one of ')}"
+        return f"a list of {_items(schema)}{_length(schema)}"
     text = _TYPES.get(schema.get("type", ""), "keys with values")
     text = "text that is not empty" if text == "text" and schema.get("minLength") else text
     return f"{text} {bounds}".rstrip()
+
+
+def _items(schema: dict[str, Any]) -> str:
+    # a tuple says `prefixItems`, one for each place
+    each = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [{}])
+    described = [_described(item) for item in each] or ["values"]
+    singular = described[0].removeprefix("one of ")
+    for name, plural in _PLURALS.items():
+        if singular == _TYPES[name] or singular.startswith(f"{_TYPES[name]} "):
+            singular = singular.replace(_TYPES[name], plural, 1)
+    return singular if len(set(described)) == 1 else ", ".join(described)
+
+
+def _length(schema: dict[str, Any]) -> str:
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if least == most:
+        return f", exactly {_counted(least)}"
+    bounds = [f"at least {_counted(least)}"] if least else []
+    bounds += [f"at most {_counted(most)}"] if most is not None else []
+    return "".join(f", {bound}" for bound in bounds)
+
+
+def _counted(number: int) -> str:
+    words = ("no", "one")
+    return f"{words[number] if number < len(words) else number} item{'' if number == 1 else 's'}"
 
 
 def _json_schemas(info: FieldInfo | None) -> list[dict[str, Any]]:

@@ -1,14 +1,18 @@
 """PersistenceConfig: where a run lives on disk, what is saved, what is resumed."""
 
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, computed_field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, computed_field, field_validator, model_validator
 
 from trieye.config.base import Marker, TolerantModel
+from trieye.config.locations import check_tracking_uri, expanded
 from trieye.config.names import check_name
+
+_OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
 
 
 def default_run_name() -> str:
@@ -27,7 +31,8 @@ class PersistenceConfig(TolerantModel):
     """Where a run lives on disk, what is saved, what is resumed.
 
     A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
-    the same place in every process that the object is sent to.
+    the same place in every process that the object is sent to; so does the environment's `MLFLOW_TRACKING_URI`.
+    `$NAME` in `root_data_dir` stands for an environment variable.
     """
 
     root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
@@ -69,28 +74,33 @@ class PersistenceConfig(TolerantModel):
         description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite below the app.",
     )
     _made_in: Path = PrivateAttr(default_factory=Path.cwd)
+    _uri_when_made: str | None = PrivateAttr(default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI"))
+
+    @field_validator("mlflow_tracking_uri")
+    @classmethod
+    def _uri_has_a_scheme(cls, uri: str | None) -> str | None:
+        return check_tracking_uri(uri) if uri else uri
 
     @model_validator(mode="before")
     @classmethod
     def _own_uri_is_no_choice(cls, data: Any) -> Any:
-        """Leave the computed URI of a dumped config computed, so that dump and validate give the same config."""
-        if isinstance(data, dict) and data.get("MLFLOW_TRACKING_URI") is not None:
-            uri = data["MLFLOW_TRACKING_URI"]
-            rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
-            chosen = rest.get("mlflow_tracking_uri")
-            if chosen is None and uri == os.environ.get("MLFLOW_TRACKING_URI"):
-                return rest
-            if chosen is None and str(uri).startswith("sqlite:") and str(uri).endswith("/mlflow.db") and len(rest) > 0:
-                made = cls.model_validate(rest)
-                return rest if uri == made.MLFLOW_TRACKING_URI else {**rest, "mlflow_tracking_uri": uri}
-            return {**rest, "mlflow_tracking_uri": chosen or uri}
-        return data
+        """Leave the computed URI of a dumped config computed: it moves with the directory that a dump is given."""
+        if not isinstance(data, dict) or data.get("MLFLOW_TRACKING_URI") is None:
+            return data
+        uri = str(data["MLFLOW_TRACKING_URI"])
+        rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
+        chosen = rest.get("mlflow_tracking_uri")
+        is_dump = "mlflow_tracking_uri" in rest and chosen is None
+        if is_dump and (uri == os.environ.get("MLFLOW_TRACKING_URI") or _OWN_STORE.fullmatch(uri)):
+            return rest
+        return {**rest, "mlflow_tracking_uri": chosen or uri}
 
     @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
     @property
     def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name that clients of 0.1.5 use
         """The MLflow store in use, as `mlflow ui --backend-store-uri` takes it."""
-        chosen = self.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        # the value at construction comes first: an actor on another machine has an environment of its own
+        chosen = self.mlflow_tracking_uri or self._uri_when_made or os.environ.get("MLFLOW_TRACKING_URI")
         return chosen or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
 
     def get_app_root_dir(self) -> Path:
@@ -121,4 +131,5 @@ class PersistenceConfig(TolerantModel):
         return copy
 
     def _get_absolute_root(self) -> Path:
-        return Path(os.path.abspath(self._made_in / Path(self.root_data_dir).expanduser()))  # noqa: PTH100 - links stay
+        root = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
+        return Path(os.path.abspath(self._made_in / root))  # noqa: PTH100 - links stay

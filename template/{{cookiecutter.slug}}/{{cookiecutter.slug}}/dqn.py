@@ -139,6 +139,8 @@ class DQN(Experiment[TrainConfig]):
         """Go on where the checkpoint was made."""
         for name in {"q", "target", "optimizer", "replay"} & checkpoint.keys():
             getattr(self, name).load_state_dict(checkpoint[name])
+        for group in self.optimizer.param_groups:  # what the config says now, not what it said then
+            group.update(lr=self.config.optimizer.lr, eps=self.config.optimizer.eps)
         self.rng.bit_generator.state = checkpoint["rng"]
         self.env_steps, self.updates = checkpoint["counters"]["env_steps"], checkpoint["counters"]["updates"]
         episode, new_obs = checkpoint["episode"], restore(self.env, checkpoint["env"])

@@ -1,4 +1,4 @@
-"""The command that plays the best checkpoint of a run, given as `run=NAME`."""
+"""The command that plays the best checkpoint of a run, or the newest one if no objective was recorded."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ FIRST_SEED = 2_000_000  # other starts than those that chose the best checkpoint
 def main(argv: list[str] | None = None) -> int:
     """Play some episodes and print a table, or a line of JSON."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
-    parser.add_argument("run", nargs="?", help="name or directory of a run, also as run=...; default: the newest")
-    parser.add_argument("--episodes", type=int, default=20, help="episodes to play (default: 20)")
+    parser.add_argument("run", nargs="*", help="name or directory of a run, also as run=...; default: the newest")
+    parser.add_argument("--episodes", type=positive, default=20, help="episodes to play (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     options = parser.parse_args(argv)
     try:

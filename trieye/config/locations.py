@@ -1,0 +1,44 @@
+"""Locations that a user types: directories with environment variables in them, addresses of MLflow stores."""
+
+import os
+import re
+from importlib.metadata import entry_points
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # what os.path.expandvars takes for a variable
+_SCHEME = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
+_SCHEMES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+_WITHOUT_ADDRESS = ("databricks", "databricks-uc")
+
+
+def expanded(key: str, path: str) -> str:
+    """Return a path with the values of its environment variables.
+
+    Raises:
+        ConfigurationError: A variable is not set; the message names it and the key.
+    """
+    names = (plain or braced for plain, braced in _VARIABLE.findall(path))
+    unknown = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
+    if unknown:
+        raise ConfigurationError(
+            f"{key}={path}: there is no environment variable {', '.join(unknown)}; set it, or type the directory"
+        )
+    return os.path.expandvars(path)
+
+
+def check_tracking_uri(uri: str) -> str:
+    """Return the address of an MLflow store if its scheme is one that MLflow, or a plugin of it, knows.
+
+    Raises:
+        ValueError: It has no scheme, or an unknown one.
+    """
+    match = _SCHEME.fullmatch(uri)
+    known = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="mlflow.tracking_store"))]
+    if uri in _WITHOUT_ADDRESS or (match and match[1] in known):
+        return uri
+    allowed = ", ".join(dict.fromkeys(known))
+    if match is None:
+        raise ValueError(f"an MLflow store begins with its scheme, as in sqlite:///mlflow.db (schemes: {allowed})")
+    raise ValueError(f"{match[1]!r} is no scheme of an MLflow store{did_you_mean(match[1], known)} (schemes: {allowed})")
