@@ -27,6 +27,7 @@ FILES = {
     "conf/experiment/quick.yaml",
     "conf/local/README.md",
     "conf/optimizer/adam.yaml",
+    "conf/persistence/default.yaml",
     "conf/train.yaml",
     "my_agent/__init__.py",
     "my_agent/config.py",
@@ -124,6 +125,44 @@ def test_the_project_depends_on_the_trieye_that_made_it(project):
 def test_a_project_made_without_a_checkout_depends_on_a_release_or_a_repository(tmp_path, template, expected):
     requirement = runpy.run_path(str(TEMPLATE / "hooks/post_gen_project.py"), run_name="hook")["requirement"]
     assert requirement(template, tmp_path / "trieye" / "template") == expected
+
+
+@pytest.mark.parametrize(
+    ("dependency", "constraints"),
+    [
+        ("trieye[rl] @ file:///some%20where/trieye", "-c file:///some%20where/trieye/constraints.txt "),
+        ("trieye[rl] @ git+https://example.org/trieye.git", ""),
+        ("trieye[rl]>=0.2.0,<0.3", ""),
+    ],
+)
+def test_make_install_takes_the_tested_versions_of_a_checkout(tmp_path, dependency, constraints):
+    project = make(tmp_path)
+    text = (project / "pyproject.toml").read_text("utf-8")
+    (project / "pyproject.toml").write_text(re.sub(r"trieye\[rl\] @ [^\"]*", dependency, text), "utf-8")
+    done = subprocess.run(["make", "-n", "install"], cwd=project, capture_output=True, text=True, check=True)
+    assert f"pip install --quiet {constraints}-e '.[dev]'" in done.stdout.replace("  ", " ")
+
+
+def test_the_checkout_has_the_constraints_that_make_install_takes(project):
+    done = subprocess.run(["make", "-n", "install"], cwd=project, capture_output=True, text=True, check=True)
+    assert f"-c {(TEMPLATE.resolve().parent / 'constraints.txt').as_uri()} " in done.stdout
+    assert (TEMPLATE.resolve().parent / "constraints.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "steps", "buffer"), [("default", 500, True), ("fast", 100, False), ("none", 0, False)]
+)
+def test_an_option_of_persistence_is_not_overruled_by_the_project(project, option, steps, buffer):
+    done = run(project, "-m", f"{SLUG}.train", "--cfg", "job", f"persistence={option}")
+    persistence = yaml.safe_load(done.stdout)["persistence"]
+    assert (persistence["checkpoint_save_freq_steps"], persistence["save_buffer"]) == (steps, buffer)
+
+
+def test_the_comments_of_the_readme_stand_in_columns(tmp_path):
+    for slug in ("a", "a_package_whose_name_has_forty_charactes"):
+        blocks = (make(tmp_path, slug=slug) / "README.md").read_text("utf-8").split("\n\n")
+        columns = [{line.index("  # ") for line in block.splitlines() if "  # " in line} for block in blocks]
+        assert [len(found) for found in columns if found] == [1, 1]
 
 
 @pytest.mark.parametrize("license_name", LICENSES)
@@ -232,6 +271,29 @@ def test_the_tests_of_the_project_pass(project):
 
 
 @pytest.mark.slow
+def test_the_tests_of_a_project_with_discrete_observations_pass(tmp_path):
+    done = run(make(tmp_path, env_id="FrozenLake-v1"), "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("env.id=CartPol-v1", "env.id=CartPol-v1 cannot be made; did you mean 'CartPole-v1'?"),
+        ("env.id=Pendulum-v1", "env.id=Pendulum-v1 has actions Box"),
+        ("agent.hidden=[8,0]", "agent.hidden=[8,0]"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_message(project, tmp_path, override, message):
+    root = f"persistence.root_data_dir={tmp_path}"
+    done = run(project, "-m", f"{SLUG}.train", "debug=tiny", "sinks=[]", root, override)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_a_sweep_gives_a_run_for_each_combination(project, tmp_path):
     overrides = [
         "debug=tiny",
@@ -252,18 +314,26 @@ def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_p
     root = f"persistence.root_data_dir={tmp_path}"
     trained = run(project, "-m", f"{SLUG}.train", "debug=tiny", "sinks=[]", root, "run_name=one")
     assert trained.returncode == 0, trained.stderr
-    (project / "conf/local/default.yaml").write_text(
-        f"# @package _global_\npersistence:\n  root_data_dir: {tmp_path}\n"
-    )
-    try:
-        for name in ("one", "run=one", str(tmp_path / SLUG / "runs" / "one"), None):
-            done = run(project, "-m", f"{SLUG}.evaluate", *filter(None, [name]), "--episodes", "3", "--json")
-            assert done.returncode == 0, done.stderr
-            report = json.loads(done.stdout)
-            assert (report["run"], report["episodes"]) == ("one", 3)
-        missing = run(project, "-m", f"{SLUG}.evaluate", "two")
-        assert missing.returncode == 2
-        assert "run 'two' is not in" in missing.stderr
-        assert "runs there: one" in missing.stderr
-    finally:
-        (project / "conf/local/default.yaml").unlink()
+    for where in (["one", root], ["run=one", root], [str(tmp_path / SLUG / "runs" / "one")], [root]):
+        done = run(project, "-m", f"{SLUG}.evaluate", *where, "--episodes", "3", "--json")
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["run"], report["episodes"]) == ("one", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--episodes", "0"], "argument --episodes: '0' is no whole number >= 1"),
+        (["two"], "run 'two' is not in"),
+        (["one", "run=two"], "one run is evaluated at a time, not one, two"),
+        (["runn=one"], "runn= does not say which run; did you mean 'run'?"),
+        (["one", "optimizer.lr=1"], "optimizer.lr= does not say which run"),
+        (["one", "persistence.root_dir=x"], "there is no key 'root_dir' of persistence"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_message(project, arguments, message):
+    done = run(project, "-m", f"{SLUG}.evaluate", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 MAX_PENDING_EVENTS = 50_000
 """More than this are put into their windows at once, so that memory stays bounded however slow the timer is."""
 
-_IMPORTED = time.monotonic()
-
 SYNC_TIMEOUT_S = 3.0
 """How long `force_process_and_log` waits for the sinks."""
 
@@ -119,7 +117,7 @@ class ActorLogic:
         )
         self._stats.aggregator.remember(record.summary)
         self._state.drops = self._stats.aggregator.drops
-        self.tracking = Tracking(self._sinks, self.files, self._check_open, _process_age_s)
+        self.tracking = Tracking(self._sinks, self.files, self._check_open)
         self.tracking.begin(extra_config)
         self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
 
@@ -376,16 +374,6 @@ class ActorLogic:
             else:
                 self._stats.flush(at=at)
             return self._present_state()
-
-
-def _process_age_s() -> float:
-    """Return the seconds since this process was started; since `ActorLogic` was imported where that cannot be told."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):  # not Linux
-        return time.monotonic() - _IMPORTED
 
 
 def _plain_step(step: Any) -> int:

@@ -1,5 +1,7 @@
 """Tracking: what a run records besides points: parameters, tags, files, its config."""
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from trieye.sinks.fan_out import FanOut
 
 READY_TIMEOUT_S = 7.5
 """Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
+
+READY_AT_LEAST_S = 4.5
+"""Ray may give an actor a process that was started long before; opening MLflow takes 3 s on a calm machine."""
 
 CLOSE_TIMEOUT_S = 10.0
 """Clients of the drop-in API wait 15 s for `shutdown`."""
@@ -21,14 +26,11 @@ class Tracking:
         sinks: The sinks of the run.
         files: The files of the run.
         check_open: Raises if the run is closed.
-        age_s: Returns the seconds since the start of the process of the hub.
     """
 
-    def __init__(
-        self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None], age_s: Callable[[], float]
-    ) -> None:
-        self._sinks, self._files = sinks, files
-        self._check_open, self._age_s = check_open, age_s
+    def __init__(self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None]) -> None:
+        self._sinks, self._files, self._check_open = sinks, files, check_open
+        self._ready_by = time.monotonic() + max(READY_TIMEOUT_S - _process_age_s(), READY_AT_LEAST_S)
 
     def begin(self, extra_config: Mapping[str, Any]) -> None:
         """Record the directories of the run and its config."""
@@ -69,11 +71,21 @@ class Tracking:
         """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
 
         Args:
-            timeout_s: Seconds to wait; None: until a few seconds after the start of the process.
+            timeout_s: Seconds to wait; None: until a few seconds after the start of the hub.
         """
-        left = max(READY_TIMEOUT_S - self._age_s(), 0.0)
+        left = max(self._ready_by - time.monotonic(), 0.0)
         return self._sinks.mlflow_run_id(left if timeout_s is None else timeout_s)
 
     def close_tb_writer(self) -> None:
         """Flush and close the TensorBoard sink; the others go on."""
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
+
+
+def _process_age_s() -> float:
+    """Return the seconds since this process was started; 0 where that cannot be told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):  # not Linux
+        return 0.0

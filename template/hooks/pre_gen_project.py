@@ -6,6 +6,7 @@ import keyword
 import re
 import sys
 import sysconfig
+from functools import partial
 
 TAKEN = {"conf", "hydra_plugins", "template", "test", "tests", "trieye"}
 ENV_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
@@ -43,24 +44,24 @@ def env_complaint(env_id: str) -> str | None:
     return f"env_id {env_id!r} is no Gymnasium id; use letters, digits and _ . : / - as in CartPole-v1 or ALE/Pong-v5"
 
 
-def text_complaint(text: str) -> str | None:
-    """Say what is wrong with a line of free text, or None."""
+def text_complaint(name: str, text: str) -> str | None:
+    """Say what is wrong with a line of free text that answers a question, or None."""
     words = text.split()  # takes line breaks and tabs as spaces, as the template does
     bad = sorted({character for word in words for character in word if not character.isprintable()})
     if not words:
-        return "a text is empty; write a few words"
+        return f"{name} is empty; write a few words"
     if len(text) > MAX_TEXT:
-        return f"the text {text[:20]!r}... has {len(text)} characters; at most {MAX_TEXT} are allowed"
+        return f"{name} {text[:20]!r}... has {len(text)} characters; at most {MAX_TEXT} are allowed"
     if bad:
-        return f"the text {text[:20]!r} has characters that cannot be printed: {', '.join(map(ascii, bad))}"
+        return f"{name} {text[:20]!r} has characters that cannot be printed: {', '.join(map(ascii, bad))}"
     return None
 
 
 CHECKS = {
-    "project_name": text_complaint,
+    "project_name": partial(text_complaint, "project_name"),
     "slug": slug_complaint,
-    "description": text_complaint,
-    "author": text_complaint,
+    "description": partial(text_complaint, "description"),
+    "author": partial(text_complaint, "author"),
     "env_id": env_complaint,
 }
 

@@ -1,5 +1,6 @@
 import os
 import pty
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trieye.cli import main
-from trieye.cli.template import TEMPLATE, answers_of, complaint_about, questions
+from trieye.cli.template import TEMPLATE, answers_of, checkout_line, complaint_about, questions
 from trieye.exceptions import ConfigurationError
 
 HEAVY = ("cookiecutter", "hydra", "mlflow", "ray", "tensorboard", "torch")
@@ -35,6 +36,30 @@ def test_new_makes_a_project_and_says_how_to_begin(capsys):
     assert project["name"] == "swing_up"
     assert Path("swing_up/conf/env/acrobot.yaml").exists()
     assert "python -m swing_up.train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("My Agent!", "my_agent"), ("Ünïcode Ägent", "unicode_agent"), ("a.b/c-d", "a_b_c_d"), ("my_agent", "my_agent")],
+)
+def test_the_default_package_name_can_be_used_whatever_the_name_of_the_project(name, slug):
+    assert answers_of({"project_name": name})["slug"] == slug
+
+
+def test_the_closing_lines_name_the_checkout_and_the_line_to_change(capsys):
+    assert main(["new", "my_agent", "--no-input"]) == 0
+    line = f'"trieye[rl] @ {TEMPLATE.resolve().parent.as_uri()}",'
+    assert line in Path("my_agent/pyproject.toml").read_text()
+    assert capsys.readouterr().out.endswith(f"{line}\n")
+
+
+def test_a_project_that_depends_on_a_release_has_no_checkout_line(tmp_path):
+    main(["new", "my_agent", "--no-input"])
+    project = tmp_path / "my_agent"
+    text = (project / "pyproject.toml").read_text()
+    assert checkout_line(project) is not None
+    (project / "pyproject.toml").write_text(re.sub(r"trieye\[rl\] @ [^\"]*", "trieye[rl]>=0.2", text))
+    assert checkout_line(project) is None
 
 
 def test_new_makes_the_output_folder(capsys):
@@ -64,17 +89,18 @@ def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
         (["x", "--env-id", "Cart Pole"], "env_id 'Cart Pole' is no Gymnasium id"),
         (["x", "--env-id", "../../etc"], "env_id '../../etc' is no Gymnasium id"),
         (["2fast"], "slug '2fast' is no package name"),
-        (["Über"], "slug 'über' is no package name"),
+        ([""], "error: project_name is empty; write a few words\n"),
+        (["!?"], "slug '' is no package name"),
         (["class"], "slug 'class' is a keyword of Python; try class_agent"),
         (["match"], "slug 'match' is a keyword of Python"),
         (["test"], "slug 'test' would hide a module of Python or of trieye"),
         (["random"], "slug 'random' would hide a module"),
         (["trieye"], "slug 'trieye' would hide a module"),
         (["numpy"], "slug 'numpy' would hide an installed package of that name; try numpy_agent"),
-        (["../escape"], "slug '../escape' is no package name"),
+        (["x", "--slug", "../escape"], "slug '../escape' is no package name"),
         (["x", "--slug", ""], "slug '' is no package name"),
         (["x" * 41], "has 41 characters; at most 40"),
-        (["x", "--description", " \n"], "a text is empty"),
+        (["x", "--description", " \n"], "description is empty"),
         (["x", "--author", "a\x1b[31mb"], r"cannot be printed: '\x1b'"),
         (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
     ],
@@ -99,16 +125,46 @@ def test_a_file_in_the_way_is_named(capsys):
     assert "cannot be written to '/proc/nowhere'" in refused(capsys, "other", "-o", "/proc/nowhere")
 
 
-def test_a_terminal_is_asked_until_the_answer_can_be_used():
+def in_a_terminal(typed, *arguments):
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "trieye.cli", "new", "--author", "Ann"]
+    command = [sys.executable, "-m", "trieye.cli", "new", *arguments]
     child = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     os.close(terminal)
-    typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none"]
-    os.write(controller, "".join(line + "\n" for line in typed).encode())
+    os.write(controller, typed.encode())
     output, _ = child.communicate(timeout=60)
     os.close(controller)
-    assert child.returncode == 0, output
+    return child.returncode, output
+
+
+def test_ctrl_d_at_a_question_ends_it_like_ctrl_c():
+    code, output = in_a_terminal("My Robot\n\x04")
+    assert code == 130
+    assert output.endswith("interrupted; nothing was written\n")
+    assert "Traceback" not in output
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments"), [("My Robot\n\n", []), ("My Robot\n", ["--slug", "my_robot"]), ("\n", ["My Robot"])]
+)
+def test_an_existing_folder_is_refused_before_further_questions(typed, arguments):
+    Path("my_robot").mkdir()
+    code, output = in_a_terminal(typed, *arguments)
+    assert code == 2
+    assert "there is a folder 'my_robot' already" in output
+    assert "What it is for" not in output
+
+
+def test_a_bad_option_is_refused_before_any_question():
+    code, output = in_a_terminal("", "--license", "mit")
+    assert code == 2
+    assert output.startswith("error: license 'mit' is unknown; did you mean 'MIT'?")
+
+
+def test_a_terminal_is_asked_until_the_answer_can_be_used():
+    typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none"]
+    code, output = in_a_terminal("".join(line + "\n" for line in typed), "--author", "Ann")
+    assert code == 0, output
     assert "slug 'class' is a keyword of Python" in output
     assert "Name of the Python package and of the folder [my_robot]" in output
     project = tomllib.loads(Path("robot/pyproject.toml").read_text())["project"]
@@ -141,7 +197,7 @@ def test_an_unknown_command_exits_with_2(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["nwe"])
     assert stop.value.code == 2
-    assert "nwe" in capsys.readouterr().err
+    assert "unknown command 'nwe'; did you mean 'new'? (known: new)" in capsys.readouterr().err
 
 
 def test_each_question_has_a_text_and_a_default_that_can_be_used():

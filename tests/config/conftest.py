@@ -47,7 +47,11 @@ def train(config: TrieyeConfig) -> float:
     if error == "locked":
         raise trieye.RunLockedError("the run is locked by process 7")
     if error == "stopped":
-        raise trieye.RunInterrupted("stopped at step 7, saved", 143)
+        interrupt = trieye.RunInterrupted("stopped at step 7, saved", 143)
+        interrupt.add_note("3 points were not sent")
+        raise interrupt
+    if error and hasattr(trieye.exceptions, error):
+        raise getattr(trieye.exceptions, error)(f"a {error} says so")
     if error == "ctrl_c":
         raise KeyboardInterrupt
     if error == "bug":

@@ -1,7 +1,7 @@
 """Values that the models refuse: the message names the key as typed, the value and what is allowed."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field, ValidationError
@@ -30,6 +30,10 @@ Mistaken = Callable[..., str]
             "stats.metrics.step_ms.log_to=[mlflo]",
             "stats.metrics.step_ms.log_to=[mlflo]: a list of mlflow, tensorboard, console is expected, found 'mlflo'",
         ),
+        ("seed=true", "seed=true: an integer >= 0 and < 4_294_967_296 is expected, found 'true'"),
+        ("loop.time_s=false", "loop.time_s=false: a number > 0 or null is expected, found 'false'"),
+        ("persistence.mlflow_tracking_uri=foo", "persistence.mlflow_tracking_uri=foo: an MLflow store begins with "),
+        ("persistence.mlflow_tracking_uri=sqlit:///x", "persistence.mlflow_tracking_uri=sqlit:///x: 'sqlit' is no sch"),
         ("+loop.stps=3", "loop.stps: there is no key 'stps' of loop; did you mean 'steps'? (keys: env_steps, "),
         ("+persistence.root=3", "persistence.root: there is no key 'root' of persistence; did you mean 'root_data_dir"),
         ("+sead=3", "sead: there is no key 'sead'; did you mean 'seed'? (keys: app_name, loop,"),
@@ -92,6 +96,26 @@ class NetConfig(TrieyeConfig):
     net: Mlp | Cnn = Field(default=Mlp(), discriminator="kind")
     lr: float = Field(gt=0)
     layers: dict[str, Mlp] = Field(default_factory=dict)
+
+
+class ListsConfig(TrieyeConfig):
+    sizes: list[int] = Field(default=[64], min_length=1)
+    rates: list[float] = Field(default=[0.1, 0.2], min_length=2, max_length=3)
+    betas: tuple[float, float] = (0.9, 0.999)
+    positive: list[Annotated[int, Field(ge=1)]] = [1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("sizes=[]", "a list of integers, at least one item is expected, found []"),
+        ("rates=[1]", "a list of numbers, at least 2 items, at most 3 items is expected, found [1]"),
+        ("betas=[a,1]", "a list of numbers, exactly 2 items is expected, found 'a'"),
+        ("positive=[0]", "a list of integers >= 1 is expected, found 0"),
+    ],
+)
+def test_a_list_is_described_with_its_items_and_its_length(mistaken: Mistaken, typed: str, expected: str):
+    assert mistaken(typed, config_type=ListsConfig) == f"{typed}: {expected}"
 
 
 def test_an_unknown_key_of_a_union_is_answered_with_the_keys_of_all_its_members():

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+from pydantic import Field
 
 from tests.config.conftest import Project
+from trieye.config import TrieyeConfig
+from trieye.config.base import StrictModel
 
 Mistaken = Callable[..., str]
 
@@ -32,7 +35,9 @@ METRIC = (
         ("stats.metrics.step_ms.nam=x", f"there is no key 'nam' of stats.metrics.step_ms; did you mean {METRIC}"),
         ("+stats.metrics.r={name: R}", f"keys in braces cannot be added here; type {ADD_R}"),
         ("stats.metrics=3", f"stats.metrics holds keys and is no value itself (keys: {CORE})"),
-        ("tags.note=x", "there is no key 'note' of tags (keys: none); add it with '+tags.note=x'"),
+        ("steps=3", "there is no key and no group 'steps'; did you mean 'loop.steps'? (keys and groups: app_name, "),
+        ("+metric=max", "metric holds templates; say which item to make: '+metric@stats.metrics.<name>=max'"),
+        ("+metric@stats.metric.y=max", "there is no key 'metric' of stats; did you mean 'metrics'? (keys: metrics, "),
         ("seed.x=3", "seed is a value and has no keys"),
         ("+seed=3", "this key exists already; type seed=3"),
         ("~stats.metrics.stp_ms", "there is no key 'stp_ms' of stats.metrics; did you mean 'step_ms'?"),
@@ -50,6 +55,68 @@ METRIC = (
 )  # fmt: skip
 def test_a_mistake_in_an_override_is_named_with_what_is_allowed(mistaken: Mistaken, typed: str, reason: str):
     assert mistaken(typed).startswith(f"{typed}: {reason}")
+
+
+class OptimizerConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0)
+    layers: list[int] = Field(default=[64], min_length=1)
+
+
+class TrainConfig(TrieyeConfig):
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+def test_a_key_of_a_group_without_its_group_is_found(mistaken: Mistaken):
+    message = mistaken("lr=1e-3", config_type=TrainConfig)
+    assert message.startswith("lr=1e-3: there is no key and no group 'lr'; did you mean 'optimizer.lr'? (keys and ")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["optimizer.lr", "=", "1e-3"],
+        ["optimizer.lr", "=1e-3"],
+        ["optimizer.lr=", "1e-3"],
+        ["optimizer.lr = 1e-3"],
+        ["optimizer.lr =1e-3"],
+        ["optimizer.lr= 1e-3"],
+    ],
+)
+def test_spaces_around_the_equals_sign_are_one_mistake(mistaken: Mistaken, typed: list[str]):
+    for flags in ([], ["-m"], ["--help"], ["--cfg", "job"]):
+        message = mistaken(*typed, *flags, config_type=TrainConfig)
+        assert message == "no spaces around =: type optimizer.lr=1e-3"
+
+
+def test_an_empty_value_before_another_override_is_no_space(mistaken: Mistaken):
+    lines = mistaken("runtime.namespace=", "~stats.metrics.nothing", "seed=-1").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["~stats.metrics.nothing"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--seed=1"], "--seed=1: keys are typed without dashes; type seed=1"),
+        (["--seed", "1"], "--seed: keys are typed without dashes; type seed=1"),
+        (["--seed"], "--seed: keys are typed without dashes; type seed=<value>"),
+        (["-seed=1", "runtime=ray"], "-seed=1: keys are typed without dashes; type seed=1"),
+        (["--run-name=x"], "--run-name=x: keys are typed without dashes; type run_name=x"),
+        (["--loop.steps=3"], "--loop.steps=3: keys are typed without dashes; type loop.steps=3"),
+        (["--multirn"], "--multirn: there is no such flag; did you mean '--multirun'? (--help lists them)"),
+    ],
+)
+def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken: Mistaken, typed: list[str], message: str):
+    assert mistaken(*typed) == message
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["seed=~", "seed=[1", "seed={", "persistence.root_data_dir=~/a b*", "a b=3", "+metric=max", "tags={a", "{}"],
+)
+def test_no_message_speaks_of_the_parser(mistaken: Mistaken, typed: str):
+    message = mistaken(typed)
+    for word in ("Exception", "KeyError", "full_key", "reference_type", "object_type"):
+        assert word not in message
 
 
 @pytest.mark.parametrize(("letter", "shown"), [("\n", "\\n"), ("\0", "\\x00")])

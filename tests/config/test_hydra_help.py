@@ -1,5 +1,6 @@
 """`--help` explains groups, options, keys and flags."""
 
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ from pydantic import Field
 import trieye
 from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
+from trieye.config._hydra_loader import Source, opened
+from trieye.config._hydra_preflight import Preflight
 from trieye.config.base import StrictModel
 
 Helped = Callable[..., str]
@@ -89,6 +92,28 @@ def test_help_gives_no_example_that_the_project_cannot_run(project: Project, hel
     text = helped()
     assert "experiment=example" not in text
     assert "-m seed=0,1,2" in text
+
+
+def test_every_example_of_help_composes(project: Project, helped: Helped):
+    text = helped()
+    lines = text[text.index("Usage") : text.index("Groups:")].splitlines()[3:]
+    examples = [line for line in lines if line.startswith("  ") and line[2] != " "]
+    flag = next(line for line in text.splitlines() if line.startswith("  -m, --multirun"))
+    examples.append(flag.rpartition(": ")[2])
+    assert len(examples) == 6
+    for example in examples:
+        words = shlex.split(example)
+        overrides = [word for word in words if "=" in word or word.startswith("~")]
+        assert overrides
+        with opened(Source(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
+            Preflight(loader, TrainConfig).check(overrides, multirun="-m" in words)
+
+
+def test_help_says_how_to_log_without_declared_metrics(helped: Helped):
+    note = "metrics=[] logs every undeclared event as it comes, see stats.undeclared"
+    assert note in helped()
+    assert note in helped("metrics")
+    assert "stats.undeclared" in helped("stats")
 
 
 def test_help_explains_the_keys_of_a_metric(helped: Helped):

@@ -80,13 +80,51 @@ def test_a_root_directory_may_have_quotes_and_spaces(project: Project):
     [
         ("config", 2, "error: the task does not like it\n"),
         ("locked", 1, "error: the run is locked by process 7\n"),
-        ("stopped", 143, "stopped at step 7, saved\n"),
+        ("stopped", 143, "stopped at step 7, saved\n3 points were not sent\n"),
         ("ctrl_c", 130, "interrupted\n"),
+        ("CheckpointError", 1, "error: a CheckpointError says so\n"),
+        ("SerializationError", 1, "error: a SerializationError says so\n"),
+        ("ProcessingError", 1, "error: a ProcessingError says so\n"),
+        ("RunClosedError", 1, "error: a RunClosedError says so\n"),
+        ("TrieyeError", 1, "error: a TrieyeError says so\n"),
     ],
 )
 def test_an_expected_end_of_the_task_is_one_message(project: Project, error: str, code: int, message: str):
     ended = project.run(f"+tags.raise={error}")
     assert (ended.code, ended.err) == (code, message)
+
+
+def test_an_error_of_a_job_in_a_sweep_reaches_the_launcher(project: Project):
+    ended = project.run("-m", "tags.raise=CheckpointError")
+    assert ended.code == 1
+    assert "a CheckpointError says so" in ended.err
+    assert "Traceback" in ended.err or "Error executing job" in ended.err
+
+
+def test_a_run_name_that_looks_like_a_number_stays_as_typed(project: Project):
+    ended = project.run("run_name=1e3")
+    assert (ended.code, ended.err) == (0, "")
+    assert _said(ended.out, "config")[0].startswith("1e3 0 ")
+    ended = project.run("-m", "run_name=1e3,007")
+    assert ended.code == 0, ended.err
+    assert [said.split()[0] for said in _said(ended.out, "config")] == ["1e3_0", "007_1"]
+
+
+def test_a_root_directory_may_be_at_home_or_below_an_environment_variable(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(project.directory / "home"))
+    for root, expected in (("~/x", "home/x"), ("$HOME/y", "home/y")):
+        ended = project.run("run_name=r", f"persistence.root_data_dir={root}")
+        assert (ended.code, ended.err) == (0, "")
+        assert _said(ended.out, "config")[0].endswith(f" {project.directory / expected}/tested/runs/r")
+
+
+def test_tags_are_open(project: Project):
+    ended = project.run("tags={a:b}", "tags.note=x", "run_name=t")
+    assert (ended.code, ended.err) == (0, "")
+    records = project.directory / ".trieye_data" / "tested" / "runs" / "t" / ".hydra" / "config.yaml"
+    assert yaml.safe_load(records.read_text())["tags"] == {"a": "b", "note": "x"}
 
 
 def test_a_bug_of_the_user_has_hydras_traceback(project: Project):

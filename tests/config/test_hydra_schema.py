@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 from pydantic import Field
 
 from trieye.config import TrieyeConfig
@@ -76,6 +77,17 @@ def test_leaves_take_any_type_so_that_the_model_judges():
     node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
     OmegaConf.update(node, "seed", "not a number")
     assert node.seed == "not a number"
+
+
+def test_a_dict_of_plain_values_is_open_and_one_of_models_is_not():
+    register_schema(MyConfig, run_name="r1")
+    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
+    OmegaConf.set_struct(node, value=True)
+    node.tags.new = "x"
+    assert node.tags == {"new": "x"}
+    with pytest.raises(ConfigAttributeError):
+        node.agent.new = 1
+    assert _schema()["tags"] == {}
 
 
 def test_two_schemas_share_no_list():

@@ -1,5 +1,6 @@
 """The models of trieye 0.1.5: fields, defaults and habits that clients rely on."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ def test_persistence_has_the_defaults_of_the_old_version():
 
 def test_stats_are_empty_by_default():
     assert (StatsConfig().metrics, StatsConfig().processing_interval_seconds) == ([], 1.0)
+    assert StatsConfig(processing_interval_seconds=1e6).processing_interval_seconds == 1e6
     for wrong in (0, -1):
         with pytest.raises(ValidationError):
             StatsConfig(processing_interval_seconds=wrong)
@@ -127,6 +129,42 @@ def test_a_dumped_config_validates_to_the_same_config(uri: str | None, monkeypat
         assert again == config
         assert again.persistence.MLFLOW_TRACKING_URI == config.persistence.MLFLOW_TRACKING_URI
         assert again.persistence.mlflow_tracking_uri == uri
+
+
+def test_a_dump_that_gets_another_directory_moves_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    dump = PersistenceConfig(app_name="a").model_dump()
+    moved = PersistenceConfig.model_validate({**dump, "root_data_dir": str(tmp_path), "app_name": "b"})
+    assert moved.mlflow_tracking_uri is None
+    assert f"sqlite:///{tmp_path}/b/mlruns/mlflow.db" == moved.MLFLOW_TRACKING_URI
+
+
+def test_the_tracking_uri_of_the_environment_is_that_of_the_process_that_made_the_config(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://driver:1")
+    sent = pickle.dumps(TrieyeConfig(app_name="a"))
+    explicit = PersistenceConfig(mlflow_tracking_uri="http://chosen:1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://actor:1")
+    assert pickle.loads(sent).persistence.MLFLOW_TRACKING_URI == "http://driver:1"
+    assert explicit.MLFLOW_TRACKING_URI == "http://chosen:1"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    made_without = PersistenceConfig()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://actor:1")
+    assert made_without.MLFLOW_TRACKING_URI == "http://actor:1"
+
+
+def test_a_number_is_not_made_of_a_truth_value():
+    for wrong in ({"seed": True}, {"loop": {"steps": True}}, {"stats": {"processing_interval_seconds": True}}):
+        with pytest.raises(ValidationError, match="'true'"):
+            TrieyeConfig.model_validate(wrong)
+    assert TrieyeConfig(print_config=True, persistence=PersistenceConfig(save_buffer=False)).print_config
+
+
+def test_all_checkpoints_are_kept_by_default():
+    assert PersistenceConfig().keep_checkpoints == 0
+    with pytest.raises(ValidationError):
+        PersistenceConfig(keep_checkpoints=-1)
 
 
 def test_an_explicit_tracking_uri_is_honored():

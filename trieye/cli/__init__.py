@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trieye.exceptions import ConfigurationError
 
+COMMANDS = ("new",)
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
@@ -17,7 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the name of the program; those of the process if None.
     """
     parser = _parser()
-    options = parser.parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        from trieye.config.base import did_you_mean
+
+        hint = did_you_mean(arguments[0], COMMANDS)
+        parser.error(f"unknown command {arguments[0]!r}{hint} (known: {', '.join(COMMANDS)})")
+    options = parser.parse_args(arguments)
     if options.run is None:
         parser.print_help()
         return 0

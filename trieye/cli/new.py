@@ -1,7 +1,9 @@
 """`trieye new`: a project of one's own, made from trieye's template."""
 
 import argparse
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,32 +59,65 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: An answer cannot be used, or the folder exists; nothing was written.
     """
-    from trieye.cli.template import answers_of, bake, check_target, questions
+    from trieye.cli.template import answers_of, bake, check_target
 
     given = {name: value for name in ("project_name", *_OPTIONS) if (value := getattr(options, name)) is not None}
-    asked = questions()
     if not options.no_input and sys.stdin.isatty():
-        given = _ask(asked, given)
+        given = _ask(given, lambda slug: check_target(options.output_dir / slug, overwrite=options.overwrite))
     answers = answers_of(given)
     check_target(options.output_dir / answers["slug"], overwrite=options.overwrite)
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
-    print(f"Made {project}. Next:\n\n  cd {project}\n  make install && source .venv/bin/activate")
-    print(f"  python -m {answers['slug']}.train --help\n  python -m {answers['slug']}.train")
+    print(_closing(project, answers["slug"]))
     return 0
 
 
-def _ask(asked: "list[Question]", given: dict[str, str]) -> dict[str, str]:
-    """Ask for what was not given, each question until its answer can be used."""
+def _ask(given: dict[str, str], check_slug: Callable[[str], None]) -> dict[str, str]:
+    """Ask for what was not given, each question until its answer can be used.
+
+    Args:
+        given: Answers by name of the question.
+        check_slug: Called as soon as the slug is known, to stop before further questions.
+    """
+    from trieye.cli.template import check_answers, questions
+
+    check_answers(given)
+    answers = dict(given)
+    for question in questions():
+        if question.name not in answers:
+            answers[question.name] = _answer(question, answers)
+        if question.name == "slug":
+            check_slug(answers["slug"])
+    return answers
+
+
+def _answer(question: "Question", answers: dict[str, str]) -> str:
+    """Ask one question until its answer can be used."""
     from trieye.cli.template import answers_of, complaint_about
 
-    answers = dict(given)
-    for question in asked:
-        while question.name not in answers:
-            default = answers_of(answers, check=False)[question.name]
-            choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""
+    default = answers_of(answers, check=False)[question.name]
+    choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""
+    while True:
+        try:
             typed = input(f"{question.text}{choices} [{default}]: ").strip() or default
-            if complaint := complaint_about(question.name, typed):
-                print(f"  {complaint}", file=sys.stderr)
-            else:
-                answers[question.name] = typed
-    return answers
+        except EOFError:  # Ctrl-D
+            print(file=sys.stderr)
+            raise KeyboardInterrupt from None
+        if not (complaint := complaint_about(question.name, typed)):
+            return typed
+        print(f"  {complaint}", file=sys.stderr)
+
+
+def _closing(project: Path, slug: str) -> str:
+    """Return what to do next."""
+    from trieye.cli.template import checkout_line
+
+    text = (
+        f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
+        f"  python -m {slug}.train --help\n  python -m {slug}.train"
+    )
+    if line := checkout_line(project):
+        text += (
+            "\n\nIt depends on the trieye on this disk. For elsewhere, as for CI, change this line of pyproject.toml"
+            f' to a release, as "trieye[rl]>=0.2", or a repository, as "trieye[rl] @ git+URL":\n\n  {line}'
+        )
+    return text

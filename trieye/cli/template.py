@@ -1,6 +1,7 @@
 """The project template: its questions, its rules, and baking it."""
 
 import json
+import re
 import runpy
 import tempfile
 from collections.abc import Callable
@@ -60,13 +61,25 @@ def answers_of(given: dict[str, str], *, check: bool = True) -> dict[str, str]:
         raise ConfigurationError(
             f"the template has no question {unknown[0]!r}{did_you_mean(unknown[0], known)} (known: {', '.join(known)})"
         )
+    if check:
+        check_answers(given)  # first, because a default that follows from a bad answer is bad, too
     answers: dict[str, str] = {}
     for question in questions():
-        answers[question.name] = given.get(question.name, _default(question, answers))
-    complaints = [complaint_about(name, answer) for name, answer in answers.items()] if check else []
+        answers[question.name] = given[question.name] if question.name in given else _default(question, answers)
+    if check:
+        check_answers(answers)
+    return answers
+
+
+def check_answers(answers: dict[str, str]) -> None:
+    """Check some answers, by name of the question.
+
+    Raises:
+        ConfigurationError: An answer cannot be used; all that cannot are named.
+    """
+    complaints = [complaint_about(name, answer) for name, answer in answers.items()]
     if found := [complaint for complaint in complaints if complaint]:
         raise ConfigurationError("; ".join(found))
-    return answers
 
 
 def complaint_about(name: str, answer: str) -> str | None:
@@ -98,6 +111,12 @@ def check_target(project: Path, *, overwrite: bool) -> None:
                     f"{str(project)!r} cannot be made: {str(parent)!r} is a file; choose another -o DIR"
                 )
             return
+
+
+def checkout_line(project: Path) -> str | None:
+    """Return the line of pyproject.toml that makes a project depend on a checkout on this disk, or None."""
+    lines = (project / "pyproject.toml").read_text("utf-8").splitlines()
+    return next((line.strip() for line in lines if re.match(r' +"trieye\S* @ file://', line)), None)
 
 
 def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) -> Path:
@@ -135,9 +154,12 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
 def _default(question: Question, answers: dict[str, str]) -> str:
     if "{{" not in question.default:
         return question.default
-    if question.name == "slug":
-        return answers["project_name"].lower().replace(" ", "_").replace("-", "_")
-    return question.default.replace("{{ cookiecutter.project_name }}", answers["project_name"])
+    from cookiecutter.environment import StrictEnvironment
+
+    # as cookiecutter renders it, so that plain cookiecutter and `trieye new` cannot disagree
+    environment = StrictEnvironment(context={"cookiecutter": answers})
+    default: str = environment.from_string(question.default).render(cookiecutter=answers)
+    return default
 
 
 def _literal(answer: str) -> str:

@@ -4,42 +4,20 @@ Hydra's message texts are not read: the overrides are looked up in the groups an
 them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from trieye.config._hydra_loader import NOT_COMPOSED, Loader, quoted
+from trieye.config._hydra_loader import NOT_COMPOSED, Loader
+from trieye.config._hydra_overrides import without_parser_words
 from trieye.config.base import did_you_mean
 from trieye.config.complaints import collections, field_at, models_at, models_under, show, unknown_key
-from trieye.exceptions import ConfigurationError
 
-
-def parsed(overrides: Iterable[str]) -> list[Override]:
-    """Parse overrides one by one; letters that Hydra's grammar lacks are quoted for it.
-
-    Raises:
-        ConfigurationError: Some cannot be parsed; the message has a line for each.
-    """
-    good, bad = [], []
-    for override in overrides:
-        try:
-            good += OverridesParser.create().parse_overrides([quoted(override)])
-        except (HydraException, ValueError) as error:
-            reason = str(error).splitlines()[0].removeprefix(f"Error parsing override {override!r}")
-            shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
-            bad.append(
-                f"{shown}: this is not key=value; quote values with special characters, as in "
-                f"'{shown.partition('=')[0]}=\"...\"' ({reason})"
-            )
-    if bad:
-        raise ConfigurationError("\n".join(bad))
-    return good
+_MOST = 4  # alternatives that one message names
 
 
 class Diagnosis:
@@ -98,14 +76,26 @@ class Diagnosis:
         entries = self._loader.entries()
         known = {*entries, *self._chosen()}
         value = override.get_value_string() if "=" in str(line) else "<option>"
+        place = next((place for place, item in collections(self._config_type) if _is_template(name, item)), None)
         if override.is_add() and name in entries:
             yield f"{line}: {name} is in the defaults list already; type {name}={value}"
+        elif override.is_add() and place and override.package is None:
+            yield f"{line}: {name} holds templates; say which item to make: '+{name}@{place}.<name>={value}'"
+        elif override.package is not None and (complaint := self._misplaced(override.package.split("."))):
+            yield f"{line}: {complaint}"
         elif override.is_delete() and name not in known:
             yield f"{line}: {name} is not chosen, so there is nothing to delete{did_you_mean(name, known)}"
         elif not override.is_add() and name not in known:
-            place = next((place for place, item in collections(self._config_type) if _is_template(name, item)), None)
             new = f"{name}@{place}.<name>={value}" if place else f"{name}={value}"
             yield f"{line}: {name} is not in the defaults list; add it with '+{new}'"
+
+    def _misplaced(self, package: list[str]) -> str | None:
+        """Return where a package leaves the keys of the config, if it does."""
+        for depth in range(0 if package[0].startswith("_") else len(package)):
+            holders, key = models_at(self._config_type, package[:depth]), ".".join(package[: depth + 1])
+            if holders and field_at(self._config_type, package[: depth + 1]) is None:
+                return unknown_key(key, holders).removeprefix(f"{key}: ")
+        return None
 
     def _chosen(self) -> set[str]:
         """Return the groups that are chosen without any override, also those of nested defaults lists."""
@@ -136,21 +126,22 @@ class Diagnosis:
             if item is not None and isinstance(override.value(), dict) and depth == len(path) - 1:
                 yield f"{line}: keys in braces cannot be added here; type {self._template(item, key)}"
         elif models_at(self._config_type, path[:depth]):
-            yield self._about_unknown(override, key, known, depth)
+            yield self._about_unknown(override, key, known, node if not depth else None)
         else:
             absent = f"{line}: there is no key {path[depth]!r} of {'.'.join(path[:depth])}"
             new = self._template(item, key) if item else f"'+{line}'"
             advice = "" if override.is_delete() else f"; add it with {new}"
             yield f"{absent}{did_you_mean(path[depth], known)} (keys: {', '.join(known) or 'none'}){advice}"
 
-    def _about_unknown(self, override: Override, key: str, known: list[str], depth: int) -> str:
-        if depth:
+    def _about_unknown(self, override: Override, key: str, known: list[str], top: DictConfig | None) -> str:
+        if top is None:
             complaint = unknown_key(key, models_at(self._config_type, key.split(".")[:-1]))
             return f"{override.input_line}: {complaint.removeprefix(f'{key}: ')}"
         names = sorted({*known, *self._groups})
+        below = [leaf for leaf in _leaves(top) if leaf.rpartition(".")[2] == key == override.key_or_group]
+        near = f"; did you mean {' or '.join(map(repr, below[:_MOST]))}?" if below else did_you_mean(key, names)
         return (
-            f"{override.input_line}: there is no key and no group {key!r}{did_you_mean(key, names)} "
-            f"(keys and groups: {', '.join(names)})"
+            f"{override.input_line}: there is no key and no group {key!r}{near} (keys and groups: {', '.join(names)})"
         )
 
     def _template(self, item: type[BaseModel], key: str) -> str:
@@ -175,7 +166,7 @@ class Diagnosis:
     def _in_hydras_words(self, error: Exception) -> str:
         """Return the message of Hydra, with the nearest match where OmegaConf says which key it did not find."""
         cause = error.__cause__ or error.__context__
-        lines = [str(error).strip() or type(error).__name__]
+        lines = [without_parser_words(str(error)) or "this does not compose"]
         if isinstance(cause, OmegaConfBaseException):
             if str(cause).splitlines()[0] not in lines[0]:
                 lines.append(str(cause).splitlines()[0])
@@ -183,6 +174,16 @@ class Diagnosis:
             if path[-1] and field_at(self._config_type, path) is None:
                 lines.append(unknown_key(".".join(path), models_at(self._config_type, path[:-1])))
         return "\n".join(lines)
+
+
+def _leaves(node: DictConfig, before: str = "") -> Iterator[str]:
+    """Yield the keys of values anywhere below a node, those of Hydra left out."""
+    for name in map(str, node):
+        child: Any = node._get_node(name)  # noqa: SLF001 - a missing or interpolated value is found, too
+        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing() or child._is_interpolation()):  # noqa: SLF001 - as above
+            yield from () if not before and name == "hydra" else _leaves(child, f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
 
 
 def _is_template(group: str, item: type[BaseModel]) -> bool:

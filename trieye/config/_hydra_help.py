@@ -18,7 +18,7 @@ from trieye.config.complaints import field_at, wanted
 from trieye.exceptions import ConfigurationError
 
 _FLAGS = {
-    "-m, --multirun": "run one job for each combination of values: -m seed=0,1,2 optimizer.lr=1e-3,3e-4",
+    "-m, --multirun": "run one job for each combination of values: -m seed=0,1,2 loop.steps=100,1000",
     "--cfg job": "print the composed config and stop; --cfg job -p loop prints one part of it",
     "--info defaults": "print from which files the config is composed, in order",
     "-cn, --config-name": "another primary config",
@@ -28,7 +28,8 @@ _FLAGS = {
 _EXAMPLES = {
     "runtime=local loop.steps=1000": "choose an option of a group, set a key",
     "metrics=[core,dqn] '~stats.metrics.step_ms'": "several options, then one metric less",
-    "'+metric@stats.metrics.top=max' stats.metrics.top.name=episode/return": "one metric more",
+    "'+metric@stats.metrics.top=max' stats.metrics.top.name=episode/top "
+    "stats.metrics.top.raw_event_name=episode/return": "one metric more",
     "experiment=example": "a preset; whatever you type wins over it",
     "-m seed=0,1,2": "three runs",
 }
@@ -39,6 +40,7 @@ _GROUPS = {
     "experiment": "presets",
     "debug": "presets for finding mistakes",
 }
+_NOTES = {"metrics": "metrics=[] logs every undeclared event as it comes, see stats.undeclared"}
 _DEFAULTS_ENTRY = re.compile(r"\s*-\s*(?:(?:override|optional)\s+)*/?([\w/]+)(?:@[\w.:]+)?\s*:[^#]*#\s*(\S.*)")
 
 
@@ -123,6 +125,8 @@ class _Help:
             for name in self._loader.options(group)
         }
         yield from _columns(options, indent="    ")
+        if group in _NOTES:
+            yield f"    {_NOTES[group]}"
 
     def _about_group(self, group: str) -> str:
         primary = self._text(self._loader.source.name)

@@ -1,6 +1,5 @@
 """Loading: from a config directory and overrides to a composed config."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from trieye.config._hydra_overrides import quoted
 from trieye.config._hydra_schema import BEFORE_1_4, schema_of
 from trieye.config.base import did_you_mean
 from trieye.config.root import TrieyeConfig
@@ -55,21 +55,13 @@ class Source:
     job_name: str = "app"
 
 
-_WORDS = re.compile(r"[\w./+@%-]+")
-
-
-def quoted(override: str) -> str:
-    """Quote a value of plain words in any script: Hydra's grammar knows the letters of ASCII only."""
-    key, _, value = override.partition("=")
-    return override if value.isascii() or not _WORDS.fullmatch(value) else f"{key}='{value}'"
-
-
 class Loader:
     """Hydra's config loader for one source; inside `opened` it is also Hydra's global one."""
 
-    def __init__(self, source: Source, config_loader: ConfigLoaderImpl) -> None:
+    def __init__(self, source: Source, config_loader: ConfigLoaderImpl, config_type: type[TrieyeConfig]) -> None:
         self.source = source
         self.config_loader = config_loader
+        self._config_type = config_type
 
     def load(self, overrides: Sequence[str], *, run_mode: RunMode = RunMode.RUN) -> DictConfig:
         """Compose, with the node `hydra`.
@@ -78,7 +70,7 @@ class Loader:
             Exception: The config cannot be composed; one of `NOT_COMPOSED`.
         """
         config = self.config_loader.load_configuration(
-            config_name=self.source.name, overrides=list(map(quoted, overrides)), run_mode=run_mode
+            config_name=self.source.name, overrides=self._quoted(overrides), run_mode=run_mode
         )
         assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
         return config
@@ -116,6 +108,9 @@ class Loader:
             found += self.groups(group)
         return found
 
+    def _quoted(self, overrides: Sequence[str]) -> list[str]:
+        return [quoted(override, self._config_type) for override in overrides]
+
     def _listed(self, group: str, kind: ObjectType) -> list[str]:
         return self._repository.get_group_options(group, kind)
 
@@ -143,7 +138,7 @@ class Loader:
             Exception: The config cannot be composed; one of `NOT_COMPOSED`.
         """
         defaults = self.config_loader.compute_defaults_list(
-            self.source.name, list(map(quoted, overrides)), RunMode.RUN
+            self.source.name, self._quoted(overrides), RunMode.RUN
         ).defaults
         return [str(default.config_path) for default in defaults]
 
@@ -186,7 +181,7 @@ def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) ->
                 search_path.prepend(provider="command-line", path=extra, anchor=anchor)
             config_loader = Hydra.create_main_hydra2(source.job_name, search_path).config_loader
             assert isinstance(config_loader, ConfigLoaderImpl)  # noqa: S101 - the only one there is
-            yield Loader(source, config_loader)
+            yield Loader(source, config_loader, config_type)
         finally:
             GlobalHydra.instance()  # there must be one to be replaced
             restore_gh_from_backup(before)

@@ -20,19 +20,21 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config._hydra_help import print_help
-from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened, quoted
+from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened
+from trieye.config._hydra_overrides import check_spaces, quoted
 from trieye.config._hydra_preflight import Checked, Preflight
 from trieye.config._hydra_schema import register_schema
 from trieye.config._hydra_typed import resolved, typed
+from trieye.config.base import did_you_mean, nearest
 from trieye.config.launch import launch_info
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
-from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
+from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.run_lock import RunLock
 
-_WRONG_CONFIG, _LOCKED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
+_WRONG_CONFIG, _FAILED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
 _LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -60,8 +62,8 @@ def run_command_line(
     Raises:
         SystemExit: It did not end well; the message is on stderr.
     """
-    arguments = get_args_parser().parse_intermixed_args(sys.argv[1:])
     try:
+        arguments = _arguments(config_type)
         source = _source(arguments, task, directory, config_name)
         default_name = default_run_name()
         with opened(source, config_type, run_name=default_name) as loader:
@@ -69,15 +71,37 @@ def run_command_line(
         if prepared is not None:
             run_name, own = prepared
             register_schema(config_type, run_name=run_name)
-            _hand_over(arguments, source, _job_of(task, config_type), own)
-    except (ConfigurationError, RunLockedError) as error:
+            _hand_over(source, _job_of(task, config_type), [*own, *_reordered(arguments.overrides, config_type)])
+    except TrieyeError as error:
         _leave(error)
     except _RefusedError as refusal:
         _leave(refusal.error)
     except RunInterrupted as interrupt:
-        _stop(str(interrupt), interrupt.exit_code)
+        _stop(_words(interrupt), interrupt.exit_code)
     except KeyboardInterrupt:
         _stop("interrupted", _INTERRUPTED)
+
+
+def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
+    """Parse the command line; `--seed=1`, as other programs want it, is answered with what to type here."""
+    parser = get_args_parser()
+    arguments, unknown = parser.parse_known_intermixed_args(sys.argv[1:])
+    flags = [flag for flag in unknown if flag.startswith("-")]
+    if flags:
+        known = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 - no public way
+        raise ConfigurationError("\n".join(_about_flag(flag, known, config_type) for flag in flags))
+    return arguments
+
+
+def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) -> str:
+    dashed, equals, value = flag.partition("=")
+    key = dashed.lstrip("-").replace("-", "_")
+    is_key = key.partition(".")[0] in config_type.model_fields
+    if not is_key and (not equals or nearest(dashed, known)):
+        return f"{flag}: there is no such flag{did_you_mean(dashed, known)} (--help lists them)"
+    following = next(iter(sys.argv[sys.argv.index(flag) + 1 :]), "")
+    value = value if equals else ("<value>" if "=" in following or not following else following)
+    return f"{flag}: keys are typed without dashes; type {key}={value}"
 
 
 def _source(arguments: Namespace, task: Callable[[Any], Any], directory: str, config_name: str) -> Source:
@@ -100,6 +124,7 @@ def _prepared(
 ) -> tuple[str, list[str]] | None:
     """Check the command line; return the run name and overrides that make each job a run, or None if all is done."""
     _check_flags(arguments)
+    check_spaces(arguments.overrides)
     preflight = Preflight(loader, config_type)
     if arguments.help:
         print_help(loader, preflight, arguments.overrides, task, config_type)
@@ -195,7 +220,7 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Call
             if config.print_config:
                 print_tree(config)
             return task(config)
-        except (ConfigurationError, RunLockedError) as error:
+        except TrieyeError as error:
             if launch.is_multirun:
                 raise  # the launcher decides what becomes of the other jobs
             raise _RefusedError(error) from error
@@ -203,10 +228,10 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Call
     return job
 
 
-def _hand_over(arguments: Namespace, source: Source, job: Callable[[DictConfig], Any], own: list[str]) -> None:
+def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]) -> None:
     """Let Hydra run the command line."""
     try:
-        with _argv([*own, *_reordered(arguments.overrides)]):
+        with _argv(argv):
             hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
     except SystemExit as leaving:
         if isinstance(leaving.__context__, ConfigurationError):
@@ -214,12 +239,12 @@ def _hand_over(arguments: Namespace, source: Source, job: Callable[[DictConfig],
         raise
 
 
-def _reordered(overrides: list[str]) -> list[str]:
+def _reordered(overrides: list[str], config_type: type[TrieyeConfig]) -> list[str]:
     """Return the command line with the overrides first: Hydra 1.3 takes none after a flag that follows others."""
     flags = list(sys.argv[1:])
     for override in overrides:
         flags.remove(override)
-    return [*map(quoted, overrides), *flags]
+    return [*(quoted(override, config_type) for override in overrides), *flags]
 
 
 @contextmanager
@@ -233,7 +258,12 @@ def _argv(arguments: list[str]) -> Iterator[None]:
 
 
 def _leave(error: Exception) -> NoReturn:
-    _stop(str(error), _LOCKED if isinstance(error, RunLockedError) else _WRONG_CONFIG)
+    _stop(_words(error), _WRONG_CONFIG if isinstance(error, ConfigurationError) else _FAILED)
+
+
+def _words(error: BaseException) -> str:
+    """Return the message of an error with its notes."""
+    return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:

@@ -9,8 +9,9 @@ from typing import Any, Generic
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config._hydra_diagnosis import Diagnosis, parsed
+from trieye.config._hydra_diagnosis import Diagnosis
 from trieye.config._hydra_loader import NOT_COMPOSED, Loader
+from trieye.config._hydra_overrides import parsed, without_parser_words
 from trieye.config._hydra_typed import Config, as_in_a_job, resolved, typed, without_hydra
 from trieye.config.paths import check_paths
 from trieye.exceptions import ConfigurationError
@@ -54,7 +55,7 @@ class Preflight(Generic[Config]):
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
         """
-        items = parsed(overrides)
+        items = parsed(overrides, self._config_type)
         axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
         first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
         composed = self.load(first)
@@ -73,13 +74,13 @@ class Preflight(Generic[Config]):
         Raises:
             ConfigurationError: The config cannot be composed; the message has a line for each mistake.
         """
-        items = parsed(overrides)
+        items = parsed(overrides, self._config_type)
         self._check_single([item for item in items if item.is_sweep_override()])
         try:
             self._loader.entries()
             choices = [item for item in items if item.is_hydra_override() or self._loader.is_choice(item)]
         except NOT_COMPOSED as error:  # the primary config itself cannot be read
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(without_parser_words(str(error))) from error
         try:
             composed = self._loader.load([str(choice.input_line) for choice in choices])
         except NOT_COMPOSED as error:
@@ -138,7 +139,7 @@ class Preflight(Generic[Config]):
             axis.config_loader = self._loader.config_loader
             values = list(axis.sweep_string_iterator())
         for value in values:
-            override = parsed([f"{key}={value}"])[0]
+            override = parsed([f"{key}={value}"], self._config_type)[0]
             yield f"{key}={value}", override.value()
 
 

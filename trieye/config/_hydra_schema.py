@@ -9,12 +9,12 @@ from typing import Any, get_args, get_origin
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from trieye.config.base import Marker, models_in, set_by
+from trieye.config.base import Marker, is_open, models_in, set_by
 
 SCHEMA_NAME = "schema"
 _FILE = f"{SCHEMA_NAME}.yaml"
@@ -61,7 +61,8 @@ def _field(name: str, info: FieldInfo, defaults: dict[str, Any]) -> tuple[Any, D
     models, many = models_in(info)
     if len(models) != 1:
         # a union of models has no default that could be merged with another of its kinds
-        return Any, _constant(MISSING if models and default is not None else default)
+        made = MISSING if models and default is not None else default
+        return Any, _open(made) if is_open(info) and isinstance(made, dict) else _constant(made)
     if many:
         element = _schema(models[0], {})
         items = default.items() if isinstance(default, dict) else enumerate(default or ())
@@ -97,6 +98,16 @@ def _constant(value: Any) -> DataclassField[Any]:
         return field(default_factory=_copy(value))
     constant: DataclassField[Any] = field(default=value)
     return constant
+
+
+def _open(values: dict[str, Any]) -> DataclassField[Any]:
+    """Return a dict that takes new keys, although Hydra closes the config as a whole."""
+    made: DataclassField[Any] = field(default_factory=_opened(values))
+    return made
+
+
+def _opened(values: dict[str, Any]) -> Callable[[], Any]:
+    return lambda: OmegaConf.create(values, flags={"struct": False})
 
 
 def _copy(value: Any) -> Callable[[], Any]:

@@ -58,6 +58,18 @@ def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
     return ([element], True) if isinstance(element, type) and issubclass(element, BaseModel) else ([], False)
 
 
+def is_open(info: FieldInfo) -> bool:
+    """Tell whether a field is a dict of plain values, whose keys the user chooses."""
+    options = [option for option in _options(info.annotation) if option is not type(None)]
+    is_dict = len(options) == 1 and get_origin(options[0]) is dict and get_args(options[0])[0] is str
+    return is_dict and not models_in(info)[0]
+
+
+def takes_text_only(annotation: Any) -> bool:
+    """Tell whether a type is `str`, perhaps with None."""
+    return {option for option in _options(annotation) if option is not type(None)} == {str}
+
+
 def _options(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Annotated:
         return _options(get_args(annotation)[0])

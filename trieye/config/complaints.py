@@ -1,14 +1,14 @@
 """Complaints: pydantic's errors in the words of the command line."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trieye.config.base import did_you_mean, models_in, set_by
+from trieye.config.base import did_you_mean, is_open, models_in, set_by, takes_text_only
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
@@ -140,6 +140,16 @@ def models_at(model: type[BaseModel], path: Sequence[str]) -> list[type[BaseMode
         if many and next(steps, None) is None:
             return []
     return holders
+
+
+def holds_text(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Tell whether the value at a path of keys is text and nothing else, also among the texts of an open dict."""
+    info, holder = field_at(model, path), field_at(model, path[:-1]) if len(path) > 1 else None
+    if info is None and holder is not None and is_open(holder):
+        # the annotation may be `dict[str, str] | None`
+        dicts = [holder.annotation, *get_args(holder.annotation)]
+        return any(get_origin(option) is dict and takes_text_only(get_args(option)[1]) for option in dicts)
+    return info is not None and takes_text_only(info.annotation)
 
 
 def models_under(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:

@@ -41,4 +41,6 @@ def check_tracking_uri(uri: str) -> str:
     allowed = ", ".join(dict.fromkeys(known))
     if match is None:
         raise ValueError(f"an MLflow store begins with its scheme, as in sqlite:///mlflow.db (schemes: {allowed})")
-    raise ValueError(f"{match[1]!r} is no scheme of an MLflow store{did_you_mean(match[1], known)} (schemes: {allowed})")
+    raise ValueError(
+        f"{match[1]!r} is no scheme of an MLflow store{did_you_mean(match[1], known)} (schemes: {allowed})"
+    )

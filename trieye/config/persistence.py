@@ -6,7 +6,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, computed_field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 
 from trieye.config.base import Marker, TolerantModel
 from trieye.config.locations import check_tracking_uri, expanded
@@ -58,12 +66,7 @@ class PersistenceConfig(TolerantModel):
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
-    keep_checkpoints: int = Field(
-        default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all."
-    )
-    keep_checkpoints: int = Field(
-        default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all."
-    )
+    keep_checkpoints: int = Field(default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all.")
     auto_resume_latest: bool = Field(
         default=True, description="Start a fresh run from the newest compatible run of the app."
     )

@@ -33,11 +33,21 @@ def test_presets_win_over_the_defaults():
 
 
 @pytest.mark.parametrize(
+    ("option", "steps", "buffer"), [("default", 500, True), ("fast", 100, False), ("none", 0, False)]
+)
+def test_an_option_of_persistence_does_what_it_says(option: str, steps: int, buffer: bool):
+    persistence = compose(f"persistence={option}").persistence
+    assert (persistence.checkpoint_save_freq_steps, persistence.save_buffer) == (steps, buffer)
+
+
+@pytest.mark.parametrize(
     ("override", "named"),
     [
         ("optimizer.lr=0", "optimizer.lr"),
         ("optimizer.lrr=1", "optimizer.lr"),
         ("agent=dqm", "dqn"),
+        ("agent.hidden=[8,0]", "agent.hidden"),
+        ("agent.hidden=[8,1000000]", "agent.hidden"),
         ("agent.epsilon_end=2", "agent.epsilon_end"),
         ("agent.epsilon_start=0.01", "epsilon_end"),
     ],

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import trieye
 from trieye.persistence.checkpoints import CheckpointStore
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 from {{ cookiecutter.slug }}.dqn import DQN
-from {{ cookiecutter.slug }}.evaluate import evaluate
+from {{ cookiecutter.slug }}.evaluate import evaluate, print_table
 
 PROJECT = Path(__file__).parent.parent
 NAME = "{{ cookiecutter.slug }}"
@@ -44,6 +45,16 @@ def test_a_short_training_learns_something_and_can_be_evaluated(tmp_path: Path):
     assert any(not torch.equal(first[name], tensor) for name, tensor in weights(tmp_path, "short", 30).items())
 
 
+def test_a_run_without_any_evaluation_says_that_its_newest_checkpoint_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(DQN, "evaluate", lambda _: {})
+    report = evaluate(trieye.run_experiment(DQN, compose(tmp_path, "run_name=blind")).run_dir, episodes=1)
+    print_table(report)
+    assert report["step"] == 30
+    assert "blind: newest checkpoint" in capsys.readouterr().out
+
+
 def test_a_step_stores_what_happened():
     agent = DQN(trieye.compose(FAST, config_path=PROJECT / "conf", config_type=TrainConfig))
     for _ in range(20):
@@ -55,10 +66,25 @@ def test_a_step_stores_what_happened():
     agent.cleanup()
 
 
+def test_the_learning_rate_of_the_config_counts_on_resume(tmp_path: Path):
+    result = trieye.run_experiment(DQN, compose(tmp_path, "run_name=first", "optimizer.lr=1e-3"))
+    agent = DQN(compose(tmp_path, "optimizer.lr=5e-4"))
+    agent.load_checkpoint(trieye.load_checkpoint(result.run_dir).objects["experiment"]["state"])
+    assert agent.updates > 0
+    assert [group["lr"] for group in agent.optimizer.param_groups] == [5e-4]
+
+
+@pytest.mark.parametrize(("option", "saved"), [("default", True), ("fast", False), ("none", False)])
+def test_the_replay_buffer_is_saved_where_the_option_of_persistence_says_so(tmp_path: Path, option: str, saved: bool):
+    agent = DQN(compose(tmp_path, f"persistence={option}"))
+    assert ("replay" in agent.save_checkpoint(tmp_path)) is saved
+
+
 def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path):
     steps = 400
     command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"loop.steps={steps}", "loop.evaluate_every_steps=0"]
-    command.append(f"persistence.root_data_dir={tmp_path}")
+    command += [f"persistence.root_data_dir={tmp_path}", "persistence.keep_checkpoints=0"]
+    command.append("env.id=CartPole-v1")  # an exact resume needs an environment that can be saved inside an episode
     subprocess.run([*command, "run_name=whole"], cwd=PROJECT, check=True, timeout=240)
 
     command.append("run_name=killed")

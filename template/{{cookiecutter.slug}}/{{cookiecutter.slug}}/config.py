@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 
-
 Width = Annotated[int, Field(ge=1, le=16_384)]
 
 
@@ -18,7 +17,7 @@ class AgentConfig(StrictModel):
     """Double DQN."""
 
     kind: Literal["dqn"] = Field(default="dqn", description="The algorithm.")
-    hidden: list[Width] = Field(default=[128, 128], min_length=1, max_length=8, description="Width of each hidden layer.")
+    hidden: list[Width] = Field(default=[128, 128], min_length=1, max_length=8, description="Sizes of hidden layers.")
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
     double: bool = Field(default=True, description="Choose the next action with the online network (Double DQN).")
     batch_size: int = Field(default=64, ge=1, le=65_536, description="Transitions in one update.")

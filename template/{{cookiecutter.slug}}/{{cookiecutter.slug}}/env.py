@@ -26,7 +26,7 @@ def make_env(config: EnvConfig) -> gym.Env[np.ndarray, Any]:
     try:
         env = gym.make(config.id, max_episode_steps=config.max_episode_steps)
     except (gym.error.Error, ImportError, ValueError) as error:
-        hint = did_you_mean(config.id, set(gym.registry) - {config.id})
+        hint = "" if config.id in gym.registry else did_you_mean(config.id, gym.registry)
         raise ConfigurationError(f"env.id={config.id} cannot be made{hint}: {error}") from error
     if complaint := _complaint(env):
         env.close()

@@ -1,12 +1,18 @@
-"""The command that plays the best checkpoint of a run, or the newest one if no objective was recorded."""
+"""The command that plays the best checkpoint of a run, or the newest one if no objective was recorded.
+
+Which run: its name or directory, also as `run=NAME`; `persistence.root_data_dir=DIR` and `app_name=NAME` say where to
+look for it. Everything else is as the run was trained.
+"""
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trieye
+from trieye.config.base import did_you_mean
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 
@@ -15,13 +21,14 @@ FIRST_SEED = 2_000_000  # other starts than those that chose the best checkpoint
 
 def main(argv: list[str] | None = None) -> int:
     """Play some episodes and print a table, or a line of JSON."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
-    parser.add_argument("run", nargs="*", help="name or directory of a run, also as run=...; default: the newest")
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__, allow_abbrev=False)
+    parser.add_argument("which", nargs="*", metavar="RUN|KEY=VALUE", help="which run; default: the newest")
     parser.add_argument("--episodes", type=positive, default=20, help="episodes to play (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     try:
-        report = evaluate(find_run((options.run or "").removeprefix("run=")), episodes=options.episodes)
+        run, overrides = split(options.which)
+        report = evaluate(find_run(run, overrides), episodes=options.episodes)
     except trieye.TrieyeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -29,18 +36,45 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def find_run(name: str) -> Path:
+def positive(text: str) -> int:
+    """Return a number of the command line that must be at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 1")
+    return int(text)
+
+
+def split(which: list[str]) -> tuple[str, list[str]]:
+    """Return the run, empty if none is named, and the overrides that say where to look for it.
+
+    Raises:
+        trieye.ConfigurationError: Two runs are named, or a key that does not say where a run is.
+    """
+    overrides = [word for word in which if "=" in word and not word.startswith("run=") and not Path(word).is_dir()]
+    runs = [word.removeprefix("run=") for word in which if word not in overrides]
+    if len(runs) > 1:
+        raise trieye.ConfigurationError(f"one run is evaluated at a time, not {', '.join(runs)}")
+    for key in (word.split("=")[0] for word in overrides):
+        if key != "app_name" and not key.startswith("persistence."):
+            raise trieye.ConfigurationError(
+                f"{key}= does not say which run{did_you_mean(key, ['run', 'app_name', 'persistence.root_data_dir'])}; "
+                "give run=, app_name= or persistence.KEY=, the rest is as the run was trained"
+            )
+    return "".join(runs), overrides
+
+
+def find_run(name: str, overrides: Sequence[str] = ()) -> Path:
     """Return the directory of a run.
 
     Args:
         name: Its name, or a path of its directory; the newest run if empty.
+        overrides: Where to look for a name, as `["persistence.root_data_dir=elsewhere"]`.
 
     Raises:
         trieye.ConfigurationError: There is no such run.
     """
     if name and (Path(name) / "checkpoints").is_dir():
         return Path(name).resolve()
-    runs = trieye.compose(config_path="../conf", config_type=TrainConfig).persistence.get_runs_root_dir()
+    runs = trieye.compose(overrides, config_path="../conf", config_type=TrainConfig).persistence.get_runs_root_dir()
     found = sorted(path.parent for path in runs.glob("*/checkpoints"))
     chosen = [path for path in found if path.name == name or not name]
     if not chosen:
@@ -66,6 +100,7 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
     return {
         "run": run_dir.name,
         "checkpoint": str(best.path),
+        "is_best": best.objective is not None,
         "step": best.step,
         "env_steps": agent.env_steps,
         "episodes": episodes,
@@ -90,7 +125,8 @@ def print_table(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{report['run']}: best checkpoint, {report['episodes']} episodes", show_header=False)
+    kind = "best" if report["is_best"] else "newest"
+    table = Table(title=f"{report['run']}: {kind} checkpoint, {report['episodes']} episodes", show_header=False)
     table.add_row("checkpoint", f"step {report['step']}, after {report['env_steps']:_} environment steps")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")
