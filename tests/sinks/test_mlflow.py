@@ -1,4 +1,6 @@
+import dataclasses
 import logging
+import math
 import os
 import shutil
 import sqlite3
@@ -11,9 +13,9 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from trieye.exceptions import ProcessingError, TrieyeError
-from trieye.sinks.mlflow import MlflowSink
+from trieye.sinks.mlflow import MlflowSink, prepare_database
 from trieye.sinks.mlflow_run import RUN_ID_TAG
-from trieye.sinks.mlflow_store import alone
+from trieye.sinks.operations import split_points, to_line
 from trieye.sinks.runner import SinkThread
 from trieye.stats.point import Point
 from trieye.testing import SinkContract, make_run
@@ -41,13 +43,8 @@ def stored(run, sink):
 
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory):
-    run = make_run(tmp_path_factory.mktemp("empty"))
-    with alone(run.tracking_uri):
-        client_of(run).search_experiments()
-    path = run.mlflow_dir / "mlflow.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    prepare_database(path)
     return path
 
 
@@ -98,11 +95,10 @@ def test_the_run_carries_the_names_times_and_status_of_ours(run):
 def test_points_keep_their_wall_time_in_milliseconds(run):
     sink = opened(run)
     now = time.time()
-    sink.write([Point("loss", 0.25, 10, now), Point("old", 1.0, 1, -3.0), Point("far", 1.0, 1, 1e300)])
+    sink.write([Point("loss", 0.25, 10, now), Point("old", 1.0, 1, -3.0)])
     history = client_of(run).get_metric_history(sink.run_id, "loss")
     assert [(metric.value, metric.step, metric.timestamp) for metric in history] == [(0.25, 10, int(now * 1000))]
     assert client_of(run).get_metric_history(sink.run_id, "old")[0].timestamp == 0
-    assert client_of(run).get_metric_history(sink.run_id, "far")[0].timestamp == 2**63 - 1
 
 
 def test_the_same_write_again_changes_nothing(run):
@@ -254,6 +250,35 @@ def test_a_step_beyond_64_bits_costs_only_its_own_point(run, caplog):
     assert "beyond 64 bits" in caplog.text
 
 
+NO_TIMES = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e16, None, "yesterday"]
+
+
+def test_a_time_that_cannot_be_stored_costs_only_its_own_point(run, caplog):
+    sink = opened(run)
+    sink.write([Point("odd", 1.0, step, wall_time) for step, wall_time in enumerate(NO_TIMES)])
+    sink.write([Point("loss", 1.0, 1, math.nan), Point("loss", 2.0, 2, 1.7e9)])
+    assert stored(run, sink).data.metrics == {"loss": 2.0}
+    assert sink.refused == len(NO_TIMES) + 1
+    assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
+
+
+def test_points_without_a_time_in_the_file_of_an_earlier_attempt_do_not_block_the_others(run):
+    points = [Point("loss", float(step), step, wall_time) for step, wall_time in enumerate([1.7e9, *NO_TIMES, 1.7e9])]
+    run.spool_dir.mkdir(parents=True, exist_ok=True)
+    (run.spool_dir / "mlflow.jsonl").write_bytes(b"".join(map(to_line, split_points(points))))
+    sink = MlflowSink()
+    thread = SinkThread(sink, run)
+    assert thread.close("FINISHED", 20)
+    history = client_of(run).get_metric_history(sink.run_id, "loss")
+    assert sorted(metric.step for metric in history) == [0, len(points) - 1]
+    assert (thread.refused, thread.backlog, thread.error) == (len(NO_TIMES), 0, None)
+
+
+def test_a_run_whose_beginning_is_no_time_begins_now(tmp_path, store):
+    run = dataclasses.replace(make_run(tmp_path), created=math.nan)
+    assert abs(stored(run, opened(run)).info.start_time / 1000 - time.time()) < 60
+
+
 def test_a_point_that_mlflow_refuses_costs_only_itself(run, caplog):
     # no point of ours is refused, so one is made that our own checks let through
     sink = opened(run)
@@ -330,7 +355,7 @@ def test_a_store_of_files_in_an_explicit_uri_still_works(tmp_path):
     program = f"""
 from pathlib import Path
 from mlflow import MlflowClient
-from trieye.sinks.mlflow import MlflowSink
+from trieye.sinks.mlflow import MlflowSink, prepare_database
 from trieye.stats.point import Point
 from trieye.testing import make_run
 run = make_run(Path({str(tmp_path)!r}), tracking_uri=Path({str(tmp_path / "mlruns")!r}).as_uri())

@@ -13,6 +13,8 @@ log = logging.getLogger("trieye.sinks")
 RUN_ID_TAG = "trieye.run_id"
 """Tag that finds the MLflow run again when the answer to its creation was lost."""
 
+_INT64 = range(-(2**63), 2**63)
+
 
 def experiment_id(client: Any, run: RunInfo) -> str:
     """Return the id of the app's experiment, which is created if need be.
@@ -78,9 +80,13 @@ def require_active(run: Any) -> None:
         raise TrieyeError(f"the MLflow run was deleted; restore it with `mlflow runs restore --run-id {run_id}`")
 
 
-def milliseconds(unix_time: float) -> int:
-    """Return Unix seconds as the time that MLflow stores: not negative, within 64 bits."""
-    return min(max(0, int(unix_time * 1000)), 2**63 - 1)
+def milliseconds(unix_time: float) -> int | None:
+    """Return Unix seconds as the time that MLflow stores, 0 for what is earlier; None if 64 bits cannot hold it."""
+    try:
+        time_ms = int(unix_time * 1000)
+    except (OverflowError, ValueError, TypeError):  # inf, nan, and what is no number
+        return None
+    return max(0, time_ms) if time_ms in _INT64 else None
 
 
 def _user() -> str:

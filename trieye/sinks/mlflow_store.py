@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -38,8 +37,8 @@ def set_environment(uri: str) -> None:
 
 
 @contextlib.contextmanager
-def alone(uri: str) -> Iterator[None]:
-    """Hold the lock file beside an SQLite database, which is then in WAL mode; other stores need none.
+def alone(uri: str) -> Iterator[Path | None]:
+    """Hold the lock file beside an SQLite database, and yield the path of the database; other stores need none.
 
     MLflow's creation of a schema is not safe when several processes open a fresh database: 22 of 24 tries with 8
     processes failed.
@@ -49,14 +48,13 @@ def alone(uri: str) -> Iterator[None]:
     """
     path = _database(uri)
     if path is None:
-        yield
+        yield None
         return
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
-        _use_wal(path)
-        yield
+        yield path
 
 
 def _not_from_a_sink(record: logging.LogRecord) -> bool:
@@ -75,14 +73,6 @@ def without_password(uri: str) -> str:
 def _database(uri: str) -> Path | None:
     scheme, _, rest = uri.partition(":///")
     path = rest.partition("?")[0]
-    return Path(path) if scheme.startswith("sqlite") and path not in {"", ":memory:"} else None
-
-
-def _use_wal(path: Path) -> None:
-    connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)
-    try:
-        # readers such as `mlflow ui` do not block writers then; the mode stays with the file. A network file system
-        # refuses it by answering with another mode, and works as before.
-        connection.execute("PRAGMA journal_mode=WAL")
-    finally:
-        connection.close()
+    if not scheme.startswith("sqlite") or path in {"", ":memory:"} or path.startswith("file:"):
+        return None
+    return Path(path).resolve()  # SQLite keeps its journals beside the file, not beside a link to it
