@@ -2,6 +2,7 @@
 # make test   format, lint, types and all tests
 # make check  format, lint and types only
 # make bench  every goal of the benchmarks folder as one JSON line each
+# make format mend what the formatter and the linter can mend
 # make clean  remove what the others made
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ SEED ?= 0
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench soak clean format
+.PHONY: demo test check bench clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
