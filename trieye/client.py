@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from trieye.attempt import Attempt
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.event_values import context_of, dotted, name_of, number_of, step_of
+from trieye.config.fingerprint import leaves
+from trieye.event_values import context_of, name_of, number_of, step_of
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
 from trieye.path_manager import PathManager
 from trieye.persistence import rng
@@ -203,7 +204,7 @@ class Run:
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run, such as hyperparameters; nested dicts become dotted names."""
-        self._opened().hub.log_params(dict(dotted(params)))
+        self._opened().hub.log_params(dict(leaves(params)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""

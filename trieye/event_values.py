@@ -1,7 +1,7 @@
 """What may be logged: names, numbers, steps and contexts, with errors that name the event."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -61,15 +61,6 @@ def context_of(name: str, context: Any) -> dict[str, Any] | None:
     if not isinstance(context, Mapping):
         raise TypeError(f"log({name!r}, ..., context={_shown(context)}): a context is a dict")
     return {str(key): _plain(name, key, value) for key, value in context.items()}
-
-
-def dotted(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for the values of nested dicts."""
-    for key, value in params.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _plain(name: str, key: Any, value: Any) -> Any:

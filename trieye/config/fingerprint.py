@@ -38,14 +38,15 @@ def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
         held = json.loads(earlier.read_bytes())
     except (OSError, ValueError):
         return []
-    now = dict(_leaves(config.model_dump(mode="json", exclude=_HOW_IT_RUNS)))
-    before = dict(_leaves(held)) if isinstance(held, dict) else {}
+    now = dict(leaves(config.model_dump(mode="json", exclude=_HOW_IT_RUNS)))
+    before = dict(leaves(held)) if isinstance(held, dict) else {}
     return [f"{key}: {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) for the values of nested dicts."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
