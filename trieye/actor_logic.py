@@ -117,7 +117,7 @@ class ActorLogic:
         )
         self._stats.aggregator.remember(record.summary)
         self._state.drops = self._stats.aggregator.drops
-        self.tracking = Tracking(self._sinks, self.files, self._check_open)
+        self.tracking = Tracking(self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
         self.tracking.begin(extra_config)
         self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
 

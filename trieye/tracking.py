@@ -1,6 +1,5 @@
 """Tracking: what a run records besides points: parameters, tags, files, its config."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +11,11 @@ from trieye.sinks.fan_out import FanOut
 READY_TIMEOUT_S = 7.5
 """Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
 
-READY_AT_LEAST_S = 4.5
-"""Ray may give an actor a process that was started long before; opening MLflow takes 3 s on a calm machine."""
+READY_AFTER_START_S = 6.0
+"""The same where it is not known when the actor was asked for; opening MLflow takes 3 s on a calm machine."""
+
+RECENT_S = 30.0
+"""An actor that starts later than that after its config was sent is a restarted one."""
 
 CLOSE_TIMEOUT_S = 10.0
 """Clients of the drop-in API wait 15 s for `shutdown`."""
@@ -26,11 +28,14 @@ class Tracking:
         sinks: The sinks of the run.
         files: The files of the run.
         check_open: Raises if the run is closed.
+        sent_at: Unix time in seconds at which the hub was asked for, if another process did.
     """
 
-    def __init__(self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None]) -> None:
+    def __init__(
+        self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None], *, sent_at: float | None
+    ) -> None:
         self._sinks, self._files, self._check_open = sinks, files, check_open
-        self._ready_by = time.monotonic() + max(READY_TIMEOUT_S - _process_age_s(), READY_AT_LEAST_S)
+        self._ready_by = time.monotonic() + _ready_within_s(sent_at)
 
     def begin(self, extra_config: Mapping[str, Any]) -> None:
         """Record the directories of the run and its config."""
@@ -81,11 +86,7 @@ class Tracking:
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
 
 
-def _process_age_s() -> float:
-    """Return the seconds since this process was started; 0 where that cannot be told."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):  # not Linux
-        return 0.0
+def _ready_within_s(sent_at: float | None) -> float:
+    if sent_at is None or not 0.0 <= time.time() - sent_at < RECENT_S:
+        return READY_AFTER_START_S
+    return sent_at + READY_TIMEOUT_S - time.time()

@@ -1,8 +1,9 @@
 """TrieyeConfig: the whole config of a run."""
 
+import time
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from trieye.config.base import Marker, TolerantModel
 from trieye.config.loop import LoopConfig
@@ -37,6 +38,18 @@ class TrieyeConfig(TolerantModel):
         # a copy: the caller may use the PersistenceConfig it passed for another run
         self.persistence = self.persistence.model_copy(update={"app_name": self.app_name, "run_name": self.run_name})
         return self
+
+    _sent_at: float | None = PrivateAttr(default=None)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Note when the config is sent to another process, which has to answer within some seconds from then."""
+        state: dict[Any, Any] = super().__getstate__()
+        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_sent_at": time.time()}}
+
+    @property
+    def sent_at(self) -> float | None:
+        """Unix time in seconds at which the config left the process that made it; None in that process."""
+        return self._sent_at
 
     @property
     def trieye(self) -> "TrieyeConfig":
