@@ -2,6 +2,7 @@
 # make test   format, lint, types and all tests
 # make check  format, lint and types only
 # make bench  every goal of the benchmarks folder as one JSON line each
+# make soak   kills, damage, outages, full disks, by the hundred: about 25 minutes
 # make format mend what the formatter and the linter can mend
 # make clean  remove what the others made
 
@@ -10,7 +11,7 @@ SEED ?= 0
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench clean format
+.PHONY: demo test check bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,5 +39,9 @@ format: $(READY)
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
+soak: $(READY)
+	@for script in hub_kills driver_kills local_kills journal_damage mlflow_outage disk_full clock; do \
+	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
+
 clean:
-	rm -rf .venv demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
 """The drop-in API in a real Ray actor."""
 
 import os
+import signal
 import time
 import uuid
 from pathlib import Path
@@ -185,18 +186,33 @@ def test_the_console_metrics_are_seen_on_the_driver(start, capfd):
 
 def test_a_killed_actor_comes_back_as_the_same_run(start):
     actor, config = start()
-    run_id = ray.get(actor.get_mlflow_run_id.remote())
-    record = config.persistence.get_run_base_dir() / "run.json"
-    ray.kill(actor, no_restart=False)
-    deadline, answered = time.monotonic() + 90, None
-    while RunRecord.read(record).attempt == 1 or answered is None:
-        assert time.monotonic() < deadline, "the actor did not come back"
-        try:
-            answered = ray.get(actor.wait_mlflow_run_id.remote(30.0), timeout=40)
-        except ray.exceptions.RayActorError:  # it restarts
-            answered = None
-    assert answered == run_id
-    assert RunRecord.read(record).attempt == 2
+    run_id = ray.get(actor.wait_mlflow_run_id.remote(30.0))
+    before = ray.get(actor.health.remote())["pid"]
+    os.kill(before, signal.SIGKILL)
+    assert ray.get(actor.wait_mlflow_run_id.remote(30.0), timeout=90) == run_id
+    assert ray.get(actor.health.remote())["pid"] != before
+    assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").attempt == 1
+
+
+@pytest.mark.slow
+def test_calls_that_a_killed_actor_left_unanswered_count_once(start):
+    metrics = [trieye.MetricConfig(name=name, aggregation="count") for name in ("one", "many")]
+    actor, _ = start(stats=trieye.StatsConfig(metrics=metrics), sinks={})
+    calls = []
+    for round_number in range(2):
+        pid = ray.get(actor.health.remote())["pid"]
+        for number in range(300):
+            calls.append(actor.log_event.remote(event("one", step=1)))
+            calls.append(actor.log_batch_events.remote([event("many", step=1)] * 3))
+            calls.append(actor.count_dropped.remote("elsewhere", 2))
+            if number == 100 * (round_number + 1):
+                ray.get(calls[number])  # some are done by now, some under way, some not there yet
+                os.kill(pid, signal.SIGKILL)
+        ray.get(calls, timeout=120)
+    ray.get(actor.force_process_and_log.remote(1))
+    seen = ray.get(actor.summary.remote())
+    assert {name: seen[name]["last"] for name in ("one", "many")} == {"one": 600.0, "many": 1800.0}
+    assert ray.get(actor.health.remote())["dropped"] == {"elsewhere": 1200}
 
 
 def test_get_or_create_finds_the_same_actor_again(tmp_path):

@@ -315,6 +315,8 @@ def points_in_all_files(directory):
     for file in sorted(directory.iterdir()):
         for record in EventFileLoader(str(file)).Load():
             for value in record.summary.value:
+                if value.metadata.plugin_data.plugin_name == "hparams":
+                    continue
                 number = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
                 found.setdefault(value.tag, []).append((record.step, number))
     return found

@@ -67,7 +67,7 @@ def test_restoring_keeps_events_that_are_pending():
 
 def test_the_log_context_holds_the_latest_values():
     state = trieye.ActorState()
-    state.note_latest({"m": (3, 1.5)})
+    state.note_pass([], at=0.0, step=None, latest={"m": (3, 1.5)})
     state.update_last_processed_time(4.0)
     context = state.get_log_context(latest_step=7, current_time=9.0)
     assert (context.latest_step, context.last_log_time, context.current_time) == (7, 4.0, 9.0)

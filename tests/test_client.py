@@ -12,7 +12,16 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 import trieye
-from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, RunLockedError
+from trieye.exceptions import (
+    CheckpointError,
+    ConfigurationError,
+    JournalFullError,
+    RunClosedError,
+    RunInterrupted,
+    RunLockedError,
+)
+from trieye.persistence.history_table import read_history
+from trieye.stats.operations import Medium
 
 
 class Agent:
@@ -24,6 +33,12 @@ class Agent:
 
     def load_state_dict(self, state):
         self.weights = state["weights"]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def record_of(run):
@@ -415,27 +430,127 @@ def test_the_best_value_is_not_forgotten_with_what_came_after_the_last_save(make
         assert run.best("x") == 9.0
 
 
-def test_metrics_that_were_lost_make_the_run_a_failed_one(make_config, monkeypatch):
-    monkeypatch.setattr("trieye.flusher.GIVE_UP_S", 0.0)
-    run = trieye.Run(make_config()).open()
+def test_metrics_that_were_lost_make_the_run_a_failed_one(make_config):
+    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
 
-    def gone(batch):
+    def gone(batch, **number):
         raise ConnectionError("the hub is gone")
 
     run._attempt.hub.log = gone
     run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="1 values are not logged"):
+    with pytest.raises(trieye.ProcessingError, match="1 values wait: the hub is gone"):
         run.close()
     assert record_of(run)["status"] == "FAILED"
 
 
-def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster, monkeypatch):
+def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):
     import ray
 
-    monkeypatch.setattr("trieye.flusher.GIVE_UP_S", 1.0)
     run = trieye.Run(make_config(runtime={"kind": "ray"})).open()
     ray.kill(run._attempt.hub._actor)
     run.log("a", 1.0)
-    with pytest.raises((trieye.TrieyeError, ConnectionError), match="gone"):
+    with pytest.raises(trieye.TrieyeError, match="gone for good"):
         run.close()
     assert record_of(run)["status"] == "FAILED"
+
+
+def test_a_full_journal_holds_up_flush_and_loses_nothing(make_config):
+    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
+    with trieye.Run(make_config(stats=stats, runtime={"kind": "local", "ack_timeout_s": 0.05})) as run:
+        log, is_full = run._attempt.hub.log, [True]
+
+        def log_to_a_disk(batch, **number):
+            if is_full:
+                raise JournalFullError("the disk is full")
+            log(batch, **number)
+
+        run._attempt.hub.log = log_to_a_disk
+        run.log("a", 1.0, step=1)
+        with pytest.raises(trieye.ProcessingError, match="1 values wait: the disk is full"):
+            run.flush()
+        run.log("a", 1.0, step=1)
+        is_full.clear()
+        wait_until(lambda: not run._flusher.num_waiting)
+        run.step = 1
+        assert run.best("a") == 2.0
+
+
+ENDLESS = """
+import contextlib, sys, time, trieye
+
+config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
+    persistence={"root_data_dir": sys.argv[1]}, stats={"metrics": [{"name": "a", "aggregation": "count"}]})
+logged = 0
+try:
+    with trieye.Run(config) if sys.argv[3] == "with" else contextlib.nullcontext(trieye.Run(config).open()) as run:
+        while True:
+            run.log("a", 1.0, step=1)
+            logged += 1
+            if logged == 1000:
+                print("going", flush=True)
+finally:
+    print(logged, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "way"), [("local", "with"), ("local", "open"), ("ray", "with")])
+def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, kind, way):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "going\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
+    assert record["status"] == "KILLED"
+    logged = int(output)  # the signal may come between a value and its count
+    assert record["summary"]["a"]["last"] in {logged, logged + 1}
+    points = read_history(tmp_path / "app" / "runs" / "run", metrics=["a"])
+    assert points.column("value").to_pylist() == [record["summary"]["a"]["last"]]
+
+
+@pytest.fixture
+def set_handler():
+    """Return a function that sets the handler of SIGTERM, for one test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handler):
+    set_handler(signal.SIG_DFL)
+    with pytest.raises(SystemExit) as left, trieye.Run(make_config()) as run:
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 143
+    assert record_of(run)["status"] == "KILLED"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_program_is_left_alone(make_config, set_handler):
+    seen = []
+    set_handler(lambda number, frame: seen.append(number))
+    with trieye.Run(make_config()) as run:
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_once(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = 3
+        run.log_histogram("weights", [1.0, 2.0, 2.0], bins=2)
+        run.log_image("frame", np.zeros((4, 6, 3), np.uint8), step=5)
+        run.log_text("note", "**good**")
+        for call in (
+            lambda: run.log_histogram("weights", ["no number"]),
+            lambda: run.log_image("frame", np.zeros(3)),
+            lambda: run.log_text("note", 5),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                call()
+        run.flush()
+        items, _ = run._attempt.hub._logic.files.history.read(0, 100)
+        held = [(type(item).__name__, item.name, item.step) for item in items if isinstance(item, Medium)]
+    assert held == [("LogHistogram", "weights", 3), ("LogImage", "frame", 5), ("LogText", "note", 3)]
+    with pytest.raises(RunClosedError):
+        run.log_text("note", "too late")

@@ -27,6 +27,7 @@ _HOME = {
     "RawMetricEvent": "trieye.schemas",
     "ReplayBuffer": "trieye.replay",
     "Run": "trieye.client",
+    "RunClient": "trieye.run_client",
     "RunClosedError": "trieye.exceptions",
     "RunInterrupted": "trieye.exceptions",
     "RunLockedError": "trieye.exceptions",

@@ -1,10 +1,12 @@
 """TrieyeActor: the hub as a Ray actor; it only forwards to `ActorLogic`."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.actor_logic import ActorLogic
 from trieye.actor_state import ActorState
@@ -14,6 +16,7 @@ from trieye.persistence.encoding import EncodedState
 from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
 from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Operation
 
 NAMESPACE = "trieye"
 
@@ -32,9 +35,26 @@ def actor_name(run_name: str) -> str:
     return f"trieye_actor_{run_name}"
 
 
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """Return where the hub of a run belongs: on the node of the caller, and nowhere else, since its files are there."""
+    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _call_id() -> str:
+    """Return what tells the present call from every other one, and is the same when Ray repeats it."""
+    return str(ray.get_runtime_context().get_task_id())
+
+
+def _is_restart() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own use of what it deprecates
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
 # `ingest` has one thread, so events are taken in the order in which each caller sent them, and a long save in `save`
 # never delays them; who waits for MLflow waits in `wait`. Everything else is quick and runs in the default group.
-@ray.remote(max_restarts=-1, concurrency_groups={"ingest": 1, "save": 1, "wait": 4})
+# A call that was under way when the process died is made again by Ray, so each has to stand being made twice.
+@ray.remote(max_restarts=-1, max_task_retries=-1, concurrency_groups={"ingest": 1, "save": 1, "wait": 4})
 class TrieyeActor:
     """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a process of its own.
 
@@ -71,27 +91,32 @@ class TrieyeActor:
             _serializer,
             mlflow_client=_mlflow_client,
             tb_writer=_tb_writer,
-        ).open(owns_run=_owns_run, extra_config=_extra_config)
+        ).open(owns_run=_owns_run, is_restart=_is_restart(), extra_config=_extra_config)
 
     @_in_group("ingest")
     def log_event(self, event: RawMetricEvent) -> None:
         """Accept one event."""
-        self._logic.log_event(event)
+        self._logic.log_event(event, key=_call_id())
 
     @_in_group("ingest")
     def log_batch_events(self, events: list[RawMetricEvent]) -> None:
         """Accept events."""
-        self._logic.log_batch_events(events)
+        self._logic.log_batch_events(events, key=_call_id())
 
     @_in_group("ingest")
-    def log_columns(self, batch: EventBatch) -> None:
-        """Accept events in columns."""
-        self._logic.log_columns(batch)
+    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
+        """Accept events in columns; see `ActorLogic.log_columns`."""
+        self._logic.log_columns(batch, client=client, seq=seq)
 
     @_in_group("ingest")
-    def count_dropped(self, reason: str, count: int) -> None:
+    def log_operation(self, operation: Operation, *, key: str | None = None) -> None:
+        """Record a histogram, a picture or a text."""
+        self._logic.log_operation(operation, key=key or _call_id())
+
+    @_in_group("ingest")
+    def count_dropped(self, reason: str, count: int, *, key: str | None = None) -> None:
         """Count events that a client had to drop."""
-        self._logic.count_dropped(reason, count)
+        self._logic.count_dropped(reason, count, key=key or _call_id())
 
     @_in_group("ingest")
     def process_and_log(self, current_global_step: int) -> None:
@@ -240,7 +265,7 @@ def get_or_create(config: TrieyeConfig, **options: Any) -> Any:
         config: The config of the run, for a new actor.
         **options: Ray options, such as `namespace` (`trieye` if not given).
     """
-    named = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, **options}
+    own = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": on_this_node()}
     return TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
-        name=actor_name(config.run_name), get_if_exists=True, **named
+        name=actor_name(config.run_name), get_if_exists=True, **{**own, **options}
     ).remote(config=config)

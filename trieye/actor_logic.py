@@ -1,18 +1,17 @@
 """ActorLogic: everything the hub does, as a plain object without Ray."""
 
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trieye.actor_state import ActorState
+from trieye.actor_state import ActorState, rows_of
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, ProcessingError, RunClosedError
-from trieye.hub_files import HubFiles
+from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError
+from trieye.hub_files import HubFiles, Restored
+from trieye.hub_status import HubStatus
+from trieye.ledger import Ledger
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.run_record import RunRecord
@@ -21,8 +20,8 @@ from trieye.serializer import Serializer
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
 from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Operation
 from trieye.stats.point import Point
-from trieye.stats_processor import StatsProcessor
 from trieye.ticker import Ticker
 from trieye.tracking import CLOSE_TIMEOUT_S, Tracking
 
@@ -38,7 +37,7 @@ SYNC_TIMEOUT_S = 3.0
 class ActorLogic:
     """Collect events, close windows, feed the sinks, save and restore; used by the Ray actor and by the thread alike.
 
-    Logging never waits for a save: only `_lock` is shared, and it is held for arithmetic only.
+    Logging never waits for a save: they share the ledger's lock only, which is held for arithmetic and small writes.
 
     Args:
         config: The config of the run.
@@ -72,27 +71,31 @@ class ActorLogic:
     ) -> None:
         self.config = config
         self._clock, self._wall_clock = clock, wall_clock
-        self._started, self._started_unix = clock(), wall_clock()
         self._state = actor_state or ActorState()
         self.files = HubFiles(config, path_manager, serializer or Serializer())
         self._injected_run_id = mlflow_run_id
         self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
-        self._lock = threading.Lock()
-        self._last_asked = 0.0
+        self._last_asked = clock()
         self._num_save_failures = 0
         self._closed = False
+        self._ledger: Ledger
         self._sinks: FanOut
-        self._stats: StatsProcessor
+        self._status: HubStatus
         self._ticker: Ticker
 
-    def open(self, *, owns_run: bool = True, extra_config: Mapping[str, Any] | None = None) -> "ActorLogic":
-        """Begin an attempt: directories, identity, sinks and the timer; heavy imports happen in the sinks' threads.
+    def open(
+        self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
+    ) -> "ActorLogic":
+        """Begin an attempt: directories, identity, journal, sinks and the timer; heavy imports happen in their threads.
+
+        What an earlier hub accepted and did not log is logged now.
 
         Args:
             owns_run: Take the run's lock and count a new attempt here; False if the driver did.
+            is_restart: A hub of this very attempt died.
             extra_config: What configs.json holds besides the config of trieye.
         """
-        record = self.files.open(owns_run=owns_run)
+        record = self.files.open(owns_run=owns_run, is_restart=is_restart)
         try:
             self._start(record, extra_config or {})
         except BaseException:
@@ -101,60 +104,93 @@ class ActorLogic:
         return self
 
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
-        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
-        self._sinks = FanOut(
-            sinks,
-            self.files.run_info(self._injected_run_id),
-            max_backlog_points=self.config.sinks.mlflow.max_backlog_points,
-        )
-        self._stats = StatsProcessor(
+        early = self._state.take()
+        self._ledger = Ledger(
             self.config.stats,
-            self.config.run_name,
-            sinks=self._sinks,
+            self.files.journal,
+            self.files.history,
+            self._state,
             undeclared=self.config.stats.undeclared or ("warn" if self.config.stats.metrics else "auto"),
-            started=self._started_unix,
-            run_created=record.created,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
         )
-        self._stats.aggregator.remember(record.summary)
-        self._state.drops = self._stats.aggregator.drops
-        self.tracking = Tracking(self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
-        self.tracking.begin(extra_config)
+        goes_on = self._ledger.open(attempt=record.attempt, created=record.created)
+        for batch in early:
+            self._ledger.accept(batch, client="", seq=None)
+        if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
+            self._ledger.stats.aggregator.remember(record.summary)
+        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
+        self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), self.files.history)
+        self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
+        if not goes_on:
+            self.tracking.begin(extra_config)
+        if self.files.journal.num_lost:
+            self._ledger.count_dropped([("journal_damage", "*", self.files.journal.num_lost)])
+        self._status = HubStatus(
+            self._ledger,
+            self._sinks,
+            self.files,
+            every_s=self.config.stats.own_metrics_seconds,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+        )
         self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
 
     # events
 
-    def log_event(self, event: RawMetricEvent) -> None:
+    def log_event(self, event: RawMetricEvent, *, key: str = "") -> None:
         """Accept one event; anything else than an event is counted and warned about.
+
+        Args:
+            event: The event.
+            key: The same when the call is repeated; empty: it is not.
 
         Raises:
             RunClosedError: The run was shut down.
+            JournalFullError: It cannot be stored now.
+        """
+        self.log_batch_events([event], key=key)
+
+    def log_batch_events(self, events: Iterable[RawMetricEvent], *, key: str = "") -> None:
+        """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
+        self._check_open()
+        self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
+        self._bound_memory()
+
+    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
+        """Accept a batch of events in columns.
+
+        Args:
+            batch: The events.
+            client: Who sends it; empty: it is not sent again.
+            seq: Number of the batch, one more than that of the client's last one.
+
+        Raises:
+            RunClosedError: The run was shut down.
+            SequenceGapError: The batch before it is missing.
+            JournalFullError: It cannot be stored now.
         """
         self._check_open()
-        if isinstance(event, RawMetricEvent):
-            self._state.add_event(event, arrived=self._wall_clock())
-        else:
-            self._state.drops.add("invalid", type(event).__name__)
+        self._ledger.accept(batch, client=client, seq=seq)
         self._bound_memory()
 
-    def log_batch_events(self, events: Iterable[RawMetricEvent]) -> None:
-        """Accept events; one that is not valid never costs its neighbors."""
-        for event in events:
-            self.log_event(event)
-
-    def log_columns(self, batch: EventBatch) -> None:
-        """Accept a batch of events in columns."""
+    def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
+        """Count events that a client had to drop; see `log_event`."""
         self._check_open()
-        self._state.add_batch(batch)
-        self._bound_memory()
+        self._ledger.count_dropped([(reason, "*", count)], key=key)
 
-    def count_dropped(self, reason: str, count: int) -> None:
-        """Count events that a client had to drop."""
-        self._state.drops.add(reason, "*", count)
+    def log_operation(self, operation: Operation, *, key: str = "") -> None:
+        """Record a histogram, a picture or a text; see `log_event`."""
+        self._check_open()
+        self._record(operation, key=key)
+
+    def _record(self, operation: Operation, *, key: str = "") -> None:
+        self._ledger.record(operation, key=key)
+        self._sinks.wake()
 
     def _bound_memory(self) -> None:
         if len(self._state) > MAX_PENDING_EVENTS:
-            with self._lock:
-                self._ingest()
+            self._ledger.ingest()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -164,11 +200,9 @@ class ActorLogic:
 
     def process_and_log(self, current_global_step: int) -> None:
         """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
-        at = self._at()
-        if at - self._last_asked < self.config.stats.processing_interval_seconds:
-            return
-        self._last_asked = at
-        self._pass(step=current_global_step)
+        if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
+            self._last_asked = self._clock()
+            self._pass(step=current_global_step)
 
     def force_process_and_log(self, current_global_step: int) -> None:
         """Log everything up to a step now, open windows too; returns when the sinks that work have it."""
@@ -179,7 +213,15 @@ class ActorLogic:
 
     def tick(self) -> None:
         """Close the windows that later steps have completed; the timer calls it every processing interval."""
-        self._pass(step=None)
+        try:
+            self._pass(step=None)
+            self._status.update()
+            self._ledger.compact()
+            self.files.history.roll()
+        except JournalFullError as error:
+            self._status.note_full(error)
+        else:
+            self._status.note_full(None)
 
     def flush(self, complete_step: int | None = None) -> None:
         """Put every accepted event into its window.
@@ -189,11 +231,12 @@ class ActorLogic:
 
         Raises:
             ProcessingError: A pass failed since the last call.
+            JournalFullError: There is no room now.
         """
-        with self._lock:
-            at = self._ingest()
-            if complete_step is not None:
-                self._stats.advance(at=at, step=complete_step)
+        if complete_step is None:
+            self._ledger.ingest()
+        else:
+            self._pass(step=complete_step)
         self._report_failure()
 
     def _report_failure(self) -> None:
@@ -202,30 +245,9 @@ class ActorLogic:
             raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            at = self._ingest()
-            points = self._stats.flush(at=at, step=step) if force else self._stats.advance(at=at, step=step)
-            for point in points:
-                self._state.note_logged(point.metric, at)
-            self._state.note_latest(self._stats.aggregator.latest())
-            if step is not None:
-                self._state.update_last_processed_step(step)
-            self._state.update_last_processed_time(at)
-
-    def _ingest(self) -> float:
-        at = self._at()
-        for batch in self._state.take():
-            try:
-                self._stats.ingest([batch], at=at)
-            except Exception:  # a border to user data: what it raises must not cost other batches; it is counted
-                logger.exception("a batch of %d events could not be put into windows", len(batch))
-                self._state.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
-        return at
-
-    def _at(self) -> float:
-        return self._clock() - self._started
+        if not self._closed:
+            self._ledger.advance(step=None if step is None else _plain_step(step), force=force)
+            self._sinks.wake()
 
     # saving and loading
 
@@ -270,7 +292,8 @@ class ActorLogic:
             failures = Point(
                 "persistence/save_failures", self._num_save_failures, _plain_step(step), self._wall_clock()
             )
-            self._sinks.write([failures])
+            self._ledger.add_points([failures])
+            self._sinks.wake()
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
         self.tracking.note_checkpoint(path)
@@ -279,14 +302,17 @@ class ActorLogic:
     def load_initial_state(self) -> LoadedTrainingState:
         """Return what an earlier attempt or run left, by the rules of the config, and go on with its open windows."""
         self._check_open()
-        loaded, hub_state = self.files.load_initial_state()
-        self.set_state(hub_state)
+        loaded, restored = self.files.load_initial_state()
+        self._go_on_from(restored)
         return loaded
 
     def restore(
         self, *, group: str | None = None, config_hash: str | None = None
     ) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and where it comes from; open windows go on as they were.
+
+        What was logged after that state is superseded; without one the run begins anew, and all that earlier attempts
+        logged is.
 
         Args:
             group: The sweep that the run belongs to; its other members are never resumed.
@@ -296,12 +322,15 @@ class ActorLogic:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         self._check_open()
-        found = self.files.find_checkpoint(group=group, config_hash=config_hash)
-        if found is None:
-            return None
-        state, hub_state, origin = found
-        self.set_state(hub_state)
-        return state, origin
+        restored = self.files.find_checkpoint(group=group, config_hash=config_hash)
+        self._go_on_from(restored)
+        return None if restored is None or restored.state is None else (restored.state, restored.origin)
+
+    def _go_on_from(self, restored: Restored | None) -> None:
+        if restored is not None and self._ledger.is_final(restored.identity):
+            self._ledger.keep()
+        else:
+            self.set_state({} if restored is None else restored.hub_state)
 
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint keeps of the hub, as plain data.
@@ -309,20 +338,21 @@ class ActorLogic:
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
         """
-        with self._lock:
-            at = self._ingest()
-            if complete_step is not None:
-                self._stats.advance(at=at, step=complete_step)
-            return self._present_state()
-
-    def _present_state(self) -> dict[str, Any]:
-        return {**self._state.get_persistable_state(), "stats": self._stats.aggregator.to_state()}
+        self._check_open()
+        state = self._ledger.to_state(complete_step)
+        self._sinks.wake()
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `get_state` left off; events that are pending stay pending."""
-        with self._lock:
-            self._state.restore_from_state(dict(state))
-            self._stats.aggregator.restore(state.get("stats", {}), at=self._at())
+        """Go on where `get_state` left off; an empty state is that of a run that begins.
+
+        What came since is superseded: the history and TensorBoard show it no more.
+        """
+        self._check_open()
+        kept = self._ledger.rewind(state)
+        self._state.restore_from_state(dict(state))
+        if kept is not None:
+            self._sinks.rewind(kept)
 
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""
@@ -332,48 +362,42 @@ class ActorLogic:
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return last, min, max and step of the points of each metric, over all attempts."""
-        with self._lock:
-            self._ingest()
-            return {name: MetricSummary(**seen) for name, seen in self._stats.summary.items()}
+        return {name: MetricSummary(**seen) for name, seen in self._ledger.stats.summary.items()}
 
     def health(self) -> dict[str, Any]:
-        """Return the state of each sink, drops by reason, late events, failed saves, and the process of the hub."""
-        return {
-            "pid": os.getpid(),
-            "sinks": [asdict(health) for health in self._sinks.health()],
-            "dropped": dict(self._state.drops.by_reason),
-            "late": self._stats.aggregator.num_late,
-            "save_failures": self._num_save_failures,
-        }
+        """Return the state of each sink, counts of events, drops by reason, failed saves, the journal and the process."""
+        return {**self._status.health(), "save_failures": self._num_save_failures}
 
     def shutdown(self, status: RunStatus = "FINISHED") -> None:
         """Log what is left, close the sinks and record how the run ended; a second call does nothing."""
         if self._closed:
             return
-        self._closed = True
         self._ticker.stop()
         try:
-            state = self._last_pass(status)
+            self._last_pass(status)
+            self._closed = True
             self._report_failure()
         except BaseException:
-            self._sinks.close("FAILED", CLOSE_TIMEOUT_S)
-            self.files.close("FAILED", self._stats.summary)
+            self._closed = True
+            self._close("FAILED")
             raise
+        self._close(status)
+
+    def _last_pass(self, status: RunStatus) -> None:
+        """Log what is left; after a preemption another attempt closes the open windows, with what is still to come."""
+        self._ledger.finish(force=not (status == "KILLED" and self.files.has_checkpoint))
+        if status == "FINISHED" and (final := self.files.final_checkpoint(self._ledger.stats.highest_step)):
+            self._ledger.note_final(final)
+        self._status.publish()
+        self._ledger.snapshot()
+
+    def _close(self, status: RunStatus) -> None:
         try:
             self._sinks.close(status, CLOSE_TIMEOUT_S)
+            if status == "FINISHED":
+                self.files.history.roll(force=True)
         finally:
-            self.files.close(status, self._stats.summary, state)
-
-    def _last_pass(self, status: RunStatus) -> dict[str, Any]:
-        """Log what is left and return the state of the hub after it."""
-        goes_on = status == "KILLED" and self.files.has_checkpoint
-        with self._lock:
-            at = self._ingest()
-            if goes_on:  # another attempt closes the open windows, with the events that are still to come
-                self._stats.advance(at=at)
-            else:
-                self._stats.flush(at=at)
-            return self._present_state()
+            self.files.close(status, self._ledger.stats.summary)
 
 
 def _plain_step(step: Any) -> int:

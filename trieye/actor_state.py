@@ -2,11 +2,13 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trieye.schemas import LogContext, RawMetricEvent
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
+from trieye.stats.point import Point
 
 MAX_TIMESTAMP_S = 253_402_300_800.0
 """The year 10000; no backend can show a later date."""
@@ -48,10 +50,8 @@ class ActorState:
             event: The event.
             arrived: Unix time in seconds, for an event without a timestamp or with one that is no date.
         """
-        given = event.timestamp
-        time = given if given is not None and 0.0 <= given < MAX_TIMESTAMP_S else arrived
         with self._lock:
-            self._rows.append(EventRow(event.name, event.value, event.global_step, time, event.context or None))
+            self._rows.append(row_of(event, arrived=arrived))
             self._num_pending += 1
 
     def add_batch(self, batch: EventBatch) -> None:
@@ -60,6 +60,17 @@ class ActorState:
             self._seal()
             self._batches.append(batch)
             self._num_pending += len(batch)
+
+    def add_rows(self, batch: EventBatch) -> None:
+        """Take the events of a batch one by one: `take` joins them with those around them."""
+        columns = (batch.codes.tolist(), batch.values.tolist(), batch.steps.tolist(), batch.times.tolist())
+        rows = [
+            EventRow(batch.names[code], value, step, time, batch.contexts.get(row))
+            for row, (code, value, step, time) in enumerate(zip(*columns, strict=True))
+        ]
+        with self._lock:
+            self._rows += rows
+            self._num_pending += len(rows)
 
     def take(self) -> list[EventBatch]:
         """Return all pending events in the order of their arrival, and forget them."""
@@ -125,13 +136,23 @@ class ActorState:
             latest_values=dict(self._latest),
         )
 
-    def note_latest(self, latest: dict[str, tuple[int, float]]) -> None:
-        """Remember (step, value) of each metric."""
-        self._latest = latest
+    def note_pass(
+        self, points: Sequence[Point], *, at: float, step: int | None, latest: dict[str, tuple[int, float]]
+    ) -> None:
+        """Remember a pass.
 
-    def note_logged(self, metric: str, at: float) -> None:
-        """Remember when a metric was logged, in seconds since this attempt's start."""
-        self._last_log_times[metric] = at
+        Args:
+            points: What was logged.
+            at: Journal time in seconds.
+            step: The step that was said to be complete, if any.
+            latest: (step, value) of each metric.
+        """
+        for point in points:
+            self._last_log_times[point.metric] = at
+        self._latest = latest
+        self.update_last_processed_time(at)
+        if step is not None:
+            self.update_last_processed_step(step)
 
     def update_last_processed_step(self, step: int) -> None:
         """Remember the highest step of a pass."""
@@ -142,11 +163,11 @@ class ActorState:
         return self._last_step
 
     def update_last_processed_time(self, at: float) -> None:
-        """Remember the time of a pass, in seconds since this attempt's start."""
+        """Remember the time of a pass, in seconds of journal time."""
         self._last_time = at
 
     def get_last_processed_time(self) -> float:
-        """Return the time of the last pass, in seconds since this attempt's start."""
+        """Return the time of the last pass, in seconds of journal time."""
         return self._last_time
 
     def get_persistable_state(self) -> dict[str, Any]:
@@ -166,3 +187,22 @@ class ActorState:
         self._last_step = int(state.get("last_processed_step", -1))
         self._last_time = float(state.get("last_processed_time", 0.0))
         self._last_log_times = dict(state.get("_last_log_time_per_metric", {}))
+
+
+def row_of(event: RawMetricEvent, *, arrived: float) -> EventRow:
+    """Return an event as the row of a batch; see `ActorState.add_event`."""
+    given = event.timestamp
+    time = given if given is not None and 0.0 <= given < MAX_TIMESTAMP_S else arrived
+    return EventRow(event.name, event.value, event.global_step, time, event.context or None)
+
+
+def rows_of(events: Iterable[Any], *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
+    """Return events as the rows of a batch, and (reason, name, count) of what is no event."""
+    rows: list[EventRow] = []
+    drops: list[tuple[str, str, int]] = []
+    for event in events:
+        if isinstance(event, RawMetricEvent):
+            rows.append(row_of(event, arrived=arrived))
+        else:
+            drops.append(("invalid", type(event).__name__, 1))
+    return rows, drops

@@ -7,7 +7,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
 from trieye.exceptions import ConfigurationError
-from trieye.flusher import Flusher
+from trieye.flusher import flusher_of
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
 from trieye.persistence.run_record import RunRecord, open_run_record
@@ -54,7 +54,7 @@ class Attempt:
         except BaseException:
             self._lock.release()
             raise
-        self.flusher = Flusher(self.hub, config.runtime)
+        self.flusher = flusher_of(self.hub, config.runtime)
 
     def _begin(self, config: TrieyeConfig) -> RunRecord:
         before = RunRecord.read(self._paths.run_record_path)

@@ -2,12 +2,9 @@
 
 import atexit
 import logging
-import os
 import traceback
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,13 +12,16 @@ from trieye.attempt import Attempt
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
-from trieye.event_values import context_of, name_of, number_of, step_of
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
+from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
 from trieye.persistence import rng
 from trieye.persistence.encoding import decode, encode
 from trieye.progress import say
+from trieye.recorder import Recorder
+from trieye.run_client import RunClient
 from trieye.schemas import RunStatus
+from trieye.signals import ExitOnTerm
 from trieye.stepping import key_metrics, steps
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Run:
+class Run(Recorder):
     """One training with one directory and one identity, across restarts.
 
     Use it as a context manager: it is flushed and closed on every way out, and its status says which one it was.
@@ -41,6 +41,8 @@ class Run:
                 run.log(agent.update())
                 if run.save_due:
                     run.save(agent=agent)
+
+    Sent to a Ray task or actor it arrives as a `RunClient`.
 
     Args:
         config: The config of the run.
@@ -58,21 +60,17 @@ class Run:
     """
 
     def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
+        super().__init__(config.run_name, config.runtime.max_pending_events)
         self.config = config
-        self.name = config.run_name
-        self.step = 0
         self.resumed = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested = False
+        self.saved_step = -1
         self.dir = PathManager(config.trieye.persistence).run_base_dir
         self._group = group
         self._attempt: Attempt | None = None
         self._replay: ReplayBuffer | None = None
-        self.saved_step = -1
-        # the hot path of `log`: a deque and its append while the run is open
-        self._max_pending = config.runtime.max_pending_events
-        self._pending: Sized = ()
-        self._append: Callable[[tuple[Any, ...]], None] = self._refuse_event
+        self._on_term = ExitOnTerm()
 
     # life
 
@@ -93,17 +91,18 @@ class Run:
     def open(self) -> Self:
         """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
 
+        In the main thread a SIGTERM ends the program from now on by `SystemExit(143)`, so that the run is closed,
+        unless the program has a handler of its own.
+
         Raises:
             ConfigurationError: The directory cannot be used.
             RunLockedError: Another process writes to the run.
         """
         if self._attempt is None:
-            self._attempt = Attempt(self.config, self._group)
-            self._pending = self._attempt.flusher.pending
-            self._append = self._attempt.flusher.pending.append
+            with self._on_term:  # what Ray makes of the signal is replaced, too
+                self._attempt = Attempt(self.config, self._group)
+            self._use(self._attempt.flusher, self._forget)
             atexit.register(self._close_at_exit)
-            in_child = weakref.WeakMethod(self._forget)
-            os.register_at_fork(after_in_child=lambda: (forget := in_child()) and forget())
         return self
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -115,14 +114,20 @@ class Run:
         """
         if self._attempt is not None:
             attempt = self._attempt
-            self._forget()
+            self._let_go()
+            self._attempt = None
             atexit.unregister(self._close_at_exit)
-            attempt.close(status)
+            try:
+                attempt.close(status)
+            finally:
+                self._on_term.give_back()
 
     def _forget(self) -> None:
-        # also in a forked child, which has neither the threads nor the right to close the run of its parent
-        self._attempt = None
-        self._pending, self._append = (), self._refuse_event
+        if self._flusher is not None:  # in a forked child, which has no right to close the run of its parent
+            self._let_go()
+            self._attempt = None
+            atexit.unregister(self._close_at_exit)
+            self._on_term.give_back()
 
     def _close_at_exit(self) -> None:
         say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
@@ -141,11 +146,6 @@ class Run:
             if error is not None:
                 error.add_note(f"closing run {self.name!r} failed, too: {second}")
 
-    def _refuse_event(self, row: tuple[Any, ...]) -> None:
-        raise RunClosedError(
-            f"run {self.name!r} is not open: {row[0]!r} cannot be logged; use `with trieye.Run(config)`"
-        )
-
     @property
     def attempt(self) -> int:
         """How often the run was started, this time included."""
@@ -157,50 +157,17 @@ class Run:
 
     # metrics
 
-    def log(
-        self,
-        name: str | Mapping[str, Any],
-        value: Any = None,
-        *,
-        step: int | None = None,
-        context: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Log one value, or a dict of values; returns at once, and a thread brings it to the hub.
-
-        Args:
-            name: Name of the event, or {name: value}; values that are None are left out.
-            value: A number, NumPy scalar or tensor with one element.
-            step: Global step; None: the step that is under way.
-            context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
+    def client(self) -> RunClient:
+        """Return what threads, Ray tasks and actors hold to log to this run.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: The value is no number.
         """
-        if value is None:
-            self._log_mapping(name, step, context)
-            return
-        if name.__class__ is not str or not name:
-            name = name_of(name)
-        if value.__class__ is not float:
-            value = number_of(name, value)
-        if step.__class__ is not int:
-            step = self.step if step is None else step_of(name, step)
-        if context is not None:
-            context = context_of(name, context)
-        if len(self._pending) >= self._max_pending and not self._make_room():
-            return
-        self._append((name, value, step, time(), context))
+        attempt = self._opened()
+        return RunClient(attempt.hub, self.config.runtime, flusher=attempt.flusher)
 
-    def _log_mapping(self, values: Any, step: int | None, context: Mapping[str, Any] | None) -> None:
-        if not isinstance(values, Mapping):
-            raise TypeError(f"log({values!r}): a value is missing; log a name and a value, or a dict of them")
-        for name, value in values.items():
-            if value is not None:
-                self.log(name, value, step=step, context=context)
-
-    def _make_room(self) -> bool:
-        return self._opened().flusher.make_room()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.client().__reduce__()
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run, such as hyperparameters; nested dicts become dotted names."""
@@ -226,7 +193,11 @@ class Run:
         self._opened().hub.log_artifact(file, artifact_path)
 
     def flush(self) -> None:
-        """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged."""
+        """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged.
+
+        Raises:
+            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does.
+        """
         attempt = self._opened()
         attempt.flusher.flush()
         attempt.hub.flush(self.step)
@@ -255,7 +226,7 @@ class Run:
 
     def latest(self) -> Mapping[str, float]:
         """Return the last value logged under each name, a moment ago."""
-        return {} if self._attempt is None else self._attempt.flusher.latest
+        return {} if self._flusher is None else self._flusher.latest
 
     def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
@@ -377,3 +348,7 @@ class Run:
         if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
         return self._attempt
+
+    def _open_flusher(self) -> Flusher:
+        self._opened()
+        return super()._open_flusher()

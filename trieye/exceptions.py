@@ -6,6 +6,9 @@ TrieyeError
 │   ├── CheckpointError                        a checkpoint could not be saved or none of the existing ones is whole
 │   └── UntrustedPickleError                   a pickled part is not signed with the user's own key
 ├── ProcessingError                            metrics cannot be processed
+├── JournalError                               the journal of a run cannot be used
+│   ├── JournalFullError (OSError)             it cannot grow now: the disk is full, or a limit is reached; try again
+│   └── SequenceGapError                       a batch came before the one that it follows; send that one first
 ├── RunLockedError                             another process is writing to this run
 └── RunClosedError                             the run was closed and takes nothing more
 
@@ -36,6 +39,29 @@ class UntrustedPickleError(SerializationError):
 
 class ProcessingError(TrieyeError):
     """Raised when metrics cannot be processed."""
+
+
+class JournalError(TrieyeError):
+    """Raised when the journal of a run cannot be opened, read or written."""
+
+
+class JournalFullError(JournalError, OSError):
+    """Raised when the journal cannot grow now; nothing was accepted, and the same call may succeed later."""
+
+
+class SequenceGapError(JournalError):
+    """Raised when a batch came before the one that it follows.
+
+    Attributes:
+        expected: Number of the batch that has to come next.
+    """
+
+    def __init__(self, message: str, expected: int) -> None:
+        super().__init__(message, expected)
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RunLockedError(TrieyeError):

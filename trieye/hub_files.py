@@ -3,17 +3,19 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.path_manager import PathManager
-from trieye.persistence.atomic import write_atomic
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
+from trieye.persistence.history import History
+from trieye.persistence.journal import Journal
 from trieye.persistence.manifest import read_manifest
-from trieye.persistence.resume import find_resume
+from trieye.persistence.resume import ResumePoint, find_resume
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.run_lock import RunLock
 from trieye.schemas import CheckpointData, LoadedTrainingState, MetricSummary, RunStatus
@@ -23,6 +25,26 @@ from trieye.sinks.base import RunInfo
 logger = logging.getLogger(__name__)
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+HUB_GONE_AFTER_S = 30.0
+"""How long to wait for the hub of a driver that died; Ray ends it within seconds."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint to go on from.
+
+    Attributes:
+        state: What was saved; None where the caller has read it already.
+        hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own.
+        identity: What tells this checkpoint from another of the same step.
+        origin: Where it comes from: `path`, `reason`, `run_name`.
+    """
+
+    state: EncodedState | None
+    hub_state: Mapping[str, Any]
+    identity: str
+    origin: dict[str, Any]
 
 
 class HubFiles:
@@ -37,42 +59,62 @@ class HubFiles:
         paths: File names.
         makes_run: Whether this object makes directories, log file and config dump; with given paths the caller does.
         record: Identity of the run; set by `open`.
+        journal: The durable log of the run; set by `open`.
+        history: Its points and operations; set by `open`.
     """
 
     def __init__(self, config: TrieyeConfig, paths: PathManager | None, serializer: Serializer) -> None:
         self.makes_run = paths is None
         self.paths = paths or PathManager(config.persistence)
         self.record: RunRecord
+        self.journal: Journal
+        self.history: History
         self._config = config
         self._serializer = serializer
         self._checkpoints = CheckpointStore(self.paths.checkpoint_dir)
         self._buffers = CheckpointStore(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
         self._lock = RunLock(self.paths.lock_path)
+        self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._log_file: logging.FileHandler | None = None
         self._level_before = logging.NOTSET
 
-    def open(self, *, owns_run: bool) -> RunRecord:
-        """Make the directories and return the run's record.
+    def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
+        """Make the directories, open the journal and return the run's record.
 
         Args:
             owns_run: Take the lock and count a new attempt; False if another process did.
+            is_restart: A hub of this very attempt died; no new one is counted.
 
         Raises:
             ConfigurationError: The root directory cannot be used.
             RunLockedError: Another process writes to the run.
+            JournalError: The journal cannot be opened.
         """
         if not self.makes_run:
             self.record = RunRecord(app_name=self._config.app_name, run_name=self._config.run_name)
+            self._open_journal(None)
             return self.record
         self.paths.create_run_directories()
         if owns_run:
-            self._lock.acquire()
-        self.record = self._read_record(owns_run=owns_run)
-        self._open_log_file()
+            self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0)
+        try:
+            self._hub_lock.acquire(HUB_GONE_AFTER_S)
+            self.record = self._read_record(new_attempt=owns_run and not is_restart)
+            self._open_log_file()
+            self._open_journal(self.paths.journal_path)
+        except BaseException:
+            self._let_go()
+            raise
         return self.record
 
-    def _read_record(self, *, owns_run: bool) -> RunRecord:
-        record = None if owns_run else RunRecord.read(self.paths.run_record_path)
+    def _open_journal(self, path: Path | None) -> None:
+        self.journal = Journal(path, durability=self._config.persistence.durability)
+        self.history = History(self.journal, None if path is None else self.paths.history_dir)
+        for finding in self.journal.damage:
+            logger.warning("%s", finding)
+
+    def _read_record(self, *, new_attempt: bool) -> RunRecord:
+        record = None if new_attempt else RunRecord.read(self.paths.run_record_path)
         return record or open_run_record(
             self.paths.run_record_path,
             app_name=self._config.app_name,
@@ -81,7 +123,7 @@ class HubFiles:
         )
 
     def _open_log_file(self) -> None:
-        self._log_file = logging.FileHandler(self.paths.get_log_file_path(), encoding="utf-8")
+        self._log_file = _LogFile(self.paths.get_log_file_path(), encoding="utf-8")
         self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
         library = logging.getLogger("trieye")
         library.addHandler(self._log_file)
@@ -103,10 +145,10 @@ class HubFiles:
             tensorboard_dir=self.paths.tb_log_dir,
             mlflow_dir=self.paths.mlflow_dir,
             tracking_uri=self._config.persistence.MLFLOW_TRACKING_URI,
-            spool_dir=self.paths.spool_dir,
             created=self.record.created,
             mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
             tags={**self._config.tags, **({"trieye.sweep": self.record.group} if self.record.group else {})},
+            group=self.record.group,
         )
 
     def note_mlflow_run_id(self, run_id: str) -> None:
@@ -211,8 +253,8 @@ class HubFiles:
             kind = type(model).__name__
             raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
 
-    def load_initial_state(self) -> tuple[LoadedTrainingState, dict[str, Any]]:
-        """Return the state of the drop-in API to go on with, and the state of the hub if it is this run's own.
+    def load_initial_state(self) -> tuple[LoadedTrainingState, Restored | None]:
+        """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them is whole.
@@ -225,7 +267,7 @@ class HubFiles:
                 if persistence.save_buffer
                 else None
             )
-            return LoadedTrainingState(buffer_data=buffer and self._serializer.load_buffer(buffer)), {}
+            return LoadedTrainingState(buffer_data=buffer and self._serializer.load_buffer(buffer)), None
         logger.info("%s", point.reason)
         checkpoint = self._serializer.load_checkpoint(point.path)
         if checkpoint is None:
@@ -236,13 +278,10 @@ class HubFiles:
             buffer_step=point.buffer_step,
             resumed_from=point.run_name,
         )
-        self._note_origin(point.path)
-        return loaded, self._own_state(point.path, self._final_state(point.path) or checkpoint.actor_state)
+        return loaded, self._restored(point, None, checkpoint.actor_state)
 
-    def find_checkpoint(
-        self, *, group: str | None, config_hash: str | None
-    ) -> tuple[EncodedState, dict[str, Any], dict[str, Any]] | None:
-        """Return the state to go on with, the state of the hub if it is this run's own, and where both come from.
+    def find_checkpoint(self, *, group: str | None, config_hash: str | None) -> Restored | None:
+        """Return the checkpoint to go on with.
 
         Raises:
             ConfigurationError: `load_checkpoint_path` does not exist.
@@ -251,31 +290,27 @@ class HubFiles:
         point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group)
         if point is None:
             return None
-        hub_state = self._final_state(point.path) or read_manifest(point.path).metadata.get("hub", {})
+        hub_state = read_manifest(point.path).metadata.get("hub", {})
+        return self._restored(point, self._checkpoints.read(point.path), hub_state)
+
+    def _restored(self, point: ResumePoint, state: EncodedState | None, hub_state: Mapping[str, Any]) -> Restored:
         self._note_origin(point.path)
-        origin = {"path": str(point.path), "reason": point.reason, "run_name": point.run_name}
-        return self._checkpoints.read(point.path), self._own_state(point.path, hub_state), origin
+        is_own = self.paths.checkpoint_dir in point.path.parents
+        return Restored(
+            state=state,
+            hub_state=hub_state if is_own else {},
+            identity=_identity(point.path) if is_own else "",
+            origin={"path": str(point.path), "reason": point.reason, "run_name": point.run_name},
+        )
 
-    def _own_state(self, path: Path, hub_state: Mapping[str, Any]) -> dict[str, Any]:
-        """Windows that are open and extremes go on within one run; another one begins its own curves."""
-        if self.paths.checkpoint_dir in path.parents:
-            return dict(hub_state)
-        return {name: value for name, value in hub_state.items() if name != "stats"}
+    def final_checkpoint(self, highest_step: int) -> str | None:
+        """Return the identity of the newest checkpoint if a run that is finished ends with it.
 
-    def _final_state(self, path: Path) -> dict[str, Any] | None:
-        """Return the state of the hub after the end of the run, if it ended with this very checkpoint."""
-        final = _json_of(self.paths.final_state_path)
-        if not final or path.parent != self.paths.checkpoint_dir or final["checkpoint"] != _identity(path):
-            return None
-        state: dict[str, Any] = final["hub"]
-        return state
-
-    def _keep_final_state(self, hub_state: Mapping[str, Any]) -> None:
+        Args:
+            highest_step: Highest step of any event.
+        """
         newest = self._checkpoints.latest()
-        steps = [windows["highest"] for windows in hub_state["stats"]["windows"].values()]
-        if newest is not None and max(steps, default=-1) <= newest.step:
-            text = json.dumps({"checkpoint": _identity(newest.path), "hub": hub_state})
-            write_atomic(self.paths.final_state_path, text.encode())
+        return _identity(newest.path) if newest is not None and highest_step <= newest.step else None
 
     def _note_origin(self, path: Path) -> None:
         self.record.resumed_from = str(path)
@@ -286,33 +321,37 @@ class HubFiles:
         """Whether another attempt can go on from a checkpoint of this run."""
         return bool(self._checkpoints.entries())
 
-    def close(
-        self, status: RunStatus, summary: Mapping[str, MetricSummary], hub_state: Mapping[str, Any] | None = None
-    ) -> None:
-        """Record how the run ended, and give back the log file and the lock.
+    def close(self, status: RunStatus, summary: Mapping[str, MetricSummary]) -> None:
+        """Record how the run ended, and give back the journal, the log file and the locks.
 
         Args:
             status: How it ended.
             summary: Extremes of its metrics.
-            hub_state: State of the hub after the last point; a finished run that is trained further begins with it,
-                so that no window is logged twice.
         """
         try:
+            self.journal.close()
             if self.makes_run:
-                if status == "FINISHED" and hub_state is not None:
-                    self._keep_final_state(hub_state)
                 self.record.summary = dict(summary)
                 self.record.close(self.paths.run_record_path, status)
         finally:
-            self._close_log_file()
-            self._lock.release()
+            self._let_go()
 
-    def _close_log_file(self) -> None:
+    def _let_go(self) -> None:
         if self._log_file is not None:
             library = logging.getLogger("trieye")
             library.removeHandler(self._log_file)
             library.setLevel(self._level_before)
             self._log_file.close()
+            self._log_file = None
+        self._hub_lock.release()
+        self._lock.release()
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that a full disk does not turn into a traceback on the terminal for every line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Do nothing: what matters is on the terminal, too."""
 
 
 def _json_of(path: Path) -> dict[str, Any]:
@@ -327,7 +366,6 @@ def _json_of(path: Path) -> dict[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
-def _identity(path: Path) -> list[Any]:
-    """Return what tells one checkpoint from another of the same step."""
+def _identity(path: Path) -> str:
     manifest = read_manifest(path)
-    return [path.name, manifest.sequence, manifest.created]
+    return json.dumps([path.name, manifest.sequence, manifest.created])

@@ -37,8 +37,9 @@ class PathManager:
         default_buffer_path: Link to the newest buffer, likewise.
         run_record_path: Identity of the run.
         lock_path: Held while something writes to the run.
-        spool_dir: Points that a sink has not taken yet.
-        final_state_path: What the hub remembered when the run was finished.
+        hub_lock_path: Held by the hub while it writes to the journal.
+        journal_path: The journal: what was accepted, and how far each sink is.
+        history_dir: Points and operations of the run, as Parquet.
 
     Raises:
         ConfigurationError: A name is not safe as the name of a directory.
@@ -71,8 +72,9 @@ class PathManager:
         self.default_buffer_path = self.buffer_dir / config.buffer_filename
         self.run_record_path = self.run_base_dir / "run.json"
         self.lock_path = self.run_base_dir / "run.lock"
-        self.spool_dir = self.run_base_dir / "unsent"
-        self.final_state_path = self.run_base_dir / "final_hub_state.json"
+        self.hub_lock_path = self.run_base_dir / "hub.lock"
+        self.journal_path = self.run_base_dir / "journal.db"
+        self.history_dir = self.run_base_dir / "history"
 
     def _inside(self, key: str, name: str) -> Path:
         from trieye.config.names import check_name

@@ -51,8 +51,11 @@ class RunLock:
         """Whether this object holds the lock."""
         return bool(self._lock.is_locked)
 
-    def acquire(self) -> Self:
-        """Take the lock now; holding it already is fine.
+    def acquire(self, wait_s: float = 0.0) -> Self:
+        """Take the lock; holding it already is fine.
+
+        Args:
+            wait_s: Seconds to wait for a holder that is about to end.
 
         Raises:
             RunLockedError: Another process, or another object of this one, holds it; the message names it.
@@ -62,7 +65,7 @@ class RunLock:
             return self
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(blocking=False)
+            self._lock.acquire(timeout=wait_s)
         except Timeout as error:
             raise RunLockedError(self._refusal()) from error
         except OSError as error:

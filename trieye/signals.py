@@ -1,4 +1,4 @@
-"""StopSignals: Ctrl-C and SIGTERM as a request to stop after the present step."""
+"""What Ctrl-C and SIGTERM do: stop a loop after the present step, or leave the program by the way it came."""
 
 import signal
 import threading
@@ -52,3 +52,38 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+class ExitOnTerm:
+    """Make SIGTERM raise `SystemExit(143)`, so that a program leaves its `with` blocks; to be entered once.
+
+    A handler that was there before is left alone, and so is one that came later. Python runs handlers in the main
+    thread only; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._is_free = False
+
+    def __enter__(self) -> Self:
+        self._is_free = (
+            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Install the handler, if the signal had none when the block began; the block may have started Ray."""
+        if self._is_free and error is None:
+            self._before = signal.signal(signal.SIGTERM, self._exit)
+
+    def give_back(self) -> None:
+        """Restore what there was at the end of the block."""
+        before, self._before = self._before, None
+        if before is not None and signal.getsignal(signal.SIGTERM) == self._exit:
+            signal.signal(signal.SIGTERM, before)
+
+    def _exit(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(EXIT_CODES[signal.Signals(number)])

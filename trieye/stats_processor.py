@@ -32,8 +32,6 @@ class StatsProcessor:
         _mlflow_client: The MLflow client to use; for `process_and_log`.
         sinks: Where points go; None: to the writer and the client given.
         undeclared: What to do with events that no metric reads; None: what the config says.
-        started: Unix time in seconds of the start of this attempt.
-        run_created: Unix time in seconds of the start of the run.
     """
 
     def __init__(
@@ -46,17 +44,10 @@ class StatsProcessor:
         *,
         sinks: PointSink | None = None,
         undeclared: Literal["auto", "warn", "drop"] | None = None,
-        started: float = 0.0,
-        run_created: float | None = None,
     ) -> None:
         self.config = config
         self.run_name = run_name
-        self.aggregator = Aggregator(
-            config.metrics,
-            undeclared=undeclared or config.undeclared or "auto",
-            started=started,
-            run_created=run_created,
-        )
+        self.aggregator = Aggregator(config.metrics, undeclared=undeclared or config.undeclared or "auto")
         self._sinks = _DirectSinks(run_name, tb_writer, mlflow_run_id, _mlflow_client) if sinks is None else sinks
 
     def ingest(self, batches: Sequence[EventBatch], *, at: float) -> None:
@@ -78,6 +69,11 @@ class StatsProcessor:
             # in the order of their steps, as people read them on a terminal
             self._sinks.write(sorted(points, key=attrgetter("step")))
         return points
+
+    @property
+    def highest_step(self) -> int:
+        """Highest step of any event; -1 before the first."""
+        return self.aggregator.highest_step
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
@@ -116,9 +112,9 @@ def _opened(run_name: str, tb_writer: Any, mlflow_run_id: str | None, mlflow_cli
 
     sinks: list[Sink] = [ConsoleSink()]
     if tb_writer is not None:
-        from trieye.sinks.tensorboard import TensorboardSink
+        from trieye.sinks.scalar_writer import ScalarWriterSink
 
-        sinks.append(TensorboardSink(writer=tb_writer))
+        sinks.append(ScalarWriterSink(tb_writer))
     if mlflow_client is not None and mlflow_run_id is not None:
         from trieye.sinks.mlflow import MlflowSink
 
@@ -132,7 +128,6 @@ def _opened(run_name: str, tb_writer: Any, mlflow_run_id: str | None, mlflow_cli
         tensorboard_dir=here,
         mlflow_dir=here,
         tracking_uri="",
-        spool_dir=here,
         created=0.0,
         mlflow_run_id=mlflow_run_id,
         tags={},

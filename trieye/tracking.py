@@ -7,6 +7,7 @@ from typing import Any
 
 from trieye.hub_files import HubFiles
 from trieye.sinks.fan_out import FanOut
+from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
 
 READY_TIMEOUT_S = 7.5
 """Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
@@ -25,6 +26,7 @@ class Tracking:
     """Records parameters, tags and files in the trackers, and in the run's own files.
 
     Args:
+        record: Puts an operation into the history of the run.
         sinks: The sinks of the run.
         files: The files of the run.
         check_open: Raises if the run is closed.
@@ -32,37 +34,43 @@ class Tracking:
     """
 
     def __init__(
-        self, sinks: FanOut, files: HubFiles, check_open: Callable[[], None], *, sent_at: float | None
+        self,
+        record: Callable[[Operation], None],
+        sinks: FanOut,
+        files: HubFiles,
+        check_open: Callable[[], None],
+        *,
+        sent_at: float | None,
     ) -> None:
-        self._sinks, self._files, self._check_open = sinks, files, check_open
+        self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
         self._ready_by = time.monotonic() + _ready_within_s(sent_at)
 
     def begin(self, extra_config: Mapping[str, Any]) -> None:
         """Record the directories of the run and its config."""
-        self._sinks.log_params(self._files.directory_params())
+        self._record(LogParams(self._files.directory_params()))
         if self._files.makes_run:
-            self._sinks.log_artifact(self._files.save_config(extra_config), "config")
+            self._record(LogArtifact(str(self._files.save_config(extra_config)), "config"))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
         self._check_open()
-        self._sinks.log_params(params)
+        self._record(LogParams(_texts(params)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         self._check_open()
         self._files.set_tags(tags)
-        self._sinks.set_tags(tags)
+        self._record(SetTags(_texts(tags)))
 
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
         """Keep a file with the run."""
         self._check_open()
-        self._sinks.log_artifact(path, artifact_path)
+        self._record(LogArtifact(str(path.absolute()), artifact_path))
 
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""
         self._check_open()
-        self._sinks.log_artifact(self._files.add_to_config(configs), "config")
+        self._record(LogArtifact(str(self._files.add_to_config(configs)), "config"))
 
     def note_checkpoint(self, path: Path) -> None:
         """Point from the tracker to a checkpoint, which stays where it is."""
@@ -70,7 +78,7 @@ class Tracking:
         tags = {"trieye.latest_checkpoint": str(path)}
         if paths.best_checkpoint_path.resolve() == path.resolve():
             tags["trieye.best_checkpoint"] = str(path)
-        self._sinks.set_tags(tags)
+        self._record(SetTags(tags))
 
     def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
@@ -90,3 +98,12 @@ def _ready_within_s(sent_at: float | None) -> float:
     if sent_at is None or not 0.0 <= time.time() - sent_at < RECENT_S:
         return READY_AFTER_START_S
     return sent_at + READY_TIMEOUT_S - time.time()
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {_text(str(name)): _text(str(value)) for name, value in values.items()}
+
+
+def _text(value: str) -> str:
+    # a lone surrogate, as a file name has that is no UTF-8, cannot be stored
+    return value.encode("utf-8", "backslashreplace").decode()

@@ -15,8 +15,8 @@ LOOP = "env_steps, evaluate_every_steps, mode, objective, steps, target, time_s"
 CORE = "env_steps_per_sec, env_steps, episode_return, episode_length, eval_return, step_ms"
 ADD_R = "'+metric@stats.metrics.r=latest' 'stats.metrics.r.name=<value>'"
 METRIC = (
-    "'name'? (keys: aggregation, context_key, log_frequency_seconds, log_frequency_steps, log_to, name, "
-    "rate_numerator_event, "
+    "'name'? (keys: aggregation, context_key, ema_alpha, log_frequency_seconds, log_frequency_steps, log_to, name, "
+    "quantile, rate_numerator_event, "
     "raw_event_name, source, x_axis)"
 )
 

@@ -118,7 +118,8 @@ def test_help_says_how_to_log_without_declared_metrics(helped: Helped):
 
 def test_help_explains_the_keys_of_a_metric(helped: Helped):
     text = helped("stats.metrics")
-    assert "  stats.metrics.<name>.aggregation\n      one of latest, mean, sum, rate, min, max, std, count. " in text
+    options = "latest, mean, sum, rate, min, max, std, count, quantile, ema"
+    assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
 
 
 def test_help_explains_a_group_and_its_keys(helped: Helped):

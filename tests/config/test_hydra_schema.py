@@ -48,7 +48,12 @@ def test_every_key_has_the_default_of_its_model():
     schema = _schema()
     assert schema["seed"] == 0
     assert schema["run_name"] == "r1"
-    assert schema["stats"] == {"processing_interval_seconds": 1.0, "metrics": {}, "undeclared": None}
+    assert schema["stats"] == {
+        "processing_interval_seconds": 1.0,
+        "own_metrics_seconds": 30.0,
+        "metrics": {},
+        "undeclared": None,
+    }
     assert schema["steps"] == "???"
     assert schema["agent"] == {
         "lr": 0.5,
@@ -64,8 +69,9 @@ def test_every_key_has_the_default_of_its_model():
 
 
 def test_sinks_are_off_where_a_group_turns_them_on():
-    assert [sink["enabled"] for sink in _schema()["sinks"].values()] == [False, False, False]
-    assert all(sink.enabled for _, sink in TrieyeConfig().sinks)
+    assert [sink["enabled"] for sink in _schema()["sinks"].values()] == [False, False, False, False]
+    in_python = {name for name, sink in TrieyeConfig().sinks if sink.enabled}
+    assert in_python == {"mlflow", "tensorboard", "console"}  # those that need no account
 
 
 def test_keys_that_another_key_sets_are_left_out():

@@ -91,7 +91,7 @@ def test_a_metric_has_the_defaults_of_the_old_version():
     assert MetricConfig(name="x").model_dump() == {
         "name": "x", "source": "custom", "raw_event_name": None, "aggregation": "latest", "log_frequency_steps": 1,
         "log_frequency_seconds": 0.0, "log_to": ["mlflow", "tensorboard"], "x_axis": "global_step",
-        "rate_numerator_event": None, "context_key": None,
+        "rate_numerator_event": None, "context_key": None, "quantile": 0.5, "ema_alpha": 0.1,
     }  # fmt: skip
 
 

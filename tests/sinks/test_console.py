@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from trieye.sinks.console import LOGGER, ConsoleSink, _LastResort
+from trieye.sinks.runner import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import MemorySource, make_run
 
 PROGRAM = """
 import logging, sys
@@ -87,14 +88,27 @@ def test_a_closed_terminal_does_not_stop_the_sink():
     )
 
 
+@pytest.fixture
+def _logger_as_it_was():
+    yield
+    LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, _LastResort)]
+    LOGGER.setLevel(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("_logger_as_it_was")
 def test_records_can_be_read_by_tests(tmp_path, caplog):
     sink = ConsoleSink()
     sink.open(make_run(tmp_path))
-    try:
-        sink.write([Point("loss", 0.5, 3, 1.7e9)])
-        assert [(record.name, record.levelno, record.getMessage()) for record in caplog.records] == [
-            ("trieye.stats_processor", logging.INFO, "STATS [3]: loss = 0.5000")
-        ]
-    finally:
-        LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, _LastResort)]
-        LOGGER.setLevel(logging.NOTSET)
+    sink.write([Point("loss", 0.5, 3, 1.7e9)])
+    assert [(record.name, record.levelno, record.getMessage()) for record in caplog.records] == [
+        ("trieye.stats_processor", logging.INFO, "STATS [3]: loss = 0.5000")
+    ]
+
+
+@pytest.mark.usefixtures("_logger_as_it_was")
+def test_what_was_logged_before_is_not_shown_again(tmp_path, caplog):
+    source = MemorySource([Point("loss", 0.5, 3, 1.7e9, ("console",))])
+    thread = SinkThread(ConsoleSink(), make_run(tmp_path), source)
+    source.append([Point("loss", 0.5, 4, 1.7e9, ("console",)), Point("other", 0.5, 4, 1.7e9, ("mlflow",))])
+    assert thread.close("FINISHED", 20)
+    assert [record.getMessage() for record in caplog.records] == ["STATS [4]: loss = 0.5000"]

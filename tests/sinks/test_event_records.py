@@ -22,7 +22,7 @@ def framed_by_tensorboard(records):
     return collector.data
 
 
-@pytest.mark.parametrize("longest", [5, 300, 2000, 6000])
+@pytest.mark.parametrize("longest", [5, 300, 2000, 4096, 4097, 6000, 8193, 100_003])
 def test_records_are_the_same_as_those_of_tensorboard(longest):
     random = np.random.default_rng(longest)
     records = [random.bytes(size) for size in [4, longest, *random.integers(4, longest, 40)]]

@@ -13,12 +13,11 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from trieye.exceptions import ProcessingError, TrieyeError
-from trieye.sinks.mlflow import MlflowSink, prepare_database
+from trieye.sinks.mlflow import MlflowSink
 from trieye.sinks.mlflow_run import RUN_ID_TAG
-from trieye.sinks.operations import split_points, to_line
 from trieye.sinks.runner import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import SinkContract, make_run
+from trieye.testing import MemorySource, SinkContract, make_run
 
 
 def client_of(run):
@@ -41,13 +40,6 @@ def stored(run, sink):
     return client_of(run).get_run(sink.run_id)
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    prepare_database(path)
-    return path
-
-
 @pytest.fixture
 def store(tmp_path, empty_store):
     """An empty store where `make_run` expects it: creating the schema takes a second."""
@@ -57,6 +49,8 @@ def store(tmp_path, empty_store):
 
 
 class TestContract(SinkContract):
+    exactly_once = True
+
     @pytest.fixture(autouse=True)
     def _prepared(self, store):
         """Start from a copy of an empty store."""
@@ -262,12 +256,10 @@ def test_a_time_that_cannot_be_stored_costs_only_its_own_point(run, caplog):
     assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
 
 
-def test_points_without_a_time_in_the_file_of_an_earlier_attempt_do_not_block_the_others(run):
+def test_points_without_a_time_do_not_block_the_others(run):
     points = [Point("loss", float(step), step, wall_time) for step, wall_time in enumerate([1.7e9, *NO_TIMES, 1.7e9])]
-    run.spool_dir.mkdir(parents=True, exist_ok=True)
-    (run.spool_dir / "mlflow.jsonl").write_bytes(b"".join(map(to_line, split_points(points))))
     sink = MlflowSink()
-    thread = SinkThread(sink, run)
+    thread = SinkThread(sink, run, MemorySource(points))
     assert thread.close("FINISHED", 20)
     history = client_of(run).get_metric_history(sink.run_id, "loss")
     assert sorted(metric.step for metric in history) == [0, len(points) - 1]
@@ -310,8 +302,7 @@ def test_a_deleted_experiment_is_explained_and_points_wait_for_its_return(run, c
     experiment_id = client.get_experiment_by_name("my app").experiment_id
     client.delete_experiment(experiment_id)
     sink = MlflowSink()
-    thread = SinkThread(sink, run, first_delay_s=0.05)
-    thread.submit_points([Point("loss", 1.0, 1, 1.7e9)])
+    thread = SinkThread(sink, run, MemorySource([Point("loss", 1.0, 1, 1.7e9)]), first_delay_s=0.05)
     assert not thread.flush(1)
     assert f"mlflow experiments restore --experiment-id {experiment_id}" in caplog.text
     assert "my app" in thread.error
@@ -355,7 +346,7 @@ def test_a_store_of_files_in_an_explicit_uri_still_works(tmp_path):
     program = f"""
 from pathlib import Path
 from mlflow import MlflowClient
-from trieye.sinks.mlflow import MlflowSink, prepare_database
+from trieye.sinks.mlflow import MlflowSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 run = make_run(Path({str(tmp_path)!r}), tracking_uri=Path({str(tmp_path / "mlruns")!r}).as_uri())

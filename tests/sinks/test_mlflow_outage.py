@@ -13,8 +13,9 @@ from mlflow import MlflowClient
 from trieye.sinks import FanOut
 from trieye.sinks.mlflow import MlflowSink
 from trieye.sinks.runner import SinkThread
+from trieye.stats.operations import LogParams
 from trieye.stats.point import Point
-from trieye.testing import MemorySink, make_run
+from trieye.testing import MemorySink, MemorySource, make_run
 
 SERVER_START_S = 120.0
 
@@ -44,10 +45,11 @@ def run(tmp_path, port):
 def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
     other = MemorySink()
     sink = MlflowSink()
-    fan_out = FanOut([sink, other], run)
+    source = MemorySource()
+    fan_out = FanOut([sink, other], run, source)
     start = time.monotonic()
-    fan_out.write(points(0, 10))
-    fan_out.log_params({"lr": 0.1})
+    source.append([*points(0, 10), LogParams({"lr": "0.1"})])
+    fan_out.wake()
     assert time.monotonic() - start < 0.5
     assert not fan_out.flush(5)
     assert fan_out.mlflow_run_id(0) is None
@@ -59,7 +61,7 @@ def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
     health = fan_out.health()[0]
     assert health.backlog == 11
     assert f"127.0.0.1:{port}" in health.error
-    assert (run.spool_dir / "mlflow.jsonl").stat().st_size > 0
+    assert source.cursor("mlflow") is None
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
     for part in ("does not work", f"127.0.0.1:{port}", "goes on", "kept", "check that the server runs"):
@@ -72,20 +74,18 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         run = make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        thread = SinkThread(MlflowSink(), run)
-        thread.submit_points(points(0, 10))
+        thread = SinkThread(MlflowSink(), run, MemorySource(points(0, 10)))
         connection, _ = silent.accept()
         with connection:
             start = time.monotonic()
             assert not thread.close("FINISHED", 1)
             assert time.monotonic() - start < 3
     assert thread.backlog == 10
-    assert (run.spool_dir / "mlflow.jsonl").exists()
 
 
 def test_passwords_stay_out_of_the_log(tmp_path, port, caplog):
     run = make_run(tmp_path, tracking_uri=f"http://ann:s3cret@127.0.0.1:{port}")
-    thread = SinkThread(MlflowSink(), run)
+    thread = SinkThread(MlflowSink(), run, MemorySource())
     assert not thread.flush(5)
     thread.close("FINISHED", 5)
     assert "ann:***@127.0.0.1" in caplog.text
@@ -95,14 +95,13 @@ def test_passwords_stay_out_of_the_log(tmp_path, port, caplog):
 
 @pytest.mark.slow
 def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
-    # an earlier attempt that never saw the server left its points
-    first = SinkThread(MlflowSink(), run)
-    first.submit_points(points(0, 1200))
-    assert not first.close("KILLED", 2)
+    # an earlier attempt never saw the server
+    source = MemorySource(points(0, 1200))
+    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)
 
     sink = MlflowSink()
-    second = SinkThread(sink, run)
-    second.submit_points(points(1200, 300))
+    source.append(points(1200, 300))
+    second = SinkThread(sink, run, source)
     assert not second.flush(2)
 
     server = subprocess.Popen(
@@ -127,7 +126,7 @@ def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
         assert sorted(metric.step for metric in history) == list(range(1500))
         assert client.get_run(sink.run_id).info.status == "FINISHED"
         assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
-        assert not (run.spool_dir / "mlflow.jsonl").exists()
+        assert source.cursor("mlflow").index == 1500
     finally:
         os.killpg(server.pid, 15)  # it has workers
         server.wait(30)

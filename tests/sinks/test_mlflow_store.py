@@ -18,7 +18,7 @@ from trieye.sinks.mlflow import MlflowSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 number = sys.argv[1]
-run = make_run(Path(sys.argv[2]), run_name=f"run {number}", run_id=number)
+run = make_run(Path(sys.argv[2]), run_name=f"run {number}", run_id=number, group="/sweeps/1")
 print("ready", flush=True)
 sys.stdin.readline()
 sink = MlflowSink()
@@ -53,6 +53,10 @@ def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
     experiments = [experiment for experiment in client.search_experiments() if experiment.name == "app"]
     assert len(experiments) == 1
     runs = client.search_runs([experiments[0].experiment_id])
+    parents = [run for run in runs if "trieye.sweep_parent" in run.data.tags]
+    assert [parent.info.run_name for parent in parents] == ["sweeps/1"]
+    runs.remove(parents[0])
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs} == {parents[0].info.run_id}
     assert {run.info.run_id for run in runs} == {json.loads(out) for out, _ in outputs}
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in runs:

@@ -1,12 +1,14 @@
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
 from trieye.config.sinks import SinksConfig
+from trieye.exceptions import ConfigurationError
 from trieye.sinks import FanOut, make_sinks
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import MemorySource, make_run
 
 
 @pytest.fixture
@@ -34,11 +36,31 @@ def test_the_enabled_sinks_are_made():
     assert names(SinksConfig.all_enabled()) == ["mlflow", "tensorboard", "console"]
     assert names(SinksConfig()) == []
     assert names(SinksConfig(console={"enabled": True})) == ["console"]
+    assert names(SinksConfig(wandb={"enabled": True})) == ["wandb"]
 
 
 def test_settings_reach_the_sinks():
     (sink,) = make_sinks(SinksConfig(tensorboard={"enabled": True, "flush_interval_s": 7.5}))
     assert sink.flush_interval_s == 7.5
+
+
+class OnlyADirectory:
+    """What Python finds where `wandb` is no package but the directory into which wandb writes."""
+
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec("wandb", None, is_package=True) if name == "wandb" else None
+
+
+@pytest.mark.parametrize("finders", [[], [OnlyADirectory()]], ids=["nothing", "a directory"])
+def test_a_library_that_is_not_installed_is_a_config_error(monkeypatch, finders):
+    if finders:
+        monkeypatch.delitem(sys.modules, "wandb", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [*finders, *sys.meta_path])
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigurationError, match=r'sinks\.wandb\.enabled=true .* pip install "trieye\[wandb\]"'):
+        make_sinks(SinksConfig(wandb={"enabled": True}))
+    assert names(SinksConfig()) == []
 
 
 def test_a_sink_of_another_package_gets_every_point(installed, tmp_path):
@@ -59,8 +81,8 @@ class Mine:
         "mine = their_sinks:Mine",
     )
     run = make_run(tmp_path)
-    fan_out = FanOut(make_sinks(SinksConfig()), run)
-    fan_out.write([Point("a", 1.0, 1, 1.7e9, ()), Point("b", 1.0, 2, 1.7e9, ("mlflow",))])
+    history = MemorySource([Point("a", 1.0, 1, 1.7e9, ()), Point("b", 1.0, 2, 1.7e9, ("mlflow",))])
+    fan_out = FanOut(make_sinks(SinksConfig()), run, history)
     assert fan_out.close("FINISHED", 20)
     assert (run.run_dir / "mine.txt").read_text() == "a 1\nb 2\nFINISHED"
 
@@ -93,8 +115,8 @@ class Nameless:
 def test_making_sinks_imports_no_heavy_library():
     program = (
         "import sys; from trieye.config import SinksConfig; from trieye.sinks import make_sinks; "
-        "make_sinks(SinksConfig.all_enabled()); "
-        "print({'mlflow', 'torch', 'ray', 'tensorboard', 'hydra'} & set(sys.modules))"
+        "make_sinks(SinksConfig.all_enabled()); make_sinks(SinksConfig(wandb={'enabled': True})); "
+        "print({'mlflow', 'torch', 'ray', 'tensorboard', 'hydra', 'wandb'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"

@@ -1,42 +1,34 @@
 import pytest
 
-from trieye.testing import MemorySink, SinkContract, make_run
-
-
-class TestMemorySink(SinkContract):
-    @pytest.fixture(autouse=True)
-    def _points(self):
-        self.points = []
-
-    def make_sink(self):
-        sink = MemorySink()
-        sink.points = self.points
-        return sink
-
-    def read_points(self, run):
-        return [(point.metric, point.value, point.step) for point in self.points]
-
-
-class LossySink(MemorySink):
-    def write(self, points):
-        super().write(points[:-1])
-
-
-def test_the_contract_notices_a_sink_that_loses_points(tmp_path):
-    sink = LossySink()
-
-    class Contract(SinkContract):
-        def make_sink(self):
-            return sink
-
-        def read_points(self, run):
-            return [(point.metric, point.value, point.step) for point in sink.points]
-
-    with pytest.raises(AssertionError):
-        Contract().test_every_point_arrives_once(tmp_path)
+from trieye.stats.operations import LogText
+from trieye.stats.point import Point
+from trieye.testing import FlakySink, MemorySink, make_run
 
 
 def test_a_made_run_creates_nothing(tmp_path):
     run = make_run(tmp_path / "root", app_name="other")
     assert run.app_name == "other"
     assert not (tmp_path / "root").exists()
+
+
+def test_a_memory_sink_keeps_everything(tmp_path):
+    sink, text, point = MemorySink(), LogText("t", 1, 1.7e9, "x"), Point("m", 0.5, 1, 1.7e9)
+    sink.open(make_run(tmp_path))
+    sink.write([point])
+    sink.log_media(text)
+    sink.set_tags({"a": "1"})
+    sink.close("KILLED")
+    assert (sink.points, sink.media, sink.tags, sink.statuses) == ([point], [text], {"a": "1"}, ["KILLED"])
+
+
+def test_a_flaky_sink_fails_as_often_as_told_and_when_told(tmp_path):
+    sink = FlakySink(1)
+    with pytest.raises(ConnectionError):
+        sink.open(make_run(tmp_path))
+    sink.open(make_run(tmp_path))
+    sink.fail()
+    with pytest.raises(ConnectionError):
+        sink.log_media(LogText("t", 1, 1.7e9, "x"))
+    sink.repair()
+    sink.write([])
+    assert sink.num_calls == 4

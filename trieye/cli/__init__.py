@@ -4,9 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 
-COMMANDS = ("new",)
+COMMANDS = ("new", "watch", "verify", "close", "rebuild")
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
@@ -33,22 +34,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except TrieyeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    from trieye.cli import new
+    from trieye.cli import close, new, rebuild, verify, watch
 
     parser = argparse.ArgumentParser(
         prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, when_interrupted="interrupted")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    new.add_command(commands)
+    for command in (new, watch, verify, close, rebuild):
+        command.add_command(commands)
     return parser
 
 

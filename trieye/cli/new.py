@@ -50,7 +50,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--overwrite", action="store_true", help="write into an existing folder, over files of the same name"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, when_interrupted="interrupted; nothing was written")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trieye.config.base import TolerantModel
 
-AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count"]
+AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count", "quantile", "ema"]
 LogTarget = Literal["mlflow", "tensorboard", "console"]
 DataSource = Literal["trainer", "worker", "loop", "buffer", "system", "custom"]
 XAxis = Literal["global_step", "wall_time", "episode"]
@@ -33,6 +33,20 @@ class MetricConfig(TolerantModel):
     )
     context_key: str | None = Field(
         default=None, description="Read the value from this key of the event's context instead of its value."
+    )
+    quantile: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Which quantile of the values of a window, interpolated between two of them, 0.5 = the median; "
+        "only for `quantile`, which keeps all values of a window: 8 bytes an event, however many they are.",
+    )
+    ema_alpha: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Weight of a new value in the exponential moving average over all events, across windows; only for "
+        "`ema`.",
     )
 
     @property

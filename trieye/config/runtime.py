@@ -29,6 +29,13 @@ class RuntimeConfig(StrictModel):
         default="block", description="When too many values wait: slow the training down, or drop values and count them."
     )
 
+    ack_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Seconds that flush and close wait for a hub that accepts nothing before they raise.",
+    )
+
     @model_validator(mode="after")
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":

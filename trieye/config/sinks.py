@@ -1,6 +1,6 @@
 """SinksConfig: where points go."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -11,8 +11,12 @@ class MlflowSinkConfig(StrictModel):
     """Points, parameters, tags and artifacts to an MLflow store or server."""
 
     enabled: bool = Field(default=False, description="Log to MLflow.")
-    max_backlog_points: int = Field(
-        default=1_000_000, ge=1000, description="Points kept in memory while MLflow is unreachable; more go to a file."
+    system_metrics: bool = Field(
+        default=False,
+        description="Log CPU, memory, disk and network of the hub's machine as system/..., its GPU with nvidia-ml-py.",
+    )
+    system_metrics_interval_s: float = Field(
+        default=10.0, gt=0, le=3600, description="Seconds between two points of each system metric."
     )
 
 
@@ -29,16 +33,33 @@ class ConsoleSinkConfig(StrictModel):
     enabled: bool = Field(default=False, description="Print a STATS line for every point.")
 
 
+class WandbSinkConfig(StrictModel):
+    """Points, parameters, tags and media to Weights & Biases; needs `pip install "trieye[wandb]"`."""
+
+    enabled: bool = Field(default=False, description="Log to Weights & Biases.")
+    project: str | None = Field(default=None, min_length=1, description="Project; null is the app_name.")
+    entity: str | None = Field(default=None, min_length=1, description="User or team; null is your default one.")
+    mode: Literal["online", "offline"] | None = Field(
+        default=None, description="Where to: the server, or files for `wandb sync`; null is what WANDB_MODE says."
+    )
+    system_metrics: bool = Field(default=False, description="Log CPU, memory, GPU and so on of the hub's machine.")
+    flush_interval_s: float = Field(
+        default=5.0, gt=0, le=600, description="Seconds after which a point is safe from a kill of the hub."
+    )
+
+
 class SinksConfig(StrictModel):
-    """Where points go; a metric's `log_to` chooses among the enabled sinks."""
+    """Where points go; a metric's `log_to` chooses among MLflow, TensorBoard and the console, if they are enabled."""
 
     mlflow: MlflowSinkConfig = Field(default_factory=MlflowSinkConfig, description="MLflow tracking.")
     tensorboard: TensorboardSinkConfig = Field(default_factory=TensorboardSinkConfig, description="Event files.")
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
+    wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
+
     @classmethod
     def all_enabled(cls) -> Self:
-        """Return the config of a run made in Python, where every sink is on and `log_to` decides."""
+        """Return the config of a run made in Python: every sink that needs no account is on, and `log_to` decides."""
         return cls(
             mlflow=MlflowSinkConfig(enabled=True),
             tensorboard=TensorboardSinkConfig(enabled=True),

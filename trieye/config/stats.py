@@ -15,6 +15,11 @@ class StatsConfig(TolerantModel):
     processing_interval_seconds: float = Field(
         default=1.0, gt=0, description="Seconds between two processing passes of the hub."
     )
+    own_metrics_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds between two points of the hub's own metrics, such as trieye/accepted; 0 = none.",
+    )
     metrics: Keyed[MetricConfig] = Field(
         default_factory=list, description="The metrics; in YAML a dict keyed by a short name of your choice."
     )

@@ -10,9 +10,49 @@ from trieye.config import TrieyeConfig
 from trieye.persistence.encoding import EncodedState
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Operation
 
 
-class Hub(Protocol):
+class Channel(Protocol):
+    """The way on which logged values reach a hub, from any process that it can be sent to; safe to use from threads.
+
+    Every call returns when the hub has accepted what it was given, which is then safe. It may be made again with the
+    same number or key: the hub takes it once. All of them raise
+
+    - ConnectionError: The hub cannot be reached now; it may have accepted what was sent.
+    - JournalError: It cannot store anything now.
+    - TrieyeError: It will never take it, since it was closed or is dead.
+
+    Attributes:
+        key: What tells this hub from every other one.
+        run_name: Name of the run.
+        works_at_exit: Whether it can still be used when the process ends.
+    """
+
+    key: str
+    run_name: str
+    works_at_exit: bool
+
+    def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
+        """Hand over events.
+
+        Args:
+            batch: The events.
+            client: Who sends them.
+            seq: Number of the batch, one more than that of the client's last one.
+
+        Raises:
+            SequenceGapError: The hub does not know the batch before it.
+        """
+
+    def count_dropped(self, reason: str, count: int, *, key: str) -> None:
+        """Count events that had to be dropped before they reached the hub."""
+
+    def log_operation(self, operation: Operation, *, key: str) -> None:
+        """Hand over a histogram, a picture or a text."""
+
+
+class Hub(Channel, Protocol):
     """Collects events, logs points, saves and restores; safe to call from several threads.
 
     Attributes:
@@ -20,16 +60,6 @@ class Hub(Protocol):
     """
 
     copies: bool
-
-    def log(self, batch: EventBatch) -> None:
-        """Return when the batch is accepted.
-
-        Raises:
-            ConnectionError: The hub cannot be reached now; it may be back soon.
-        """
-
-    def count_dropped(self, reason: str, count: int) -> None:
-        """Count events that had to be dropped before they reached the hub."""
 
     def flush(self, complete_step: int | None = None) -> None:
         """Return when every accepted event is in its window, and windows up to a step are closed."""

@@ -1,5 +1,6 @@
 """LocalHub: the hub as threads of this process; no Ray."""
 
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -7,8 +8,11 @@ from typing import Any
 
 from trieye.actor_logic import ActorLogic
 from trieye.config import TrieyeConfig
+from trieye.exceptions import ConfigurationError
 from trieye.persistence.encoding import EncodedState
 from trieye.schemas import MetricSummary, RunStatus
+from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Operation
 
 
 class LocalHub:
@@ -20,15 +24,28 @@ class LocalHub:
     """
 
     copies = False
+    works_at_exit = True
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+        self.key = uuid.uuid4().hex
+        self.run_name = config.run_name
         self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
-        self.log = self._logic.log_columns
-        self.count_dropped = self._logic.count_dropped
         self.flush = self._logic.flush
         self.log_params = self._logic.tracking.log_params
         self.set_tags = self._logic.tracking.set_tags
+
+    def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
+        """Return when the batch is accepted."""
+        self._logic.log_columns(batch, client=client, seq=seq)
+
+    def count_dropped(self, reason: str, count: int, *, key: str) -> None:
+        """Count events that had to be dropped before they reached the hub."""
+        self._logic.count_dropped(reason, count, key=key)
+
+    def log_operation(self, operation: Operation, *, key: str) -> None:
+        """Return when the histogram, the picture or the text is accepted."""
+        self._logic.log_operation(operation, key=key)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Write a checkpoint on the writer thread, with the open windows as they are now."""
@@ -60,3 +77,9 @@ class LocalHub:
             self._writer.shutdown(wait=True)
         finally:  # also when Ctrl-C ends the waiting
             self._logic.shutdown(status)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigurationError(
+            f"run {self.run_name!r} lives in this process (runtime=local), so neither it nor its client can be sent to "
+            "another one; set runtime=ray, or use threads"
+        )

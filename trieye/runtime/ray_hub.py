@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,24 +10,83 @@ from typing import Any
 
 import ray
 
-from trieye.actor import TrieyeActor, actor_name
+from trieye.actor import TrieyeActor, actor_name, on_this_node
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.persistence.encoding import EncodedState
 from trieye.progress import say
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
-
-logger = logging.getLogger(__name__)
+from trieye.stats.operations import Operation
 
 START_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 10.0
+"""After which the user is told that the hub does not answer, and it is asked again."""
+
 LONG_CALL_TIMEOUT_S = 3600.0
 """For calls that read a checkpoint of any size."""
 
 
-class RayHub:
+class RayChannel:
+    """The way to the actor of a run, from any process that it is sent to by Ray.
+
+    Args:
+        actor: The actor.
+        run_name: Name of its run.
+        key: What tells this actor from every other one.
+    """
+
+    # Ray disconnects its workers before Python's exit handlers run, and ends a process that calls anything then
+    works_at_exit = False
+
+    def __init__(self, actor: Any, run_name: str, key: str) -> None:
+        self.key = key
+        self.run_name = run_name
+        self._actor = actor
+
+    def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
+        """Return when the actor has accepted the batch."""
+        self._send(self._actor.log_columns, batch, client=client, seq=seq)
+
+    def count_dropped(self, reason: str, count: int, *, key: str) -> None:
+        """Return when the actor has counted events that had to be dropped before they reached it."""
+        self._send(self._actor.count_dropped, reason, count, key=key)
+
+    def log_operation(self, operation: Operation, *, key: str) -> None:
+        """Return when the actor has accepted the histogram, the picture or the text."""
+        self._send(self._actor.log_operation, operation, key=key)
+
+    def _send(self, method: Any, *values: Any, **numbers: Any) -> None:
+        # not repeated by Ray, which would say nothing meanwhile: the sender does, and tells the user
+        self._get(method.options(max_task_retries=0).remote(*values, **numbers), SEND_TIMEOUT_S)
+
+    def _get(self, reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Wait for an answer, with errors that mean the same for every hub.
+
+        Raises:
+            ConnectionError: The actor restarts, or does not answer in time.
+            TrieyeError: It is dead for good, or what it raised itself.
+        """
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise ConnectionError(f"the hub of run {self.run_name!r} did not answer in {timeout_s:.0f} s") from error
+        except ray.exceptions.ActorDiedError as error:
+            raise TrieyeError(f"the hub of run {self.run_name!r} is gone for good: {_why(error)}") from error
+        except ray.exceptions.RayActorError as error:
+            raise ConnectionError(f"the hub of run {self.run_name!r} is gone for now; Ray starts it again if it died") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayChannel, (self._actor, self.run_name, self.key)
+
+
+class RayHub(RayChannel):
     """A hub in a Ray actor, so that logging and saving take nothing from the training process.
+
+    Ray starts the actor again when it dies. Sent to another process, this arrives as the channel that it is.
 
     Args:
         config: The config of the run, whose lock this process holds.
@@ -38,45 +98,24 @@ class RayHub:
     """
 
     copies = True
+    works_at_exit = True  # in the driver, which ends Ray after that
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
         join_ray(config.runtime)
-        self._run_name = config.run_name
         # two apps may have runs of the same name; a run has one directory
         place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
-            name=f"{actor_name(config.run_name)}_{place}", namespace=config.runtime.namespace, num_cpus=0
+            name=f"{actor_name(config.run_name)}_{place}",
+            namespace=config.runtime.namespace,
+            num_cpus=0,
+            scheduling_strategy=on_this_node(),
         )
         try:
-            self._actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
+            actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
+            super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
-        except (ValueError, ConnectionError) as error:
+        except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
-
-    def _get(self, reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Wait for an answer, with errors that mean the same for every hub.
-
-        Raises:
-            ConnectionError: The actor is dead or restarts.
-            TrieyeError: It does not answer, or what it raised itself.
-        """
-        try:
-            return ray.get(reference, timeout=timeout_s)
-        except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise TrieyeError(f"the hub of run {self._run_name!r} did not answer in {timeout_s:.0f} s") from error
-        except ray.exceptions.RayActorError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConnectionError(f"the hub of run {self._run_name!r} is gone: {reason}") from error
-
-    def log(self, batch: EventBatch) -> None:
-        """Return when the actor has accepted the batch."""
-        self._get(self._actor.log_columns.remote(batch))
-
-    def count_dropped(self, reason: str, count: int) -> None:
-        """Count events that had to be dropped before they reached the hub."""
-        self._actor.count_dropped.remote(reason, count)
 
     def flush(self, complete_step: int | None = None) -> None:
         """Return when every accepted event is in its window, and windows up to a step are closed."""
@@ -84,8 +123,8 @@ class RayHub:
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
         """Hand the state to the actor, which writes it beside its other work, with the open windows as they are now."""
-        # the ingest group answers get_state in order with the events; the save group waits for the answer, not we
-        hub_state = self._actor.get_state.remote(step)
+        # waited for: when Ray repeats calls after the death of the actor, it does not keep their order
+        hub_state = self._get(self._actor.get_state.remote(step))
         saved = self._actor.save_checkpoint.remote(step, ray.put(state), dict(metadata), hub_state)
         future: Future[str] = saved.future()
         return future
@@ -155,6 +194,14 @@ def join_ray(runtime: RuntimeConfig) -> None:
             f"runtime.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
             "or use runtime=ray"
         ) from error
+
+
+def _why(error: ray.exceptions.RayActorError) -> str:
+    """Return what is worth reading of Ray's message: its first line, and the one that says what happened."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if error.actor_init_failed:
+        return lines[-1]
+    return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("The actor"))])
 
 
 def _cause(error: ray.exceptions.RayTaskError) -> Exception:

@@ -1,11 +1,13 @@
 """Sink: what a place where points go has to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from trieye.persistence.history import Cursor as Cursor  # noqa: PLC0414 - part of the protocol
 from trieye.schemas import RunStatus as RunStatus  # noqa: PLC0414 - part of the protocol
+from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 MAX_POINTS_PER_WRITE = 1000
@@ -24,10 +26,10 @@ class RunInfo:
         tensorboard_dir: Where event files belong.
         mlflow_dir: Where an MLflow store on this disk belongs.
         tracking_uri: MLflow store or server.
-        spool_dir: Where unsent operations wait for the next attempt.
         created: Unix time in seconds at which the run began.
         mlflow_run_id: The MLflow run of earlier attempts, or None.
         tags: Tags given by the user.
+        group: The sweep that the run belongs to, or None.
     """
 
     app_name: str
@@ -37,10 +39,43 @@ class RunInfo:
     tensorboard_dir: Path
     mlflow_dir: Path
     tracking_uri: str
-    spool_dir: Path
     created: float
     mlflow_run_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+
+
+class Source(Protocol):
+    """Where a sink thread reads what is to be sent: the history of the run; safe to use from several threads."""
+
+    @property
+    def end(self) -> int:
+        """Index after the last item."""
+        ...
+
+    def read(self, start: int, limit: int) -> tuple[list[Item], int]:
+        """Return at most `limit` items in order, beginning at index `start`, and the index to go on with.
+
+        Items that a rewind has superseded are left out, so there may be none although the index grows.
+        """
+        ...
+
+    def cursor(self, sink: str) -> Cursor | None:
+        """Return how far a sink is; None if it was never there."""
+        ...
+
+    def set_cursor(self, sink: str, cursor: Cursor) -> None:
+        """Remember how far a sink is; survives the death of the process."""
+        ...
+
+    def superseded(self, before: int) -> Iterable[Point]:
+        """Yield the points before an index that a rewind has superseded: those that a sink may have shown."""
+        ...
+
+    @property
+    def num_superseded(self) -> int:
+        """How many indices rewinds have superseded: another number says that there was another rewind."""
+        ...
 
 
 class Sink(Protocol):
@@ -51,6 +86,10 @@ class Sink(Protocol):
     `ProcessingError` from `write` means "never": the operation is counted, reported once and dropped.
 
     A call that raised is repeated as a whole, so a sink that took half of the points before it raised gets them twice.
+    After the death of the hub, points since the last cursor come again, equal in every field and in the same order.
+
+    A sink with an attribute `live_only = True` (the console) begins at the end of the history, and is not told again
+    what happened before.
     """
 
     @property
@@ -100,4 +139,45 @@ class Flushable(Protocol):
 
     def flush(self) -> None:
         """Hand over everything written so far."""
+        ...
+
+
+@runtime_checkable
+class Media(Protocol):
+    """A sink that also shows histograms, pictures or texts; what it cannot show it ignores."""
+
+    def log_media(self, medium: Medium) -> None:
+        """Show it."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A sink that can go back to an earlier state of itself, and thereby show every point exactly once.
+
+    `resume` is called after `open` and before the first write of an attempt, `position` after each flush.
+    """
+
+    def position(self) -> str:
+        """Return where the sink stands, everything flushed, as text for `resume`."""
+        ...
+
+    def resume(self, position: str | None) -> bool:
+        """Go back to a position (None: nothing was ever written), or return False if that cannot be done.
+
+        After False, `clear` is called and everything comes again from the beginning.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Remove everything that was written for the run, in earlier attempts too; all of it comes again."""
+        ...
+
+
+@runtime_checkable
+class Rerunning(Protocol):
+    """A sink that cannot take points back, and leaves out a point that an earlier branch of the run has shown."""
+
+    def note_superseded(self, points: Iterable[Point]) -> None:
+        """Remember points that it has shown and that a rewind has superseded; called after `open` and at a rewind."""
         ...

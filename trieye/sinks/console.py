@@ -20,6 +20,7 @@ class ConsoleSink:
     """
 
     name = "console"
+    live_only = True
 
     def open(self, run: RunInfo) -> None:  # noqa: ARG002 - the protocol
         """Let INFO pass, unless the application chose a level for these loggers."""

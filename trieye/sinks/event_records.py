@@ -42,11 +42,27 @@ def frame(records: Sequence[bytes]) -> bytes:
 
 
 def _data_checksums(records: Sequence[bytes], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
-    if sizes.max() <= _MAX_TABLE_BYTES:
-        return masked_checksums(np.frombuffer(b"".join(records), np.uint8), sizes)
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+    is_short = sizes <= _MAX_TABLE_BYTES
+    checksums = np.empty(len(records), np.uint32)
+    if is_short.any():
+        short = records if is_short.all() else [records[index] for index in np.flatnonzero(is_short).tolist()]
+        checksums[is_short] = masked_checksums(np.frombuffer(b"".join(short), np.uint8), sizes[is_short])
+    for index in np.flatnonzero(~is_short).tolist():
+        checksums[index : index + 1] = _long_checksum(records[index])
+    return checksums
 
-    return np.fromiter(map(masked_crc32c, records), np.uint32, len(records))
+
+def _long_checksum(record: bytes) -> NDArray[np.uint32]:
+    """Return the masked checksum, as an array of one, of a record longer than the table, as a picture is.
+
+    The checksum of one block goes into the first bytes of the next, as if it had been computed in one go.
+    """
+    state, table = _ALL_ONES, _table(_MAX_TABLE_BYTES // _TABLE_STEP)
+    for part in np.array_split(np.frombuffer(record, np.uint8), -(-len(record) // _MAX_TABLE_BYTES)):
+        block = part.copy()
+        block[:4] ^= np.array([state], "<u4").view(np.uint8)
+        state = np.bitwise_xor.reduce(table[np.arange(len(block) - 1, -1, -1), block])
+    return _masked(np.array([state ^ _ALL_ONES]))
 
 
 def masked_checksums(data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -67,10 +83,14 @@ def masked_checksums(data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> NDArr
     distances = np.repeat(ends, sizes) - np.arange(1, len(data) + 1)
     contributions = _table(-(-int(sizes.max()) // _TABLE_STEP))[distances, complemented]
     checksums = np.bitwise_xor.reduceat(contributions, starts) ^ _ALL_ONES
+    return _masked(checksums)
+
+
+def _masked(checksums: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + _MASK_DELTA
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _table(num_steps: int) -> NDArray[np.uint32]:
     """Return uint32 `[distances, 256]`: what a byte contributes to the CRC with so many bytes behind it."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import CRC_TABLE

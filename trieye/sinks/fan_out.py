@@ -1,65 +1,41 @@
-"""FanOut: every point to the sinks that it is meant for, every sink on its own."""
+"""FanOut: the sinks of a run, each one on its own."""
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import get_args
+from collections.abc import Sequence
 
-from trieye.config.metric import LogTarget
-from trieye.sinks.base import RunInfo, RunStatus, Sink, Tracker
-from trieye.sinks.operations import LogArtifact, LogParams, Operation, SetTags
+from trieye.sinks.base import RunInfo, RunStatus, Sink, Source
 from trieye.sinks.runner import SinkHealth, SinkThread
-from trieye.stats.point import Point
-
-_TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
 
 
 class FanOut:
     """All sinks of a run; nothing here waits for a sink except what has a timeout.
 
-    Sinks start to open at once, each on its own thread. A sink named like a `LogTarget` gets the points whose `log_to`
-    names it; any other sink gets every point.
+    Sinks start to open at once, each on its own thread, and read the history from where each of them is.
+
+    Args:
+        sinks: The sinks, not yet open.
+        run: What they may know.
+        source: The history of the run.
+
+    Raises:
+        JournalError: The journal, which has the cursors of the sinks, cannot be read.
     """
 
-    def __init__(self, sinks: Sequence[Sink], run: RunInfo, *, max_backlog_points: int = 1_000_000) -> None:
-        self._threads = [SinkThread(sink, run, max_backlog_points=max_backlog_points) for sink in sinks]
+    def __init__(self, sinks: Sequence[Sink], run: RunInfo, source: Source) -> None:
+        self._threads = [SinkThread(sink, run, source) for sink in sinks]
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Queue points for the sinks that they are meant for.
-
-        Raises:
-            RunClosedError: `close` was called before.
-        """
+    def wake(self) -> None:
+        """Let every sink look at what was appended to the history; returns at once."""
         for thread in self._threads:
-            name = thread.sink.name
-            thread.submit_points([point for point in points if name in point.log_to] if name in _TARGETS else points)
+            thread.wake()
 
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Queue parameters for the trackers, as the text that they are now.
-
-        Raises:
-            RunClosedError: `close` was called before.
-        """
-        self._submit_to_trackers(LogParams({str(name): str(value) for name, value in params.items()}))
-
-    def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Queue tags for the trackers, as the text that they are now.
-
-        Raises:
-            RunClosedError: `close` was called before.
-        """
-        self._submit_to_trackers(SetTags({str(name): str(value) for name, value in tags.items()}))
-
-    def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Queue a file or directory for the trackers; it is read later and has to stay.
-
-        Raises:
-            RunClosedError: `close` was called before.
-        """
-        self._submit_to_trackers(LogArtifact(path.absolute(), artifact_path))
+    def rewind(self, kept: int) -> None:
+        """Let every sink go on although the history has superseded what it held from `kept` on; returns at once."""
+        for thread in self._threads:
+            thread.rewind(kept)
 
     def flush(self, timeout_s: float, *, working_only: bool = False) -> bool:
-        """Wait until every sink has what was queued before, and tell whether all have.
+        """Wait until every sink has what is in the history now, and tell whether all have.
 
         Args:
             timeout_s: Seconds to wait at most.
@@ -72,7 +48,7 @@ class FanOut:
         return all(flushed)
 
     def close(self, status: RunStatus, timeout_s: float) -> bool:
-        """Let every sink finish and tell whether all got everything; the rest is kept for the next attempt."""
+        """Let every sink finish and tell whether all got everything; the next attempt begins with the rest."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.request_close(status, timeout_s)
@@ -100,8 +76,3 @@ class FanOut:
     def health(self) -> list[SinkHealth]:
         """Return how each sink is."""
         return [thread.health for thread in self._threads]
-
-    def _submit_to_trackers(self, operation: Operation) -> None:
-        for thread in self._threads:
-            if isinstance(thread.sink, Tracker):
-                thread.submit(operation)

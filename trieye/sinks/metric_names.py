@@ -6,6 +6,9 @@ import re
 MAX_NAME_LENGTH = 250
 """Characters that MLflow takes in the name of a metric, parameter or tag."""
 
+_MAX_PATH_BYTES = 200
+"""Bytes of an artifact's directory; a file system takes 255 for each part of a path."""
+
 _BAD = re.compile(
     r"[^/\w.\- :]"  # MLflow takes these characters only
     r"|^/|(?<=/)/|/$"  # no empty part between slashes,
@@ -27,7 +30,16 @@ def mlflow_name(name: str) -> str:
         made = _BAD.sub(lambda match: f"_x{ord(match[0]):x}_", made)
     if not name:
         return "_x_"
-    if len(made) > MAX_NAME_LENGTH:
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return f"{made[:200]}_xsha{digest}_"
-    return made
+    return f"{made[:200]}{_ending(name)}" if len(made) > MAX_NAME_LENGTH else made
+
+
+def artifact_directory(name: str) -> str:
+    """Return `mlflow_name(name)` as a relative path that a file system takes; different names stay different."""
+    made = mlflow_name(name).encode()
+    if len(made) <= _MAX_PATH_BYTES:
+        return made.decode()
+    return f"{made[: _MAX_PATH_BYTES - 24].decode(errors='ignore')}{_ending(name)}"
+
+
+def _ending(name: str) -> str:
+    return f"_xsha{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}_"

@@ -1,18 +1,22 @@
-"""MlflowSink: points, parameters, tags and files of a run to an MLflow store or server."""
+"""MlflowSink: points, parameters, tags, files and pictures of a run to an MLflow store or server."""
 
 import contextlib
 import logging
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks import mlflow_run, mlflow_schema, mlflow_store
 from trieye.sinks.base import RunInfo, RunStatus
-from trieye.sinks.metric_names import mlflow_name
+from trieye.sinks.metric_names import artifact_directory, mlflow_name
 from trieye.sinks.mlflow_run import milliseconds
+from trieye.sinks.mlflow_system import SystemMetrics
+from trieye.sinks.superseded import SupersededPoints
+from trieye.stats.operations import LogImage, LogText, Medium
 from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
@@ -30,6 +34,7 @@ class MlflowSink:
     Args:
         on_run_id: Told the id of the MLflow run, before the first point is written.
         client: An `MlflowClient` to use as it is, together with `RunInfo.mlflow_run_id` if that is given.
+        system_metrics_interval_s: Seconds between two points of each system metric; None: there are none.
 
     Attributes:
         run_id: Id of the MLflow run; None until `open` has worked.
@@ -38,7 +43,13 @@ class MlflowSink:
 
     name = "mlflow"
 
-    def __init__(self, on_run_id: Callable[[str], None] | None = None, client: Any = None) -> None:
+    def __init__(
+        self,
+        on_run_id: Callable[[str], None] | None = None,
+        client: Any = None,
+        *,
+        system_metrics_interval_s: float | None = None,
+    ) -> None:
         self.run_id: str | None = None
         self.refused = 0
         self._on_run_id = on_run_id
@@ -48,9 +59,15 @@ class MlflowSink:
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
         self._told: set[tuple[str, ...]] = set()
+        self._superseded = SupersededPoints()
+        self._parent_id: str | None = None
+        self._system_metrics_interval_s = system_metrics_interval_s
+        self._system_metrics: SystemMetrics | None = None
 
     def open(self, run: RunInfo) -> None:
         """Create the experiment, which is named like the app, and the run, or continue it.
+
+        A member of a sweep is shown below one run for the whole sweep.
 
         Raises:
             TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
@@ -64,7 +81,13 @@ class MlflowSink:
         self.run_id = run_id
         if self._on_run_id is not None:
             self._on_run_id(run_id)
-        self.set_tags(run.tags)
+        self.set_tags({**run.tags, **self._sweep_tags(run)})
+        if self._system_metrics_interval_s is not None and self._system_metrics is None:
+            self._system_metrics = self._start_system_metrics(self._system_metrics_interval_s)
+
+    def note_superseded(self, points: Iterable[Point]) -> None:
+        """Remember points that the run holds and that a rewind has cut off: equal ones are not logged again."""
+        self._superseded.add(points)
 
     def write(self, points: Sequence[Point]) -> None:
         """Log points in one request; their wall time is the time of the metric.
@@ -75,7 +98,7 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         metrics, refused = [], []
-        for point in points:
+        for point in self._superseded.without(points):
             timestamp = milliseconds(point.wall_time)
             if timestamp is None:
                 refused.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
@@ -136,12 +159,25 @@ class MlflowSink:
             if artifact_path.startswith(("/", "..")):
                 raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the artifacts of the run")
         with self._explained("write"):
-            try:
-                self._client.log_artifact(self.run_id, str(path), artifact_path)
-            except Exception as error:
-                if not _is_refusal(error):
-                    raise
-                raise ProcessingError(f"artifact {path} to {artifact_path!r}: {_first_line(error)}") from error
+            self._upload(path, artifact_path)
+
+    def log_media(self, medium: Medium) -> None:
+        """Keep a picture or a text as an artifact with its name and step; MLflow has no view for histograms.
+
+        Raises:
+            ProcessingError: MLflow does not take it.
+            TrieyeError: MLflow cannot be reached.
+        """
+        if isinstance(medium, LogImage):
+            kind, suffix, content = "images", "png", medium.png
+        elif isinstance(medium, LogText):
+            kind, suffix, content = "texts", "md", medium.text.encode("utf-8", "backslashreplace")
+        else:
+            return
+        with self._explained("write"), tempfile.TemporaryDirectory(prefix="trieye-") as directory:
+            path = Path(directory) / f"step_{medium.step}.{suffix}"
+            path.write_bytes(content)
+            self._upload(path, f"{kind}/{artifact_directory(medium.name)}")
 
     def close(self, status: RunStatus) -> None:
         """Record how the run ended; RUNNING leaves it open for the next attempt.
@@ -149,9 +185,14 @@ class MlflowSink:
         Raises:
             TrieyeError: MLflow cannot be reached.
         """
+        if self._system_metrics is not None:
+            self._system_metrics.stop()
+            self._system_metrics = None
         if status != "RUNNING":
             with self._explained("close"):
                 self._client.set_terminated(self.run_id, status)
+                if self._parent_id is not None:
+                    mlflow_run.end_sweep(self._client, self._parent_id)
 
     def _connect(self, run: RunInfo) -> str:
         from mlflow import MlflowClient
@@ -165,12 +206,39 @@ class MlflowSink:
                 prepare_database(database)
             self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
             experiment_id = mlflow_run.experiment_id(self._client, run)
+            if run.group is not None:
+                self._parent_id = mlflow_run.sweep_parent(self._client, experiment_id, run.group)
         known = mlflow_run.find(self._client, run, experiment_id)
         if known is None:
             return mlflow_run.create(self._client, run, experiment_id)
         self._params = dict(known.data.params)
         self._client.update_run(known.info.run_id, status="RUNNING")
         return str(known.info.run_id)
+
+    def _sweep_tags(self, run: RunInfo) -> dict[str, str]:
+        if run.group is None or self._parent_id is None:
+            return {}
+        return {mlflow_run.SWEEP_TAG: run.group, mlflow_run.PARENT_TAG: self._parent_id}
+
+    def _start_system_metrics(self, interval_s: float) -> SystemMetrics | None:
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            with _quiet("mlflow.system_metrics.system_metrics_monitor"):
+                monitor = SystemMetricsMonitor(self.run_id, interval_s, resume_logging=True, tracking_uri=self._uri)
+        except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: the points are what matters
+            hint = "; pip install psutil" if isinstance(error, ImportError) else ""
+            log.warning("sinks.mlflow.system_metrics: there are none, since they cannot be read: %s%s", error, hint)
+            return None
+        return SystemMetrics(monitor)
+
+    def _upload(self, path: Path, artifact_path: str | None) -> None:
+        try:
+            self._client.log_artifact(self.run_id, str(path), artifact_path)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            raise ProcessingError(f"artifact {path} to {artifact_path!r}: {_first_line(error)}") from error
 
     def _log(self, kind: _Kind, entities: Sequence[Any]) -> None:
         size = _MAX_PER_BATCH[kind]
@@ -254,7 +322,7 @@ def _create_tables(path: Path) -> None:
     url = sqlalchemy.URL.create("sqlite", database=str(path))
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     sqlalchemy.event.listen(engine, "connect", _skip_durability)
-    with _quiet_schema():
+    with _quiet("mlflow.store.db.utils"):
         _initialize_tables(engine)
 
 
@@ -271,9 +339,9 @@ def _newest_revision() -> str:
 
 
 @contextlib.contextmanager
-def _quiet_schema() -> Iterator[None]:
-    """Keep `Creating initial MLflow database tables...` off the terminal."""
-    logger = logging.getLogger("mlflow.store.db.utils")
+def _quiet(name: str) -> Iterator[None]:
+    """Keep what MLflow tells about the tables it creates or the GPU it does not find off the terminal."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:

@@ -1,7 +1,9 @@
-"""Which MLflow experiment and run belong to a run; the client is given."""
+"""Which MLflow experiment and runs belong to a run and to its sweep; the client is given."""
 
 import getpass
 import logging
+import time
+from pathlib import PurePath
 from typing import Any
 
 from trieye.exceptions import TrieyeError
@@ -12,6 +14,15 @@ log = logging.getLogger("trieye.sinks")
 
 RUN_ID_TAG = "trieye.run_id"
 """Tag that finds the MLflow run again when the answer to its creation was lost."""
+
+SWEEP_TAG = "trieye.sweep"
+"""Tag with the sweep of a run; members of a sweep and their parent have it."""
+
+SWEEP_PARENT_TAG = "trieye.sweep_parent"
+"""Tag that only the parent of a sweep has."""
+
+PARENT_TAG = "mlflow.parentRunId"
+"""Tag by which MLflow shows a run below another one."""
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -67,6 +78,50 @@ def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     tags = {RUN_ID_TAG: run.run_id, "mlflow.user": _user()}
     created = client.create_run(experiment_id, start_time=milliseconds(run.created), tags=tags, run_name=run.run_name)
     return str(created.info.run_id)
+
+
+def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
+    """Return the id of the MLflow run below which the members of a sweep are shown; it is created if need be.
+
+    Many processes may ask at the same time. No store offers "create if absent", so each that finds none creates one and
+    then looks again: the oldest is the parent, and whoever made a younger one deletes it. (Two machines whose clocks
+    differ by more than the time between their starts may end up with a parent each; nothing is lost then.)
+    """
+    parents = _sweep_parents(client, experiment_id, group)
+    if not parents:
+        tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
+        now = milliseconds(time.time())
+        own = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
+        parents = _sweep_parents(client, experiment_id, group)
+        if parents[0].info.run_id != own:
+            client.delete_run(own)
+    parent = parents[0]
+    if parent.info.status != "RUNNING":
+        client.update_run(parent.info.run_id, status="RUNNING")
+    return str(parent.info.run_id)
+
+
+def sweep_name(group: str) -> str:
+    """Return the last two parts of a sweep's directory, which are a date and a time as Hydra names it."""
+    return "/".join(PurePath(group).parts[-2:]).lstrip("/") or group
+
+
+def end_sweep(client: Any, parent_id: str) -> None:
+    """Mark the parent of a sweep as finished; the next member that opens marks it as running again."""
+    try:
+        client.set_terminated(parent_id, "FINISHED")
+    except Exception as error:
+        if getattr(error, "error_code", None) not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            raise
+        log.warning("the parent of the sweep in MLflow, run %s, was deleted: %s", parent_id, error)
+
+
+def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:
+    # a filter has no way to write a value with both kinds of quotes; `_` matches any character
+    pattern = group.replace("'", "_").replace('"', "_")
+    where = f"tags.`{SWEEP_PARENT_TAG}` = 'true' AND tags.`{SWEEP_TAG}` LIKE '{pattern}'"
+    found = [run for run in client.search_runs([experiment_id], where) if run.data.tags[SWEEP_TAG] == group]
+    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def require_active(run: Any) -> None:

@@ -1,15 +1,29 @@
-"""make_sinks: the sinks that a config asks for, and those of installed packages."""
+"""make_sinks: the sinks that a config asks for, and those of installed packages.
 
+A package offers a sink of its own with three lines in its `pyproject.toml`, and it gets every point as soon as the
+package is installed:
+
+    [project.entry-points."trieye.sinks"]
+    mine = "my_package.sinks:MySink"
+
+`MySink` is a class that is called without arguments and follows `trieye.sinks.base.Sink`; it passes the tests of
+`trieye.testing.SinkContract`.
+"""
+
+import importlib.util
 import logging
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
 from trieye.config.sinks import SinksConfig
+from trieye.exceptions import ConfigurationError
 from trieye.sinks.base import Sink
 from trieye.sinks.console import ConsoleSink
 from trieye.sinks.mlflow import MlflowSink
+from trieye.sinks.scalar_writer import ScalarWriterSink
 from trieye.sinks.tensorboard import TensorboardSink
+from trieye.sinks.wandb import WandbSink
 
 log = logging.getLogger("trieye.sinks")
 
@@ -31,15 +45,32 @@ def make_sinks(
         on_run_id: Told the id of the MLflow run, on the sink's thread, before the first point is written.
         mlflow_client: An `MlflowClient` to use as it is.
         tb_writer: An object with `add_scalar`, `flush` and `close` to use as it is.
+
+    Raises:
+        ConfigurationError: A sink is enabled whose library is not installed.
     """
     sinks: list[Sink] = []
     if config.mlflow.enabled:
-        sinks.append(MlflowSink(on_run_id, mlflow_client))
+        interval_s = config.mlflow.system_metrics_interval_s if config.mlflow.system_metrics else None
+        sinks.append(MlflowSink(on_run_id, mlflow_client, system_metrics_interval_s=interval_s))
     if config.tensorboard.enabled:
-        sinks.append(TensorboardSink(config.tensorboard.flush_interval_s, tb_writer))
+        interval_s = config.tensorboard.flush_interval_s
+        sinks.append(TensorboardSink(interval_s) if tb_writer is None else ScalarWriterSink(tb_writer, interval_s))
     if config.console.enabled:
         sinks.append(ConsoleSink())
-    return [*sinks, *_sinks_of_packages({"mlflow", "tensorboard", "console"})]
+    if config.wandb.enabled:
+        _require_wandb()
+        sinks.append(WandbSink(config.wandb))
+    return [*sinks, *_sinks_of_packages({"mlflow", "tensorboard", "console", "wandb"})]
+
+
+def _require_wandb() -> None:
+    spec = importlib.util.find_spec("wandb")
+    # wandb writes into a directory `wandb`, which Python finds as a package without code
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            'sinks.wandb.enabled=true needs the package wandb, which is not installed; pip install "trieye[wandb]"'
+        )
 
 
 def _sinks_of_packages(taken: set[str]) -> list[Sink]:

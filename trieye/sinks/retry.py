@@ -16,26 +16,30 @@ _MAX_REFUSALS_TOLD = 100
 class Retry:
     """Makes calls of one sink.
 
+    Args:
+        name: Name of the sink.
+        first_delay_s: Seconds of the first pause after a failure.
+
     Attributes:
         error: Why the newest call failed, None if it worked.
         refused: Weight of the operations that the sink refused for good.
     """
 
-    def __init__(self, name: str, pause: Callable[[float], None], first_delay_s: float = FIRST_DELAY_S) -> None:
+    def __init__(self, name: str, first_delay_s: float = FIRST_DELAY_S) -> None:
         self.error: str | None = None
         self.refused = 0
         self._name = name
-        self._pause = pause
         self._first_delay_s = first_delay_s
         self._told: set[str] = set()
 
-    def until_it_works(self, call: Callable[[], None], weight: int, gives_up: Callable[[int], bool]) -> bool:
+    def until_it_works(self, call: Callable[[], None], weight: int, again: Callable[[int, float], bool]) -> bool:
         """Repeat the call until it works or is refused.
 
         Args:
             call: What to do.
             weight: How much is refused, if it is refused; 0 if a refusal makes no sense and means "not now".
-            gives_up: Asked after each failure, with the number of failures.
+            again: Called after each failure, with the number of failures and the seconds to wait; waits, and tells
+                whether to try again.
 
         Returns:
             Whether the call is settled; False if given up.
@@ -43,9 +47,8 @@ class Retry:
         failures = 0
         while not self._try(call, weight):
             failures += 1
-            if gives_up(failures):
+            if not again(failures, self._delay_s(failures)):
                 return False
-            self._pause(self._delay_s(failures))
         return True
 
     def _try(self, call: Callable[[], None], weight: int) -> bool:

@@ -3,22 +3,23 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from trieye.exceptions import RunClosedError
-from trieye.sinks.backlog import Backlog
-from trieye.sinks.base import Flushable, RunInfo, RunStatus, Sink
-from trieye.sinks.operations import Operation, split_points
+from trieye.exceptions import TrieyeError
+from trieye.sinks.base import MAX_POINTS_PER_WRITE, RunInfo, RunStatus, Sink, Source
+from trieye.sinks.bookmark import make_bookmark
+from trieye.sinks.calls import Call, Calls
+from trieye.sinks.lag import Lag
 from trieye.sinks.retry import FIRST_DELAY_S, Retry
-from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
 
 MAX_FAILURES_AT_CLOSE = 3
 """How often a call may fail once the run is closing; one chance only for a sink that did not work before."""
 DRAIN_SHARE = 0.8
-"""Part of the time of `close` in which the backlog is sent; the rest is for the sink's own close and for the file."""
+"""Part of the time of `close` in which items are sent; the rest is for the sink's own close and for its cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,53 +29,69 @@ class SinkHealth:
     Attributes:
         name: Name of the sink.
         error: Why it does not work at the moment, or None.
-        backlog: Points, and other operations, that wait to be sent.
+        backlog: Items of the history that it has not got.
+        lag_s: Seconds since the oldest of them was there; 0.0 if it has everything.
         refused: Points, and other operations, that the sink refused for good.
-        lost: Points, and other operations, that could neither be sent nor kept on disk.
     """
 
     name: str
     error: str | None
     backlog: int
+    lag_s: float
     refused: int
-    lost: int
 
 
 class SinkThread:
-    """Runs a sink on a daemon thread, which starts at once.
+    """Brings what the history of a run holds to a sink, on a daemon thread, which starts at once.
 
-    Submitting never waits for the sink. What cannot be sent is retried with growing pauses, in order; what is still
-    unsent at the end goes to `<spool_dir>/<sink>.jsonl` and is sent first by the next attempt.
+    It begins at the sink's cursor. Nobody ever waits for the sink: what it does not take stays in the history and is
+    tried again with growing pauses, in order; what it has not got at the end it gets first in the next attempt.
+
+    Args:
+        sink: The sink, not yet open.
+        run: What the sink may know.
+        source: The history of the run.
+        first_delay_s: Seconds of the first pause after a failure.
+
+    Raises:
+        JournalError: The journal, which has the sink's cursor, cannot be read.
     """
 
-    def __init__(
-        self, sink: Sink, run: RunInfo, *, max_backlog_points: int = 1_000_000, first_delay_s: float = FIRST_DELAY_S
-    ) -> None:
+    def __init__(self, sink: Sink, run: RunInfo, source: Source, *, first_delay_s: float = FIRST_DELAY_S) -> None:
         self.sink = sink
         self._run = run
-        self._file = run.spool_dir / f"{sink.name}.jsonl"
-        self._backlog = Backlog(self._file, max_backlog_points)
-        self._changed = self._backlog.changed
-        self._retry = Retry(sink.name, self._pause, first_delay_s)
+        self._source = source
+        self._bookmark = make_bookmark(sink, source)
+        self._calls = Calls(sink)
+        self._due: deque[Call] = deque()
+        self._after = 0
+        self._changed = threading.Condition()
+        self._retry = Retry(sink.name, first_delay_s)
         self._ready = threading.Event()
+        self._lag = Lag()
+        self._lag.note(source.end)
+        self._num_wishes = self._num_seen = 0
+        self._asked = self._answered = 0
+        self._kept: int | None = None
         self._closing: RunStatus | None = None
+        self._last = 0
         self._drain_until = 0.0
-        self._hurry = False
-        self._flush_target = 0
-        self._flushed = 0
-        self._unflushed_since = 0.0
+        self._has_ended = self._is_abandoned = False
+        self._store_error: str | None = None
         self._thread = threading.Thread(target=self._main, name=f"trieye-sink-{sink.name}", daemon=True)
         self._thread.start()
+
+    # what others see
 
     @property
     def error(self) -> str | None:
         """Why the sink does not work at the moment, or None."""
-        return self._retry.error
+        return self._retry.error or self._store_error
 
     @property
     def backlog(self) -> int:
-        """Points, and other operations, that wait to be sent."""
-        return self._backlog.weight
+        """Items of the history that the sink has not got."""
+        return max(0, self._source.end - self._bookmark.index)
 
     @property
     def refused(self) -> int:
@@ -84,30 +101,34 @@ class SinkThread:
     @property
     def health(self) -> SinkHealth:
         """How the sink is now."""
-        return SinkHealth(self.sink.name, self.error, self.backlog, self.refused, self._backlog.lost)
+        with self._changed:
+            lag_s = self._lag.seconds(self._bookmark.index)
+        return SinkHealth(self.sink.name, self.error, self.backlog, lag_s, self.refused)
 
-    def submit_points(self, points: Sequence[Point]) -> None:
-        """Queue points.
+    # what others ask for
 
-        Raises:
-            RunClosedError: `close` was called before.
+    def wake(self) -> None:
+        """Look at what was appended to the history; returns at once."""
+        with self._changed:
+            self._lag.note(self._source.end)
+            self._changed.notify_all()
+
+    def rewind(self, kept: int) -> None:
+        """Go on although the history has superseded everything from `kept` to its end; returns at once.
+
+        A `Resumable` sink begins anew if it shows some of that; a `Rerunning` one is told.
         """
-        self._submit(list(split_points(points)))
-
-    def submit(self, operation: Operation) -> None:
-        """Queue an operation behind all that was submitted before.
-
-        Raises:
-            RunClosedError: `close` was called before.
-        """
-        self._submit([operation])
+        with self._changed:
+            self._kept = kept if self._kept is None else min(kept, self._kept)
+            self._answered = -1  # a flush has to wait for all that comes again
+            self._wish()
 
     def when_ready(self, timeout_s: float) -> bool:
         """Wait until the sink is open and tell whether it is."""
         return self._ready.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the sink has all that was submitted before, and tell whether it has.
+        """Wait until the sink has all that is in the history now, and tell whether it has.
 
         A sink that does not work is tried at once and goes on being retried until the time is over.
         """
@@ -116,125 +137,188 @@ class SinkThread:
     def request_flush(self) -> int:
         """Ask for a flush without waiting and return what `wait_flushed` waits for."""
         with self._changed:
-            self._flush_target = self._backlog.arrived
-            self._hurry = True
-            self._changed.notify_all()
-            return self._flush_target
+            self._asked = self._source.end
+            self._wish()
+            return self._asked
 
     def wait_flushed(self, target: int, deadline: float) -> bool:
         """Wait until the flush of `request_flush` is done or `time.monotonic()` is at the deadline."""
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._ready.is_set() and self._flushed >= target, max(0.0, deadline - time.monotonic())
+            self._changed.wait_for(
+                lambda: self._has_flushed(target) or self._has_ended, max(0.0, deadline - time.monotonic())
             )
-            return done and not self._backlog.lost
+            return self._has_flushed(target)
+
+    def _has_flushed(self, target: int) -> bool:
+        return self._ready.is_set() and self._answered >= target
 
     def close(self, status: RunStatus, timeout_s: float) -> bool:
-        """Send what is left, close the sink and tell whether it got everything; what it did not get is in the file."""
+        """Send what is left, close the sink and tell whether it got everything."""
         self.request_close(status, timeout_s)
         return self.wait_closed(time.monotonic() + timeout_s)
 
     def request_close(self, status: RunStatus, timeout_s: float) -> None:
-        """Let the sink finish within about `timeout_s`, without waiting; the first status counts."""
+        """Let the sink finish within about `timeout_s`, without waiting; the first status counts.
+
+        What is appended to the history later is not sent.
+        """
         with self._changed:
             if self._closing is None:
                 self._closing = status
+                self._last = self._source.end
                 self._drain_until = time.monotonic() + DRAIN_SHARE * timeout_s
-            self._changed.notify_all()
+            self._wish()
 
     def wait_closed(self, deadline: float) -> bool:
         """Wait for the end until `time.monotonic()` is at the deadline; tell whether the sink got everything."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():  # stuck in a call of the sink; it is a daemon and dies with the process
-            self._backlog.save()
+        if self._thread.is_alive() and not self._is_abandoned:
+            # stuck in a call of the sink; it is a daemon and dies with the process
+            self._is_abandoned = True
             self._say_what_is_kept()
-            return False
-        return not self.backlog and not self._backlog.lost
+        return not self._is_abandoned and self._num_missing == 0
 
-    def _submit(self, operations: Sequence[Operation]) -> None:
-        with self._changed:
-            if self._closing:
-                raise RunClosedError(f"sink {self.sink.name!r}: the run is closed; nothing more can be written")
-            self._backlog.put(operations)
+    def _wish(self) -> None:
+        """Let the thread look up, from a pause too; for those who hold the lock."""
+        self._num_wishes += 1
+        self._changed.notify_all()
+
+    # the thread
 
     def _main(self) -> None:
-        self._backlog.load()
         if self._settle(lambda: self.sink.open(self._run)):
             with self._changed:
                 self._ready.set()
                 self._changed.notify_all()
-            self._send()
+            self._bring()
             self._settle(lambda: self.sink.close(self._closing or "FINISHED"))
-        self._backlog.save()
-        self._say_what_is_kept()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+        if not self._is_abandoned:
+            self._say_what_is_kept()
 
-    def _send(self) -> None:
-        while self._wait_for_work():
-            if not (self._flush_now() if self._flush_is_due() else self._send_one()):
-                return
+    def _bring(self) -> None:
+        if not self._settle(self._bookmark.begin):
+            return
+        while (work := self._next_work()) is not None:
+            if not work() and self._kept is None:
+                break
+        if not self._is_abandoned:  # otherwise the journal is closed, or another attempt writes to it
+            self._settle(self._bookmark.flush)
+            self._store_error = self._store()
 
-    def _wait_for_work(self) -> bool:
-        """Return True when there is something to send or to flush, False when the thread is to end."""
+    def _next_work(self) -> Callable[[], bool] | None:
+        """Wait for something to do and return it; None when the thread is to end."""
         with self._changed:
             while True:
-                if self._closing and (not self.backlog or time.monotonic() >= self._drain_until):
-                    return False
-                if self.backlog or self._flush_is_due():
-                    return True
-                self._changed.wait(self._time_to_flush_s())
+                if self._closing and time.monotonic() >= self._drain_until:
+                    return None
+                if self._kept is not None:
+                    return self._rewind_now
+                if self._flush_is_due():
+                    return self._flush_now
+                if self._bookmark.time_to_store_s() == 0.0:
+                    return self._store_now
+                if self._due or self._bookmark.index < (self._last if self._closing else self._source.end):
+                    return self._deliver
+                if self._closing:
+                    return None
+                times = self._bookmark.time_to_flush_s(), self._bookmark.time_to_store_s()
+                self._changed.wait(min((time_s for time_s in times if time_s is not None), default=None))
 
-    def _send_one(self) -> bool:
-        operation = self._backlog.peek()
-        if operation is None:  # another thread saved everything: the time of `close` is over
-            return False
-        settled = self._settle(lambda: operation.apply(self.sink), operation.weight)
-        if settled:
-            with self._changed:
-                if self._flushed == self._backlog.finished:
-                    self._unflushed_since = time.monotonic()
-                self._backlog.pop()
+    def _rewind_now(self) -> bool:
+        with self._changed:
+            kept, self._kept = self._kept or 0, None
+        self._due.clear()  # some of it may be superseded
+        settled = self._settle(lambda: self._bookmark.rewind(kept))
+        with self._changed:
+            self._lag.note(self._source.end)
         return settled
 
-    def _flush_is_due(self) -> bool:
-        finished = self._backlog.finished
-        if self._flushed == finished:
+    def _deliver(self) -> bool:
+        if not self._due:
+            return self._settle(self._read)
+        call = self._due[0]
+        self._bookmark.announce(self._after if call.end is None else call.end)
+        if not self._settle(call.make, call.weight, or_rewound=True):
             return False
-        return self._flushed < self._flush_target <= finished or self._time_to_flush_s() == 0.0
+        self._due.popleft()
+        self._bookmark.advance(call.end)
+        return True
 
-    def _time_to_flush_s(self) -> float | None:
-        if self._flushed == self._backlog.finished:
-            return None
-        interval_s = self.sink.flush_interval_s if isinstance(self.sink, Flushable) else 0.0
-        return max(0.0, self._unflushed_since + interval_s - time.monotonic())
+    def _read(self) -> None:
+        start = self._bookmark.index
+        items, after = self._source.read(start, MAX_POINTS_PER_WRITE)
+        self._bookmark.follow()
+        self._after = after
+        self._due.extend(self._calls.of(items, start, after))
+        if not self._due:
+            self._bookmark.advance(after)
+
+    def _flush_is_due(self) -> bool:
+        asked = self._answered < self._asked <= self._bookmark.index
+        return (asked and self._bookmark.is_exact) or self._bookmark.time_to_flush_s() == 0.0
 
     def _flush_now(self) -> bool:
-        if isinstance(self.sink, Flushable) and not self._settle(self.sink.flush):
+        asked = self._asked
+        if not self._settle(self._bookmark.flush, or_rewound=True):
             return False
+        if self._answered < asked <= self._bookmark.index:
+            self._store()
         with self._changed:
-            self._flushed = self._backlog.finished
+            if self._kept is None and asked <= self._bookmark.index:
+                self._answered = max(self._answered, asked)
             self._changed.notify_all()
         return True
 
-    def _settle(self, call: Callable[[], None], weight: int = 0) -> bool:
-        worked_before = self.error is None
-        return self._retry.until_it_works(call, weight, lambda failures: self._gives_up(failures, worked_before))
+    def _store_now(self) -> bool:
+        self._store()
+        return True
+
+    def _store(self) -> str | None:
+        """Store the cursor, and return why that is not possible: then it is only a little behind, for another try."""
+        try:
+            self._bookmark.store()
+        except (TrieyeError, OSError) as error:
+            return f"how far it is cannot be stored: {error}"
+        return None
+
+    def _settle(self, call: Callable[[], None], weight: int = 0, *, or_rewound: bool = False) -> bool:
+        worked_before = self._retry.error is None
+
+        def attempt() -> None:
+            self._num_seen = self._num_wishes
+            call()
+
+        def is_pointless() -> bool:
+            return or_rewound and self._kept is not None
+
+        def again(failures: int, delay_s: float) -> bool:
+            if self._gives_up(failures, worked_before):
+                return False
+            with self._changed:
+                self._changed.wait_for(lambda: is_pointless() or self._num_wishes != self._num_seen, delay_s)
+                return not is_pointless()
+
+        return self._retry.until_it_works(attempt, weight, again)
 
     def _gives_up(self, failures: int, worked_before: bool) -> bool:
         if self._closing is None:
             return False
         return failures >= (MAX_FAILURES_AT_CLOSE if worked_before else 1) or time.monotonic() >= self._drain_until
 
-    def _pause(self, delay_s: float) -> None:
-        with self._changed:
-            was_closing = self._closing
-            self._changed.wait_for(lambda: self._hurry or self._closing is not was_closing, delay_s)
-            self._hurry = False
+    @property
+    def _num_missing(self) -> int:
+        return max(0, self._last - self._bookmark.index)
 
     def _say_what_is_kept(self) -> None:
-        if self.backlog:
+        if self._num_missing:
             log.warning(
-                "sink %r did not get %d points: they are kept in %s and sent first when the run is started again",
+                "sink %r did not get %d points: they are kept in the history and sent first when the run is started "
+                "again",
                 self.sink.name,
-                self.backlog,
-                self._file,
+                self._num_missing,
             )
+        elif self._store_error is not None:
+            log.warning("sink %r got everything, but %s; the last of it comes again", self.sink.name, self._store_error)

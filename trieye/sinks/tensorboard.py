@@ -1,114 +1,98 @@
-"""TensorboardSink: points in event files, written by tensorboard's own protobufs."""
+"""TensorboardSink: a run as TensorBoard shows it, every point exactly once whatever happens to the process."""
 
-import itertools
-import os
-import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
+import msgspec
+
+from trieye.sinks import event_summaries as events
 from trieye.sinks.base import RunInfo, RunStatus
-from trieye.sinks.event_records import frame
+from trieye.sinks.event_files import EventFiles, Place
+from trieye.stats.operations import Medium
 from trieye.stats.point import Point
 
-_file_numbers = itertools.count()
-_MAX_VALUES_PER_EVENT = 64
+
+class _Position(msgspec.Struct, frozen=True):
+    """Where the files are, and the parameters that are still to be shown; None after that."""
+
+    place: Place = Place()
+    params: dict[str, str] | None = {}
 
 
 class TensorboardSink:
-    """Writes one new event file for each attempt of a run.
+    """Writes event files, a new one for each attempt of a run; each can go back to where an earlier attempt was.
 
     Points that share step and wall time share one event, which is several times cheaper than an event for each.
+    Parameters that are known when the first value comes are shown in the HParams dashboard; TensorBoard takes them
+    only once.
 
     Args:
         flush_interval_s: Seconds that points may stay in memory.
-        writer: An object with `add_scalar(name, value, step)`, `flush()` and `close()` that is used instead of a file.
     """
 
     name = "tensorboard"
 
-    def __init__(self, flush_interval_s: float = 2.0, writer: Any = None) -> None:
+    def __init__(self, flush_interval_s: float = 2.0) -> None:
         self.flush_interval_s = flush_interval_s
-        self._writer = writer
+        self._params: dict[str, str] | None = {}
 
     def open(self, run: RunInfo) -> None:
-        """Create the event file, unless a writer was given."""
-        if self._writer is None:
-            self._writer = EventFile(run.tensorboard_dir)
+        """Prepare; the first file is made by the first flush that has something to write."""
+        self._run = run
+        self._files = EventFiles(run.tensorboard_dir)
 
     def write(self, points: Sequence[Point]) -> None:
         """Take points; they are in the file after the next flush."""
-        if isinstance(self._writer, EventFile):
-            self._writer.add(points)
-            return
-        for point in points:
-            self._writer.add_scalar(point.metric, point.value, point.step)
+        self._add(events.scalars(points))
+
+    def log_media(self, medium: Medium) -> None:
+        """Take a histogram, a picture or a text; it is in the file after the next flush."""
+        self._add(events.media(medium))
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Keep parameters until the first value comes; later ones are left out."""
+        if self._params is not None:
+            self._params.update(params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Do nothing: TensorBoard has no place for tags."""
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Do nothing: TensorBoard has no place for files."""
 
     def flush(self) -> None:
         """Hand everything to the file system."""
-        self._writer.flush()
+        self._files.flush()
+
+    def position(self) -> str:
+        """Return where the files are, everything flushed."""
+        return msgspec.json.encode(_Position(self._files.flush(), self._params)).decode()
+
+    def resume(self, position: str | None) -> bool:
+        """Go back to a position, or return False if the file is gone or is not what it was there."""
+        try:
+            found = _Position() if position is None else msgspec.json.decode(position, type=_Position)
+        except msgspec.MsgspecError:  # of another version of trieye
+            return False
+        if not self._files.go_back(found.place):
+            return False
+        self._params = found.params
+        return True
+
+    def clear(self) -> None:
+        """Take back everything that any attempt wrote; event files of others stay."""
+        self._files.clear()
+        self._params = {}
 
     def close(self, status: RunStatus) -> None:  # noqa: ARG002 - event files hold no status
         """Flush and close."""
-        self._writer.flush()
-        self._writer.close()
+        self._add([])
+        self._files.flush()
+        self._files.close()
 
-
-class EventFile:
-    """An event file that is being written.
-
-    Writing goes to memory and a failed flush leaves the rest there, so that neither is ever half done twice.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self._event, self._summary, self._value = Event, Summary, Summary.Value
-        self._pending = bytearray()
-        self._file = _create(directory)
-        self._pending += frame([Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()])
-        self.flush()
-
-    def add(self, points: Sequence[Point]) -> None:
-        """Add points; those that share step and wall time come together, at the place of the first."""
-        limit = _MAX_VALUES_PER_EVENT
-        groups: dict[tuple[int, float], list[Any]] = {}
-        for point in points:
-            try:
-                value = self._value(tag=point.metric, simple_value=point.value)
-            except UnicodeEncodeError:  # a lone surrogate, as file names that are no UTF-8 have
-                tag = point.metric.encode("utf-8", "backslashreplace").decode()
-                value = self._value(tag=tag, simple_value=point.value)
-            groups.setdefault((point.step, point.wall_time), []).append(value)
-        events = (
-            self._event(step=step, wall_time=wall_time, summary=self._summary(value=values[start : start + limit]))
-            for (step, wall_time), values in groups.items()
-            for start in range(0, len(values), limit)
-        )
-        self._pending += frame([event.SerializeToString() for event in events])
-
-    def flush(self) -> None:
-        """Hand everything to the file system.
-
-        Raises:
-            OSError: The disk is full, for example; the rest stays in memory.
-        """
-        while self._pending:
-            del self._pending[: self._file.write(self._pending)]
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _create(directory: Path) -> BinaryIO:
-    directory.mkdir(parents=True, exist_ok=True)
-    for number in _file_numbers:
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
-        try:
-            return (directory / name).open("xb", buffering=0)
-        except FileExistsError:  # an attempt in another container, with the same process id
-            continue
-    raise AssertionError("unreachable")
+    def _add(self, new: list[bytes]) -> None:
+        if not self._params:
+            self._files.add(new)
+            return
+        self._files.add([*events.session_start(self._params, self._run), *new])
+        self._params = None

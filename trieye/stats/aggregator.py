@@ -1,8 +1,7 @@
 """Aggregator: batches of events in, points out; it knows no clock but the one it is given."""
 
-import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,11 +9,20 @@ import numpy as np
 
 from trieye.config import MetricConfig
 from trieye.schemas import MetricSummary
-from trieye.stats.batch import EventBatch
+from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
+from trieye.stats.ema import EmaWindows
 from trieye.stats.point import Point
+from trieye.stats.quantile import QuantileWindows
+from trieye.stats.rate import RateWindows
 from trieye.stats.reducers import Ints
-from trieye.stats.windows import MetricWindows, windows_for
+from trieye.stats.windows import MetricWindows
+
+KINDS: Mapping[str, type[MetricWindows]] = {"rate": RateWindows, "quantile": QuantileWindows, "ema": EmaWindows}
+"""Windows of the aggregations that need more than those of the others."""
+
+EPISODE = "episode"
+"""The key of a context that holds the coordinate of `x_axis=episode`."""
 
 MAX_UNDECLARED_NAMES = 10_000
 MAX_STEP = 1 << 62
@@ -28,11 +36,14 @@ class Aggregator:
         metrics: The declared metrics.
         undeclared: What to do with events that no metric reads; `auto` makes a metric: the mean at every step.
         started: Unix time in seconds at which journal time is zero.
-        run_created: Unix time in seconds at which the run began: the zero of `x_axis=wall_time`.
+        elapsed_before: Seconds of the run's life before this attempt.
+        attempt_started: Unix time in seconds at which this attempt began; None: when journal time was zero.
 
     Attributes:
+        started, elapsed_before, attempt_started: As above; another attempt sets them before its first event.
         drops: What was not logged.
         summary: Extremes of the points of each metric.
+        context_keys: What metrics read of the contexts of events.
     """
 
     def __init__(
@@ -41,26 +52,35 @@ class Aggregator:
         *,
         undeclared: Literal["auto", "warn", "drop"] = "auto",
         started: float = 0.0,
-        run_created: float | None = None,
+        elapsed_before: float = 0.0,
+        attempt_started: float | None = None,
     ) -> None:
+        self.started = started
+        self.elapsed_before = elapsed_before
+        self.attempt_started = started if attempt_started is None else attempt_started
         self.drops = Drops()
         self.summary: dict[str, MetricSummary] = {}
+        self._metrics = list(metrics)
         self._undeclared = undeclared
-        self._started = started
-        self._run_created = started if run_created is None else run_created
+        self.context_keys = _context_keys(self._metrics)
+        self._begin()
+
+    def _begin(self) -> None:
         self._windows: dict[str, MetricWindows] = {}
-        self._readers: defaultdict[str, list[MetricWindows]] = defaultdict(list)
-        self._num_undeclared = 0
-        self._attempt = uuid.uuid4().hex
-        self._is_restored = False
-        for metric in metrics:
+        self._readers: dict[str, list[MetricWindows]] = {}
+        self._timed: list[MetricWindows] = []
+        self._undeclared_names: list[str] = []
+        self._carries = False
+        for metric in self._metrics:
             self._declare(metric)
 
     def _declare(self, metric: MetricConfig) -> MetricWindows:
-        windows = windows_for(metric, started=self._started)
+        windows = KINDS.get(metric.aggregation, MetricWindows)(metric, self)
         self._windows[metric.name] = windows
         numerator = metric.rate_numerator_event if metric.aggregation == "rate" else None
-        self._readers[numerator or metric.event_key].append(windows)
+        self._readers.setdefault(numerator or metric.event_key, []).append(windows)
+        if metric.log_frequency_seconds or metric.aggregation == "rate":
+            self._timed.append(windows)
         return windows
 
     def ingest(self, batch: EventBatch, *, at: float) -> None:
@@ -72,47 +92,52 @@ class Aggregator:
         """
         if not len(batch):
             return
-        for name, events in self._by_name(batch):
+        for name, events in self._in_range(batch).by_name():
             readers = self._readers.get(name) or self._undeclared_reader(name, len(events))
+            finite: EventBatch | None = None
             for windows in readers:
-                self._feed(windows, events, at)
+                if windows.config.context_key is not None:
+                    taken = self._finite(windows.config.name, self._from_context(windows.config, events))
+                else:  # looked at once, so that an event counts once, however many metrics read it
+                    taken = finite = self._finite(name, events) if finite is None else finite
+                if len(taken):
+                    windows.add(taken.values, taken.steps, taken.times, self._xs(windows, taken), at=at)
 
-    def _by_name(self, batch: EventBatch) -> list[tuple[str, EventBatch]]:
-        if batch.steps.max() > MAX_STEP or batch.steps.min() < -MAX_STEP:
-            in_range = (batch.steps <= MAX_STEP) & (batch.steps >= -MAX_STEP)
-            for code in batch.codes[~in_range].tolist():
-                self.drops.add("step_out_of_range", batch.names[code])
-            batch = batch.take(np.flatnonzero(in_range))
-        if len(batch.names) == 1:
-            return [(batch.names[0], batch)] if len(batch) else []
-        order = np.argsort(batch.codes, kind="stable")
-        bounds = np.searchsorted(batch.codes[order], np.arange(len(batch.names) + 1))
-        slices = zip(batch.names, bounds[:-1], bounds[1:], strict=True)
-        return [(name, batch.take(order[start:stop])) for name, start, stop in slices if stop > start]
+    def _in_range(self, batch: EventBatch) -> EventBatch:
+        if batch.steps.max() <= MAX_STEP and batch.steps.min() >= -MAX_STEP:
+            return batch
+        in_range = (batch.steps <= MAX_STEP) & (batch.steps >= -MAX_STEP)
+        for code, count in Counter(batch.codes[~in_range].tolist()).items():
+            self.drops.add("step_out_of_range", batch.names[code], count)
+        return batch.take(np.flatnonzero(in_range))
 
     def _undeclared_reader(self, name: str, count: int) -> list[MetricWindows]:
-        if not _is_name(name):
+        if len(name) > MAX_NAME_LENGTH:
+            self.drops.add("name_too_long", name, count)
+        elif not _is_name(name):
             self.drops.add("unnamed", ascii(name), count)
-            return []
-        if self._undeclared == "auto" and self._num_undeclared < MAX_UNDECLARED_NAMES:
-            self._num_undeclared += 1
-            return [self._declare(MetricConfig(name=name, aggregation="mean"))]
-        if self._undeclared == "drop":
+        elif (windows := self._declare_undeclared(name)) is not None:
+            return [windows]
+        elif self._undeclared == "drop":
             self.drops.count("undeclared", count)
         else:
             self.drops.add("undeclared", name, count)
         return []
 
-    def _feed(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
-        config = windows.config
-        if config.context_key is not None:
-            events = self._from_context(config, events)
+    def _declare_undeclared(self, name: str) -> MetricWindows | None:
+        if self._undeclared != "auto" or len(self._undeclared_names) >= MAX_UNDECLARED_NAMES:
+            return None
+        if name in self._windows:  # a declared metric of that name reads other events: its curve is not to be mixed
+            return None
+        self._undeclared_names.append(name)
+        return self._declare(MetricConfig(name=name, aggregation="mean"))
+
+    def _finite(self, name: str, events: EventBatch) -> EventBatch:
         finite = np.isfinite(events.values)
-        if not finite.all():
-            self.drops.add("non_finite", config.name, int((~finite).sum()))
-            events = events.take(np.flatnonzero(finite))
-        if len(events):
-            windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
+        if finite.all():
+            return events
+        self.drops.add("non_finite", name, int((~finite).sum()))
+        return events.take(np.flatnonzero(finite))
 
     def _from_context(self, config: MetricConfig, events: EventBatch) -> EventBatch:
         """Return the events whose context holds the metric's key, with that value; others are not meant for it."""
@@ -133,11 +158,12 @@ class Aggregator:
         if axis == "global_step":
             return None
         if axis == "wall_time":
-            elapsed: Ints = np.floor(np.clip(events.times - self._run_created, 0.0, MAX_STEP)).astype(np.int64)
-            return elapsed
+            elapsed = np.nan_to_num(self.elapsed_before + (events.times - self.attempt_started), nan=0.0)
+            seconds: Ints = np.floor(np.clip(elapsed, 0.0, MAX_STEP)).astype(np.int64)
+            return seconds
         counted = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
         for row, context in events.contexts.items():
-            if isinstance(episode := context.get("episode"), int | np.integer) and abs(int(episode)) <= MAX_STEP:
+            if isinstance(episode := context.get(EPISODE), int | np.integer) and abs(int(episode)) <= MAX_STEP:
                 counted[row] = episode
         return counted
 
@@ -155,12 +181,13 @@ class Aggregator:
         return self._noted([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
     def _noted(self, points: list[Point], at: float) -> list[Point]:
+        self._carries = False
         for point in points:
             self._summarize(point)
         dropped = self.drops.changed()
-        step = max((w.highest for w in self._windows.values() if w.highest is not None), default=0)
+        step = max(self.highest_step, 0) if dropped else 0
         return points + [
-            Point(f"trieye/dropped/{reason}", float(total), step, self._started + at, count=0)
+            Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)
             for reason, total in sorted(dropped.items())
         ]
 
@@ -184,43 +211,66 @@ class Aggregator:
         return values
 
     @property
+    def waits_for_time(self) -> bool:
+        """Whether a pass without new events could give a point."""
+        return self._carries or self.drops.has_news or any(windows.waits_for_time for windows in self._timed)
+
+    @property
+    def highest_step(self) -> int:
+        """Highest step of any event; -1 before the first."""
+        return max((w.highest for w in self._windows.values() if w.highest is not None), default=-1)
+
+    @property
     def num_late(self) -> int:
         """Events that came after their window was closed; each is counted in a later point."""
         return sum(windows.num_late for windows in self._windows.values())
 
+    @property
+    def late_by_metric(self) -> dict[str, int]:
+        """Late events of each metric that has any."""
+        return {name: windows.num_late for name, windows in self._windows.items() if windows.num_late}
+
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes."""
+        """Return everything that `restore` needs, as plain data."""
         return {
-            "attempt": self._attempt,
+            "undeclared": list(self._undeclared_names),
             "windows": {name: windows.to_state() for name, windows in self._windows.items() if windows.num_events},
             "summary": {name: dict(seen) for name, seen in self.summary.items()},
             "drops": self.drops.to_state(),
         }
 
-    def restore(self, state: Mapping[str, Any], *, at: float) -> None:
-        """Go on where `to_state` of an earlier attempt left off; metrics that are declared no more are left out.
+    def restore(self, state: Mapping[str, Any], *, shift_s: float = 0.0) -> None:
+        """Go on where `to_state` left off; what there is now is forgotten.
 
-        What came in this attempt before is added. A state of this attempt itself, or a second one, replaces what there
-        is: it was counted already.
+        Metrics that are declared no more are left out, unless undeclared names become metrics.
+
+        Args:
+            state: The state; empty: the very beginning.
+            shift_s: What is added to each journal time in it.
         """
-        replaces = self._is_restored or state.get("attempt") == self._attempt
-        self._is_restored = self._is_restored or "windows" in state
-        for name, windows in state.get("windows", {}).items():
-            declared = self._windows.get(name)
-            if declared is None and self._undeclared == "auto" and self._num_undeclared < MAX_UNDECLARED_NAMES:
-                self._num_undeclared += 1
-                declared = self._declare(MetricConfig(name=name, aggregation="mean"))
-            if declared is not None:
-                declared.restore(windows, at=at, replaces=replaces)
-        self.remember(state.get("summary", {}))
-        if not replaces:
-            self.drops.restore(state.get("drops", {}))
+        self._begin()
+        windows = state.get("windows", {})
+        for name in (*state.get("undeclared", ()), *windows):
+            if name not in self._windows:
+                self._declare_undeclared(name)
+        for name, held in windows.items():
+            if name in self._windows:
+                self._windows[name].restore(held, shift_s=shift_s)
+        self._carries = any(windows.carries for windows in self._windows.values())
+        summary: Mapping[str, MetricSummary] = state.get("summary", {})
+        self.summary = {name: seen.copy() for name, seen in summary.items()}
+        self.drops.restore(state.get("drops", {}))
 
     def remember(self, summary: Mapping[str, MetricSummary]) -> None:
         """Count the extremes of an earlier attempt in."""
         for name, before in summary.items():
             now = self.summary.setdefault(name, MetricSummary(**before))
             now["min"], now["max"] = min(now["min"], before["min"]), max(now["max"], before["max"])
+
+
+def _context_keys(metrics: Sequence[MetricConfig]) -> frozenset[str]:
+    read = {metric.context_key for metric in metrics if metric.context_key is not None}
+    return frozenset(read | {EPISODE for metric in metrics if metric.x_axis == "episode"})
 
 
 def _is_name(name: str) -> bool:

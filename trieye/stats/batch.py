@@ -1,11 +1,15 @@
 """EventBatch: raw events in columns, the form in which they travel."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+MAX_NAME_LENGTH = 1000
+"""Characters of a name; no backend shows more."""
 
 
 class EventRow(NamedTuple):
@@ -69,6 +73,26 @@ class EventBatch:
             self.times[rows],
             contexts,
         )
+
+    def by_name(self) -> list[tuple[str, Self]]:
+        """Return the events of each name that has any, in the order of their arrival."""
+        if len(self.names) == 1:
+            return [(self.names[0], self)] if len(self) else []
+        ordered = self.take(np.argsort(self.codes, kind="stable"))
+        bounds = np.searchsorted(ordered.codes, np.arange(len(self.names) + 1)).tolist()
+        contexts: defaultdict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+        for row, context in ordered.contexts.items():
+            code = int(ordered.codes[row])
+            contexts[code][row - bounds[code]] = context
+        return [
+            (name, ordered.part(slice(start, stop), contexts.get(code, {})))
+            for code, (name, start, stop) in enumerate(zip(self.names, bounds[:-1], bounds[1:], strict=True))
+            if stop > start
+        ]
+
+    def part(self, rows: slice, contexts: Mapping[int, Mapping[str, Any]]) -> Self:
+        """Return consecutive events with the contexts given; the columns are views."""
+        return type(self)(self.names, self.codes[rows], self.values[rows], self.steps[rows], self.times[rows], contexts)
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -10,13 +11,22 @@ logger = logging.getLogger(__name__)
 EXPLANATIONS = {
     "non_finite": "NaN or infinite values cannot be logged; the rest of its values are",
     "unnamed": "its name is empty or no valid text",
+    "name_too_long": "a name must not have more than 1000 characters",
     "undeclared": "no metric reads it, or there are too many names; declare one, or set stats.undeclared=auto",
     "step_out_of_range": "a global step must lie within +-2**62",
     "context": "the metric's context_key is no number in the context of the event",
     "invalid": "it is no RawMetricEvent, or its value or step is no number",
     "overflow": "too many values were waiting for the hub (runtime.overflow=drop)",
+    "gave_up": "the hub did not take them in time",
+    "journal_damage": "the journal was damaged; see the log",
 }
+"""What people are told, by reason; a reason that is not here speaks for itself."""
+
 MAX_WARNED_NAMES = 100
+"""Names that are warned about, for each reason."""
+
+MAX_SHOWN = 100
+"""Characters of a name in a warning."""
 
 
 class Drops:
@@ -25,25 +35,34 @@ class Drops:
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
         self._reported: Counter[str] = Counter()
+        self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, reason: str, name: str, count: int = 1) -> None:
         """Count dropped events, and warn the first time for each reason and name."""
         if count <= 0:
             return
+        shown = name[:MAX_SHOWN]
         with self._lock:
             self.by_reason[reason] += count
-            is_news = (reason, name) not in self._warned and len(self._warned) < MAX_WARNED_NAMES
+            warned = self._warned[reason]
+            is_news = shown not in warned and len(warned) < MAX_WARNED_NAMES
             if is_news:
-                self._warned.add((reason, name))
+                warned.add(shown)
         if is_news:
-            logger.warning("event %r is not logged (%s): %s", name, reason, EXPLANATIONS.get(reason, reason))
+            explanation = f": {EXPLANATIONS[reason]}" if reason in EXPLANATIONS else ""
+            logger.warning("event %r is not logged (%s)%s", shown, reason, explanation)
 
     def count(self, reason: str, count: int) -> None:
         """Count dropped events without a warning."""
         with self._lock:
             self.by_reason[reason] += count
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a total grew since the last call of `changed`."""
+        with self._lock:
+            return self.by_reason != self._reported
 
     def changed(self) -> dict[str, int]:
         """Return the totals that grew since the last call."""
@@ -55,10 +74,11 @@ class Drops:
     def to_state(self) -> dict[str, Any]:
         """Return plain data that `restore` takes."""
         with self._lock:
-            return dict(self.by_reason)
+            return {"by_reason": dict(self.by_reason), "reported": dict(self._reported)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on counting where `to_state` left off, with what was counted since then."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `to_state` left off; what was counted here is forgotten, what was warned about is not."""
+        totals = state.get("by_reason", state)  # older versions kept the totals alone
         with self._lock:
-            self.by_reason += Counter(state)
-            self._reported += Counter(state)
+            self.by_reason = Counter(totals)
+            self._reported = Counter(state.get("reported", totals))

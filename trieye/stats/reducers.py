@@ -1,12 +1,14 @@
-"""Accumulator: everything that a reducer may want to know of the events in a window, in constant memory."""
+"""Accumulator: everything that a reducer may want to know of the events in a window."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trieye.stats.details import Detail, detail_from_state
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,6 +28,7 @@ class Accumulator:
         step: Highest global step.
         time: Unix time in seconds of the newest event.
         x: Highest coordinate on the metric's x axis, if that is not the global step.
+        detail: What `quantile` and `ema` need besides; nothing else grows with the number of events.
     """
 
     count: int
@@ -37,6 +40,7 @@ class Accumulator:
     step: int
     time: float
     x: int | None = None
+    detail: Detail | None = None
 
     def merge(self, newer: Self) -> None:
         """Add the events of `newer`, which were received after those of this one.
@@ -56,14 +60,28 @@ class Accumulator:
         self.time = max(self.time, newer.time)
         if newer.x is not None:
             self.x = newer.x if self.x is None else max(self.x, newer.x)
+        if self.detail is not None and newer.detail is not None:
+            self.detail.merge(newer.detail)
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        return replace(self)
+        return replace(self, detail=None if self.detail is None else self.detail.copy())
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `Accumulator(**state)` takes."""
-        return asdict(self)
+        """Return plain data that `from_state` takes."""
+        state = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+        return state if self.detail is None else {**state, "detail": self.detail.to_state()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the accumulator that `to_state` described."""
+        known = {name: state[name] for name in _FIELDS if name in state}
+        if "detail" in known:
+            known["detail"] = detail_from_state(known["detail"])
+        return cls(**known)
+
+
+_FIELDS = tuple(field.name for field in fields(Accumulator))
 
 
 def _std(window: Accumulator) -> float:
@@ -79,7 +97,12 @@ REDUCERS: Mapping[str, Callable[[Accumulator], float]] = {
     "std": _std,
     "count": lambda window: float(window.count),
 }
-"""What becomes of a window, by `aggregation`; `std` is that of the population. `rate` needs a clock: see `windows`."""
+"""What becomes of a window without a detail; `std` is that of the population. `rate` needs a clock: see `rate`."""
+
+
+def reduce(window: Accumulator, aggregation: str) -> float:
+    """Return what becomes of a window."""
+    return REDUCERS[aggregation](window) if window.detail is None else window.detail.value()
 
 
 def accumulate(
@@ -96,10 +119,10 @@ def accumulate(
         aggregation: What the accumulators are for: `m2` is 0 unless that is `std`, and `last` unless it is `latest`,
             because both cost as much as all the rest.
     """
-    if keys[0] == keys[-1] and not np.any(keys != keys[0]):
+    if keys[0] == keys[-1] and not (keys != keys[0]).any():
         yield int(keys[0]), _whole(values, steps, times, xs)
         return
-    if np.any(keys[1:] < keys[:-1]):
+    if (keys[1:] < keys[:-1]).any():
         order = np.argsort(keys, kind="stable")
         keys, values, steps, times = keys[order], values[order], steps[order], times[order]
         xs = xs if xs is None else xs[order]
@@ -135,7 +158,6 @@ def _groups(
     if aggregation == "latest":
         last = values[_last_at_the_highest_step(steps, starts, counts)]
     columns = (
-        keys[starts].tolist(),
         counts.tolist(),
         totals.tolist(),
         np.minimum.reduceat(values, starts).tolist(),
@@ -146,13 +168,12 @@ def _groups(
         np.maximum.reduceat(times, starts).tolist(),
         [None] * len(starts) if xs is None else np.maximum.reduceat(xs, starts).tolist(),
     )
-    for key, *fields in zip(*columns, strict=True):
-        yield key, Accumulator(*fields)
+    yield from zip(keys[starts].tolist(), map(Accumulator, *columns), strict=True)
 
 
 def _last_at_the_highest_step(steps: Ints, starts: Ints, counts: Ints) -> Ints:
     """Return the index in each group of its event with the highest step, the last one among equals."""
-    if np.all(counts == 1):
+    if (counts == 1).all():
         return starts
     highest = np.repeat(np.maximum.reduceat(steps, starts), counts)
     candidates = np.where(steps == highest, np.arange(len(steps)), -1)

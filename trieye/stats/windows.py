@@ -9,15 +9,28 @@ joins the next open window.
 import logging
 import math
 import sys
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from trieye.config import MetricConfig
 from trieye.stats.point import Point
-from trieye.stats.reducers import REDUCERS, Accumulator, Floats, Ints, accumulate
+from trieye.stats.reducers import REDUCERS, Accumulator, Floats, Ints, accumulate, reduce
 
 logger = logging.getLogger(__name__)
+
+
+class AttemptTimes(Protocol):
+    """How journal time and the clock belong together in the present attempt.
+
+    Attributes:
+        started: Unix time in seconds at which journal time is zero.
+        attempt_started: Unix time in seconds at which the attempt began.
+    """
+
+    started: float
+    attempt_started: float
 
 
 class MetricWindows:
@@ -25,7 +38,7 @@ class MetricWindows:
 
     Args:
         config: The metric.
-        started: Unix time in seconds at which journal time is zero.
+        times: The times of the attempt; may change until the first event.
 
     Attributes:
         watermark: Highest step up to which windows are closed; None before the first closing.
@@ -34,9 +47,8 @@ class MetricWindows:
         num_events: Events read so far.
     """
 
-    def __init__(self, config: MetricConfig, *, started: float = 0.0) -> None:
+    def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
         self.config = config
-        self.started = started
         self.watermark: int | None = None
         self.highest: int | None = None
         self.num_late = 0
@@ -45,6 +57,7 @@ class MetricWindows:
         self._opened_at: dict[int, float] = {}
         self._late: Accumulator | None = None
         self._carried: list[Point] = []
+        self._times = times
         self._length = config.log_frequency_steps
         self._seconds = config.log_frequency_seconds
 
@@ -63,14 +76,19 @@ class MetricWindows:
         self.highest = top if self.highest is None else max(self.highest, top)
         keys = (steps + (self._length - 1)) // self._length if self._length else np.zeros_like(steps)
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
-            for key, events in accumulate(keys, values, steps, times, xs, aggregation=self.config.aggregation):
+            for key, events in self._grouped(keys, values, steps, times, xs):
                 self._take(key, events, at)
         self._seat_late_events()
+
+    def _grouped(
+        self, keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None
+    ) -> Iterator[tuple[int, Accumulator]]:
+        return accumulate(keys, values, steps, times, xs, aggregation=self.config.aggregation)
 
     def _take(self, key: int, events: Accumulator, at: float) -> None:
         if self._length and self.watermark is not None and key * self._length <= self.watermark:
             self.num_late += events.count
-            self._late = _merged(self._late, events)
+            self._late = merged(self._late, events)
         elif key in self._open:
             self._open[key].merge(events)
         else:
@@ -80,7 +98,7 @@ class MetricWindows:
     def _seat_late_events(self) -> None:
         if self._late is not None and self._open:
             first = min(self._open)
-            self._open[first] = _merged(self._late, self._open[first])
+            self._open[first] = merged(self._late, self._open[first])
             self._late = None
 
     def advance(self, *, at: float, step: int | None = None) -> list[Point]:
@@ -90,12 +108,7 @@ class MetricWindows:
             at: Journal time in seconds.
             step: Raise the watermark to this step, at most to the highest seen; None: to the one before the highest.
         """
-        if self.highest is not None:
-            target = self.highest - 1 if step is None else min(step, self.highest)
-            self.watermark = target if self.watermark is None else max(self.watermark, target)
-        closed = self._reached() + self._expired(at)
-        carried, self._carried = self._carried, []
-        return carried + self._points(closed, at)
+        return self._take_carried() + self._points(self._completed(at, step), at)
 
     def flush(self, *, at: float, step: int | None = None) -> list[Point]:
         """Return points of all windows, open ones at the highest step that they hold.
@@ -104,15 +117,42 @@ class MetricWindows:
             at: Journal time in seconds.
             step: Leave windows alone that hold events beyond this step; None: take all.
         """
-        points = self.advance(at=at, step=self.highest if step is None else step)
-        if not (self._length or self._seconds):
-            return points
+        closed = self._completed(at, self.highest if step is None else step)
+        if self._length or self._seconds:
+            closed += self._held(step)
+        return self._take_carried() + self._points(closed, at)
+
+    def _take_carried(self) -> list[Point]:
+        carried, self._carried = self._carried, []
+        return carried
+
+    def _completed(self, at: float, step: int | None) -> list[tuple[int, Accumulator]]:
+        if self.highest is not None:
+            target = self.highest - 1 if step is None else min(step, self.highest)
+            self.watermark = target if self.watermark is None else max(self.watermark, target)
+        return self._reached() + self._expired(at)
+
+    def _held(self, step: int | None) -> list[tuple[int, Accumulator]]:
         held = sorted(key for key, events in self._open.items() if step is None or events.step <= step)
         closed = [(self._open[key].step, self._pop(key)) for key in held]
         if self._late is not None and not self._open and self.highest is not None:
             closed.append((self.highest, self._late))
             self._late = None
-        return points + self._points(closed, at)
+        return closed
+
+    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
+        del at
+        return [self._point(step, window, self._reduce(window)) for step, window in closed]
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether time alone can lead to a point."""
+        return bool(self._carried or (self._seconds and self._open))
+
+    @property
+    def carries(self) -> bool:
+        """Whether there are points of an earlier configuration to be logged."""
+        return bool(self._carried)
 
     def latest(self) -> tuple[int, float] | None:
         """Return (step, value) of the newest open window, for metrics that are aggregated and never logged."""
@@ -140,12 +180,8 @@ class MetricWindows:
         del self._opened_at[key]
         return self._open.pop(key)
 
-    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
-        del at
-        return [self._point(step, window, self._reduce(window)) for step, window in closed]
-
     def _reduce(self, window: Accumulator) -> float:
-        return REDUCERS[self.config.aggregation](window)
+        return reduce(window, self.config.aggregation)
 
     def _point(self, step: int, window: Accumulator, value: float) -> Point:
         if not math.isfinite(value):  # finite values can have an infinite sum
@@ -160,110 +196,71 @@ class MetricWindows:
             count=window.count,
         )
 
+    @property
+    def _began(self) -> float:
+        """Journal time at which the attempt began."""
+        return self._times.attempt_started - self._times.started
+
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes; journal times are left out, they mean nothing to another attempt."""
+        """Return plain data that `restore` takes."""
         return {
             "aggregation": self.config.aggregation,
+            "length": self._length,
             "watermark": self.watermark,
             "highest": self.highest,
             "num_late": self.num_late,
             "num_events": self.num_events,
             "open": [[key, window.to_state()] for key, window in self._open.items()],
+            "opened_at": [self._opened_at[key] for key in self._open],
             "late": self._late and self._late.to_state(),
+            "carried": [[p.metric, p.value, p.step, p.wall_time, list(p.log_to), p.count] for p in self._carried],
         }
 
-    def restore(self, state: dict[str, Any], *, at: float, replaces: bool = False) -> None:
-        """Go on where `to_state` left off, with the events that came since; open windows count as opened at `at`.
+    def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
+        """Go on where `to_state` left off; these windows must be new.
 
         The metric may be configured differently now: windows of another length are put into the present ones, and those
         of another aggregation become points as they are.
+
+        Args:
+            state: The state; times that an older version left out count as the beginning of the attempt.
+            shift_s: What is added to its journal times.
         """
-        since = [] if replaces else [*self._open.values(), *([self._late] if self._late else [])]
-        self._open, self._opened_at, self._late = {}, {}, None
-        self.watermark, self.highest = state["watermark"], _highest(self.highest, state["highest"])
-        self.num_late = state["num_late"] + (0 if replaces else self.num_late)
-        self.num_events = state["num_events"] + (0 if replaces else self.num_events)
-        before = [Accumulator(**window) for _, window in state["open"]]
-        if state["aggregation"] != self.config.aggregation and (self._length or self._seconds):
-            reduce = REDUCERS.get(state["aggregation"], REDUCERS["mean"])
-            self._carried = [self._point(window.step, window, reduce(window)) for window in before]
-            before = []
-        self._late = Accumulator(**state["late"]) if state["late"] else None
-        for events in before + since:
-            self._take(-(-events.step // self._length) if self._length else 0, events, at)
-        self._seat_late_events()
+        self.watermark, self.highest = state.get("watermark"), state.get("highest")
+        self.num_late, self.num_events = state.get("num_late", 0), state.get("num_events", 0)
+        self._carried = [_point_of(*row) for row in state.get("carried", [])]
+        held = [(key, Accumulator.from_state(window)) for key, window in state.get("open", [])]
+        late = Accumulator.from_state(state["late"]) if state.get("late") else None
+        times = [opened + shift_s for opened in state.get("opened_at", [])] or [self._began] * len(held)
+        if state.get("aggregation", self.config.aggregation) != self.config.aggregation:
+            self._carry(held, late, state["aggregation"])
+        elif state.get("length") == self._length:
+            self._open, self._late = dict(held), late
+            self._opened_at = dict(zip(self._open, times, strict=True))
+        else:
+            self._late = late
+            for (_, window), opened in zip(held, times, strict=True):
+                self._take(-(-window.step // self._length) if self._length else 0, window, opened)
+            self._seat_late_events()
+
+    def _carry(self, held: list[tuple[int, Accumulator]], late: Accumulator | None, aggregation: str) -> None:
+        if aggregation == "rate" or not (self._length or self._seconds):
+            return  # seconds that are not over give no rate, and what is never logged has no points
+        windows = [(window.step, window) for _, window in sorted(held, key=lambda item: item[0])]
+        if late is not None and self.highest is not None:
+            windows.append((self.highest, late))
+        known = aggregation if aggregation in REDUCERS else "mean"
+        self._carried += [self._point(step, window, reduce(window, known)) for step, window in windows]
 
 
-class RateWindows(MetricWindows):
-    """Sum of the values since the last logged point, divided by the seconds since then.
-
-    When nothing came for a whole interval one 0 is logged, and then nothing until there is something to say.
-    """
-
-    def __init__(self, config: MetricConfig, *, started: float = 0.0) -> None:
-        super().__init__(config, started=started)
-        self._logged_at = 0.0
-        self._value = 0.0
-        self._step = 0
-
-    def _is_due(self, opened: float, at: float) -> bool:
-        del opened
-        return at - self._logged_at >= self._seconds
-
-    def _reduce(self, window: Accumulator) -> float:
-        return window.total
-
-    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
-        if not closed:
-            return self._idle(at)
-        if at <= self._logged_at:  # no time has passed: these events count at the next point
-            self._put_back(closed, at)
-            return []
-        step, window = closed[0]
-        for later, events in closed[1:]:
-            step = max(step, later)
-            window.merge(events)
-        self._value = window.total / (at - self._logged_at)
-        self._logged_at = at
-        point = self._point(step, window, self._value)
-        self._step = point.step
-        return [point]
-
-    def _put_back(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
-        for step, window in closed:
-            key = -(-step // self._length) if self._length else 0
-            self._open[key] = _merged(self._open.get(key), window)
-            self._opened_at[key] = at
-
-    def _idle(self, at: float) -> list[Point]:
-        if not self._seconds or self._value == 0.0 or self._open or at - self._logged_at < self._seconds:
-            return []
-        self._value, self._logged_at = 0.0, at
-        log_to = tuple(self.config.log_to)
-        return [Point(self.config.name, 0.0, self._step, self.started + at, log_to, count=0)]
-
-    def restore(self, state: dict[str, Any], *, at: float, replaces: bool = False) -> None:
-        """Go on where `to_state` left off; the rate is measured anew from `at`.
-
-        What an earlier attempt counted is left out: without the time in which it did, the rate would be too high.
-        """
-        super().restore({**state, "open": [], "late": None}, at=at, replaces=replaces)
-        self._logged_at, self._value = at, 0.0
+def _point_of(metric: str, value: float, step: int, wall_time: float, log_to: Sequence[str], count: int) -> Point:
+    return Point(metric, value, step, wall_time, tuple(log_to), count)
 
 
-def windows_for(config: MetricConfig, *, started: float) -> MetricWindows:
-    """Return the windows that a metric needs."""
-    made = RateWindows if config.aggregation == "rate" else MetricWindows
-    return made(config, started=started)
-
-
-def _highest(one: int | None, other: int | None) -> int | None:
-    return max((step for step in (one, other) if step is not None), default=None)
-
-
-def _merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:
+def merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:
+    """Return the union of two windows, of which the older one may be missing."""
     if older is None:
         return newer
-    merged = older.copy()
-    merged.merge(newer)
-    return merged
+    union = older.copy()
+    union.merge(newer)
+    return union

@@ -1,4 +1,4 @@
-"""Sinks for tests, and the tests that every sink has to pass."""
+"""Sinks for tests."""
 
 import threading
 import time
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trieye.sinks.base import RunInfo, RunStatus, Sink
-from trieye.sinks.runner import SinkThread
+from trieye.sinks.base import RunInfo, RunStatus
+from trieye.stats.operations import Medium
 from trieye.stats.point import Point
 
 
@@ -27,7 +27,6 @@ def make_run(root: Path, **changes: Any) -> RunInfo:
         "tensorboard_dir": run_dir / "tensorboard",
         "mlflow_dir": mlflow_dir,
         "tracking_uri": f"sqlite:///{mlflow_dir / 'mlflow.db'}",
-        "spool_dir": run_dir / "spool",
         "created": time.time(),
     }
     return RunInfo(**{**fields, **changes})
@@ -41,6 +40,7 @@ class MemorySink:
         params: All parameters logged.
         tags: All tags set.
         artifacts: (path, artifact path) of all files logged.
+        media: All histograms, pictures and texts.
         writes: How many points each write had.
         statuses: Arguments of `close`.
     """
@@ -51,6 +51,7 @@ class MemorySink:
         self.params: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         self.artifacts: list[tuple[Path, str | None]] = []
+        self.media: list[Medium] = []
         self.writes: list[int] = []
         self.statuses: list[RunStatus] = []
 
@@ -73,6 +74,10 @@ class MemorySink:
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Keep where the file is."""
         self.artifacts.append((path, artifact_path))
+
+    def log_media(self, medium: Medium) -> None:
+        """Keep the histogram, picture or text."""
+        self.media.append(medium)
 
     def close(self, status: RunStatus) -> None:
         """Keep the status."""
@@ -115,6 +120,11 @@ class FlakySink(MemorySink):
         self._maybe_fail()
         super().write(points)
 
+    def log_media(self, medium: Medium) -> None:
+        """Fail, or keep the histogram, picture or text."""
+        self._maybe_fail()
+        super().log_media(medium)
+
     def close(self, status: RunStatus) -> None:
         """Fail, or keep the status."""
         self._maybe_fail()
@@ -129,68 +139,3 @@ class FlakySink(MemorySink):
         if self._left > 0:
             self._left -= 1
             raise self._error
-
-
-class SinkContract:
-    """Tests that a sink inherits: subclass it, in a class that pytest collects, and give the two methods.
-
-    The sink has to be one whose points can be read back.
-    """
-
-    TIMEOUT_S = 60.0
-    """How long a sink may take to open, write and close."""
-
-    def make_sink(self) -> Sink:
-        """Return a new sink, not yet open."""
-        raise NotImplementedError
-
-    def read_points(self, run: RunInfo) -> list[tuple[str, float, int]]:
-        """Return (metric, value, step) of all points that all attempts wrote, those of one metric in written order."""
-        raise NotImplementedError
-
-    def attempt(self, run: RunInfo, *batches: Sequence[Point], status: RunStatus = "FINISHED") -> None:
-        """Write batches as one attempt of a run would and close."""
-        thread = SinkThread(self.make_sink(), run)
-        for batch in batches:
-            thread.submit_points(batch)
-        assert thread.close(status, self.TIMEOUT_S), thread.health  # noqa: S101 - a test
-
-    def test_it_has_a_name(self) -> None:
-        """A sink is known by its name."""
-        assert isinstance(self.make_sink().name, str)  # noqa: S101 - a test
-        assert self.make_sink().name  # noqa: S101 - a test
-
-    def test_every_point_arrives_once(self, tmp_path: Path) -> None:
-        """More points than one write takes arrive once each, in order."""
-        run = make_run(tmp_path)
-        points = [Point("loss", float(step), step, 1.7e9 + step) for step in range(2500)]
-        self.attempt(run, points[:1], [], points[1:])
-        assert self.read_points(run) == [("loss", float(step), step) for step in range(2500)]  # noqa: S101 - a test
-
-    def test_an_attempt_without_points_is_fine(self, tmp_path: Path) -> None:
-        """Opening and closing is enough."""
-        run = make_run(tmp_path)
-        self.attempt(run, status="FAILED")
-        assert self.read_points(run) == []  # noqa: S101 - a test
-
-    def test_a_later_attempt_adds_to_the_earlier(self, tmp_path: Path) -> None:
-        """Points of both attempts are there."""
-        run = make_run(tmp_path)
-        self.attempt(run, [Point("loss", 1.0, 1, 1.7e9)], status="KILLED")
-        self.attempt(run, [Point("loss", 0.5, 2, 1.7e9 + 1)])
-        assert self.read_points(run) == [("loss", 1.0, 1), ("loss", 0.5, 2)]  # noqa: S101 - a test
-
-    def test_several_metrics_of_a_step_stay_apart(self, tmp_path: Path) -> None:
-        """Points that share step and time do not replace each other."""
-        run = make_run(tmp_path)
-        self.attempt(run, [Point(name, value, 7, 1.7e9) for name, value in (("a", 1.0), ("b/c d", -2.0), ("é", 0.0))])
-        assert sorted(self.read_points(run)) == [("a", 1.0, 7), ("b/c d", -2.0, 7), ("é", 0.0, 7)]  # noqa: S101 - a test
-
-    def test_extreme_steps_and_times_are_kept(self, tmp_path: Path) -> None:
-        """Steps of 64 bits, negative steps, and times before 1970."""
-        run = make_run(tmp_path)
-        steps = [-(2**63), -1, 0, 2**62, 2**63 - 1]
-        self.attempt(run, [Point("loss", float(n), step, -5.0 + n) for n, step in enumerate(steps)])
-        assert sorted(self.read_points(run), key=lambda row: row[2]) == [  # noqa: S101 - a test
-            ("loss", float(n), step) for n, step in enumerate(steps)
-        ]

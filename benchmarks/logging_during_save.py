@@ -1,0 +1,105 @@
+"""How long log calls wait for their acknowledgement while a 400 MB checkpoint is saved, against trieye 0.1.5.
+
+Goal: worst < 250 ms, p99 < 50 ms. `drop_in` is what the peer does, one `log_event` call after the other; `run` is
+`Run.log` and `Run.flush`, again and again, while a thread of the hub writes what `Run.save` handed over.
+"""
+
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+from peer.trieye015 import Peer
+
+import trieye
+
+SIZE_MB = 400
+ROUNDS = 3
+WORST_MS_GOAL = 250.0
+P99_MS_GOAL = 50.0
+STATS = {"metrics": [{"name": "loss", "aggregation": "mean", "log_frequency_steps": 1000}]}
+
+
+def config(root: str, run_name: str) -> trieye.TrieyeConfig:
+    """Return a config that differs from the defaults only in where the run is and what is logged how often."""
+    return trieye.TrieyeConfig(run_name=run_name, persistence={"root_data_dir": root}, stats=STATS)
+
+
+def waits_until(is_saved: Callable[[], bool], log: Callable[[], object]) -> dict[str, float]:
+    """Return how long calls of `log` take, one after the other."""
+    began = time.perf_counter()
+    waits_ms = []
+    while not is_saved():
+        called = time.perf_counter()
+        log()
+        waits_ms.append((time.perf_counter() - called) * 1e3)
+    return {
+        "num_calls": len(waits_ms),
+        "p99_ms": float(np.percentile(waits_ms, 99)),
+        "worst_ms": max(waits_ms),
+        "save_s": time.perf_counter() - began,
+    }
+
+
+def drop_in(root: str, weights: Any) -> dict[str, float]:
+    """Return the waits of `log_event` while the actor saves."""
+    actor = trieye.TrieyeActor.remote(config=config(root, "drop_in"))
+    assert ray.get(actor.wait_mlflow_run_id.remote(60.0)) is not None
+    event = trieye.RawMetricEvent(name="loss", value=0.5, global_step=1)
+    ray.get(actor.log_event.remote(event))
+    saving = actor.save_training_state.remote(ray.put({"weights": weights}), {}, [], 1, 0, 0)
+    waits = waits_until(lambda: bool(ray.wait([saving], timeout=0)[0]), lambda: ray.get(actor.log_event.remote(event)))
+    ray.get(saving)
+    ray.get(actor.shutdown.remote())
+    ray.kill(actor)
+    return waits
+
+
+def run(root: str, weights: Any) -> dict[str, float]:
+    """Return the waits of `Run.flush` while the hub saves."""
+    with trieye.Run(config(root, "run")) as started:
+        assert started.mlflow_run_id() is not None
+        started.log("loss", 0.5, step=1)
+        started.flush()
+
+        def log() -> None:
+            started.log("loss", 0.5, step=1)
+            started.flush()
+
+        started.save(weights=weights)
+        saving = threading.Thread(target=started.wait_for_saves)
+        saving.start()
+        return waits_until(lambda: not saving.is_alive(), log)
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure, and the longest wait of all rounds."""
+    middle = {name: round(statistics.median(figures[name] for figures in rounds), 1) for name in rounds[0]}
+    return {**middle, "worst_of_all_ms": round(max(figures["worst_ms"] for figures in rounds), 1)}
+
+
+def main() -> None:
+    """Print one JSON line."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
+    weights = np.random.default_rng(0).random(SIZE_MB * 1_000_000 // 8)
+    rounds: dict[str, list[dict[str, float]]] = {"drop_in": [], "run": [], "peer": []}
+    with Peer("logging_during_save.py", SIZE_MB) as peer:
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as root:
+                rounds["drop_in"].append(drop_in(root, weights))
+                rounds["run"].append(run(root, weights))
+            rounds["peer"].append(peer.measure())
+    figures = {side: medians(measured) for side, measured in rounds.items()}
+    ours = (figures["drop_in"], figures["run"])
+    met = all(side["worst_ms"] < WORST_MS_GOAL and side["p99_ms"] < P99_MS_GOAL for side in ours)
+    goal = f"worst_ms < {WORST_MS_GOAL}, p99_ms < {P99_MS_GOAL}"
+    print(json.dumps({"benchmark": "logging_during_save", **figures, "rounds": ROUNDS, "goal": goal, "met": met}))
+
+
+if __name__ == "__main__":
+    main()

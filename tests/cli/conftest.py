@@ -1,0 +1,120 @@
+"""Runs that were killed, and what their sinks show."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trieye.persistence.run_record import RunRecord
+
+STEPS = 300
+KILLED = """
+import os, signal, sys, time
+import trieye
+
+saves = "saves" in sys.argv
+config = trieye.TrieyeConfig(
+    app_name="agents",
+    run_name="first",
+    runtime={"kind": "local"},
+    persistence={"root_data_dir": sys.argv[1]},
+    sinks={"tensorboard": {"enabled": True, "flush_interval_s": 0.1}, "mlflow": {"enabled": "mlflow" in sys.argv}},
+    stats={
+        "processing_interval_seconds": 0.1,
+        "metrics": [{"name": "reward/mean", "raw_event_name": "reward", "log_frequency_steps": 70}],
+    },
+)
+with trieye.Run(config) as run:
+    for step in range(300):
+        if step == 200:
+            deadline = time.monotonic() + 30
+            run.flush()
+            while next(s for s in run.health()["sinks"] if s["name"] == "tensorboard")["backlog"]:
+                assert time.monotonic() < deadline
+            if saves:
+                run.step = step
+                run.save(weights=[1.0, 2.0])
+        run.log({"loss": 1.0 / (step + 1), "reward": float(step)}, step=step)
+    run.step = 300
+    run.flush()
+    while saves and not os.path.exists(f"{run.dir}/checkpoints/checkpoint_step_200/MANIFEST.json"):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="session")
+def _killed(tmp_path_factory):
+    made = {}
+
+    def make(*words):
+        if words not in made:
+            root = made[words] = tmp_path_factory.mktemp("killed")
+            done = subprocess.run([sys.executable, "-c", KILLED, str(root), *words], capture_output=True, text=True)
+            assert done.returncode == -signal.SIGKILL, done.stderr
+        return made[words]
+
+    return make
+
+
+@pytest.fixture
+def killed_run(_killed, tmp_path):
+    """Return a function that gives the directory of a run that was killed, moved to another root.
+
+    Words: `mlflow` enables that sink besides TensorBoard, `saves` saves a checkpoint at step 200 of 300.
+    """
+
+    def make(*words):
+        root = tmp_path / "root"
+        shutil.copytree(_killed(*words), root)
+        return root / "agents" / "runs" / "first"
+
+    return make
+
+
+def record_of(run_dir):
+    record = RunRecord.read(run_dir / "run.json")
+    assert record is not None
+    return record
+
+
+def curves_in_tensorboard(run_dir):
+    """Return {metric: [(step, value), ...]} of every record in the event files, also of one that is there twice."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+def mlflow_runs(run_dir):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir.parents[1] / 'mlruns' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("agents")
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def curves_in_mlflow(run_dir):
+    client, (run,) = mlflow_runs(run_dir)
+    names = run.data.metrics
+    return {name: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)) for name in names}
+
+
+def losses(first=0, end=STEPS):
+    return [(step, pytest.approx(1.0 / (step + 1))) for step in range(first, end)]  # event files have 32 bits
+
+
+def contents(directory):
+    """Return what is in every file below a directory."""
+    return {path: path.read_bytes() for path in sorted(Path(directory).rglob("*")) if path.is_file()}
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline

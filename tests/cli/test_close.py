@@ -1,0 +1,134 @@
+import json
+import os
+import socket
+
+import pytest
+
+import trieye
+from tests.cli.conftest import (
+    contents,
+    curves_in_mlflow,
+    curves_in_tensorboard,
+    losses,
+    mlflow_runs,
+    record_of,
+)
+from trieye.cli import main
+from trieye.cli.run_status import read_status
+from trieye.persistence.journal import Journal
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def change_config(run_dir, part, **changes):
+    path = run_dir / "configs.json"
+    held = json.loads(path.read_text())
+    held[part].update(changes)
+    path.write_text(json.dumps(held))
+
+
+def test_close_delivers_what_a_killed_run_left_and_records_it_as_killed(killed_run, capsys):
+    run = killed_run("mlflow")
+    died = read_status(run)["time"]
+    assert main(["close", str(run)]) == 0
+    shown, stored = curves_in_tensorboard(run), curves_in_mlflow(run)
+    assert shown["loss"] == losses()
+    assert stored["loss"] == losses()
+    assert [step for step, _ in shown["reward/mean"]] == [0, 70, 140, 210, 280, 299]
+    assert mlflow_runs(run)[1][0].info.status == "KILLED"
+    record = record_of(run)
+    assert (record.status, record.attempt, record.ended) == ("KILLED", 1, died)
+    assert "mlflow, tensorboard: all " in capsys.readouterr().out
+
+
+def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
+    run = killed_run()
+    assert main(["close", str(run)]) == 0
+    before = contents(run)
+    assert main(["close", str(run)]) == 0
+    assert contents(run) == before
+    assert "'first' is recorded as KILLED, and its sinks have everything" in capsys.readouterr().out
+
+
+def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
+    run = killed_run("saves")
+    assert main(["close", str(run)]) == 0
+    shown = curves_in_tensorboard(run)
+    assert shown["loss"] == losses()
+    assert [step for step, _ in shown["reward/mean"]] == [0, 70, 140, 210, 280]
+
+
+def test_names_that_nobody_declared_are_delivered_as_the_run_would_have_done(killed_run):
+    run = killed_run()
+    assert json.loads((run / "configs.json").read_text())["stats"]["undeclared"] is None
+    assert main(["close", str(run)]) == 0
+    assert "loss" in curves_in_tensorboard(run)
+
+
+def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, capsys):
+    with trieye.Run(make_config()) as run:
+        assert main(["close", str(run.dir)]) == 1
+        assert run.health()["accepted"] == 0
+    told = capsys.readouterr().err
+    assert f"run 'run' is being written by process {os.getpid()} on {socket.gethostname()}" in told
+
+
+def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_later(killed_run, capsys):
+    run = killed_run()
+    change_config(run, "sinks", mlflow={"enabled": True})
+    change_config(run, "persistence", mlflow_tracking_uri=NOWHERE)
+    assert main(["close", str(run), "--timeout", "0.2"]) == 1
+    told = capsys.readouterr().err
+    assert "error: mlflow: 3" in told
+    assert f"items are missing: MLflow at {NOWHERE} failed to open" in told
+    assert "`trieye close` goes on where this ended" in told
+    assert record_of(run).status == "KILLED"
+    assert curves_in_tensorboard(run)["loss"] == losses()
+    change_config(run, "persistence", mlflow_tracking_uri=None)
+    assert main(["close", str(run)]) == 0
+    assert curves_in_mlflow(run)["loss"] == losses()
+    assert curves_in_tensorboard(run)["loss"] == losses()
+
+
+def test_what_is_whole_in_a_damaged_journal_is_delivered_and_the_loss_is_told(killed_run, capsys):
+    run = killed_run()
+    log = run / "journal.db-wal"
+    data = bytearray(log.read_bytes())
+    place = data.index(b"pass", len(data) // 2)
+    data[place] ^= 1
+    log.write_bytes(data)
+    assert main(["close", str(run)]) == 0
+    assert "warning: the journal" in capsys.readouterr().err
+    assert (run / "journal.db.damaged-1").exists()
+    assert read_status(run)["dropped"]["journal_damage"] >= 1
+    assert curves_in_tensorboard(run)["loss"][:200] == losses(end=200)
+
+
+def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run, capsys):
+    run = killed_run()
+    for path in run.glob("journal.db*"):
+        path.unlink()
+    assert main(["close", str(run)]) == 0
+    assert record_of(run).status == "KILLED"
+    assert Journal(run / "journal.db").damage == []
+    capsys.readouterr()
+
+
+def test_close_says_what_the_user_can_do_about_a_run_that_is_not_where_runs_are(killed_run, tmp_path, capsys):
+    moved = killed_run().rename(tmp_path / "first")
+    before = contents(moved)
+    assert main(["close", str(moved)]) == 2
+    assert f"move it to <root>/<app>/runs/{moved.name}" in capsys.readouterr().err
+    assert contents(moved) == before
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"sinks": {}}', '{"persistence": 1, "sinks": {}}'])
+def test_a_config_that_cannot_be_read_is_named(killed_run, capsys, content):
+    run = killed_run()
+    (run / "configs.json").unlink()
+    if content is not None:
+        (run / "configs.json").write_text(content)
+    assert main(["close", str(run)]) == 2
+    told = capsys.readouterr().err
+    assert "configs.json, the config of the run, cannot be read" in told
+    assert "Traceback" not in told

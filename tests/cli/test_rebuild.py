@@ -1,0 +1,93 @@
+import shutil
+
+import pytest
+
+import trieye
+from tests.cli.conftest import (
+    contents,
+    curves_in_mlflow,
+    curves_in_tensorboard,
+    losses,
+    mlflow_runs,
+    record_of,
+)
+from trieye.cli import main
+
+
+@pytest.fixture(scope="session")
+def _closed(tmp_path_factory):
+    """A run that was finished, with TensorBoard and MLflow."""
+    root = tmp_path_factory.mktemp("closed")
+    config = trieye.TrieyeConfig(
+        app_name="agents",
+        run_name="first",
+        runtime={"kind": "local"},
+        persistence={"root_data_dir": str(root)},
+        sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": True}, "console": {"enabled": True}},
+    )
+    with trieye.Run(config) as run:
+        run.log_params({"lr": 0.1})
+        for step in range(300):
+            run.log("loss", 1.0 / (step + 1), step=step)
+    return root
+
+
+@pytest.fixture
+def closed_run(_closed, tmp_path):
+    shutil.copytree(_closed, tmp_path / "root")
+    return tmp_path / "root" / "agents" / "runs" / "first"
+
+
+def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
+    before = record_of(closed_run)
+    shutil.rmtree(closed_run / "tensorboard")
+    shutil.rmtree(closed_run.parents[1] / "mlruns")
+    assert main(["rebuild", str(closed_run)]) == 0
+    assert curves_in_tensorboard(closed_run)["loss"] == losses()
+    assert curves_in_mlflow(closed_run)["loss"] == losses()
+    _, (run,) = mlflow_runs(closed_run)
+    assert run.data.params["lr"] == "0.1"
+    assert run.info.status == "FINISHED"
+    assert record_of(closed_run) == before.model_copy(update={"mlflow_run_id": run.info.run_id})
+    assert "mlflow, tensorboard: all 3" in capsys.readouterr().out
+
+
+def test_what_is_there_already_is_there_once(closed_run):
+    _, (before,) = mlflow_runs(closed_run)
+    for _ in range(2):
+        assert main(["rebuild", str(closed_run)]) == 0
+    assert curves_in_tensorboard(closed_run)["loss"] == losses()
+    assert curves_in_mlflow(closed_run)["loss"] == losses()
+    _, (after,) = mlflow_runs(closed_run)
+    assert (after.info.run_id, after.data.params) == (before.info.run_id, before.data.params)
+
+
+def test_only_the_sinks_that_are_named_begin_anew(closed_run):
+    store = closed_run.parents[1] / "mlruns"
+    shutil.rmtree(store)
+    shutil.rmtree(closed_run / "tensorboard")
+    assert main(["rebuild", str(closed_run), "--sink", "tensorboard"]) == 0
+    assert curves_in_tensorboard(closed_run)["loss"] == losses()
+    assert mlflow_runs(closed_run)[1][0].data.metrics == {}
+
+
+def test_a_run_that_was_killed_is_closed_on_the_way(killed_run):
+    run = killed_run()
+    assert main(["rebuild", str(run)]) == 0
+    assert curves_in_tensorboard(run)["loss"] == losses()
+    assert record_of(run).status == "KILLED"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("tensorbord", "; did you mean 'tensorboard'?"), ("console", "")])
+def test_a_sink_that_the_run_does_not_have_is_refused(closed_run, capsys, name, hint):
+    before = contents(closed_run)
+    assert main(["rebuild", str(closed_run), "--sink", name]) == 2
+    told = capsys.readouterr().err
+    assert f"--sink {name}: the run has no such sink{hint} (it has: mlflow, tensorboard)" in told
+    assert contents(closed_run) == before
+
+
+def test_a_run_that_is_alive_is_left_alone(make_config, capsys):
+    with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
+        assert main(["rebuild", str(run.dir)]) == 1
+    assert "is being written by process" in capsys.readouterr().err

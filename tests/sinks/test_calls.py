@@ -1,0 +1,67 @@
+from pathlib import Path
+
+from trieye.sinks.calls import Calls
+from trieye.stats.operations import LogArtifact, LogHistogram, LogParams, LogText, SetTags
+from trieye.stats.point import Point
+from trieye.testing import MemorySink
+
+
+class PlainSink:
+    """A sink that takes points only."""
+
+    name = "plain"
+
+    def __init__(self):
+        self.points = []
+
+    def open(self, run):
+        pass
+
+    def write(self, points):
+        self.points.append(list(points))
+
+    def close(self, status):
+        pass
+
+
+def points(first, num, log_to=("mlflow",)):
+    return [Point("m", 0.5, step, 1.7e9, log_to) for step in range(first, first + num)]
+
+
+def ends(calls):
+    return [(call.weight, call.end) for call in calls]
+
+
+def test_points_that_follow_each_other_are_one_call_and_every_operation_is_another():
+    items = [*points(0, 3), SetTags({"a": "1"}), LogParams({"b": "2"}), *points(3, 2), LogText("t", 1, 1.7e9, "x")]
+    assert ends(Calls(MemorySink()).of(items, 100, 108)) == [(3, 103), (1, 104), (1, 105), (2, 107), (1, 108)]
+
+
+def test_every_call_does_what_it_stands_for():
+    sink = MemorySink()
+    histogram = LogHistogram("h", 1, 1.7e9, [0.0, 1.0], [2.0], 1.0, 1.0)
+    items = [*points(0, 2), LogParams({"a": "1"}), SetTags({"b": "2"}), LogArtifact("/some/file", "sub"), histogram]
+    for call in Calls(sink).of(items, 0, len(items)):
+        call.make()
+    assert (sink.points, sink.params, sink.tags) == (items[:2], {"a": "1"}, {"b": "2"})
+    assert (sink.artifacts, sink.media) == ([(Path("/some/file"), "sub")], [histogram])
+
+
+def test_a_sink_without_the_method_is_not_called():
+    items = [LogParams({"a": "1"}), *points(0, 2), LogText("t", 1, 1.7e9, "x"), *points(2, 1), SetTags({"b": "2"})]
+    calls = Calls(PlainSink()).of(items, 0, 6)
+    assert ends(calls) == [(2, 4), (1, 6)]
+    assert Calls(PlainSink()).of(items[:1], 0, 1) == []
+
+
+def test_only_sinks_named_like_a_target_choose():
+    items = [*points(0, 2, ("tensorboard",)), *points(2, 2), *points(4, 1, ())]
+    assert ends(Calls(MemorySink("mlflow")).of(items, 0, 5)) == [(2, 5)]
+    assert ends(Calls(MemorySink("tensorboard")).of(items, 0, 5)) == [(2, 5)]
+    assert ends(Calls(MemorySink("console")).of(items, 0, 5)) == []
+    assert ends(Calls(MemorySink("mine")).of(items, 0, 5)) == [(5, 5)]
+
+
+def test_an_index_is_claimed_only_where_it_is_known():
+    items = [*points(0, 3), SetTags({"a": "1"}), *points(3, 2)]
+    assert ends(Calls(MemorySink()).of(items, 0, 10)) == [(3, None), (1, None), (2, 10)]

@@ -1,0 +1,370 @@
+"""Offline: wandb's own process writes files, which are read back here."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from trieye import media
+from trieye.config.sinks import WandbSinkConfig
+from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.sinks.base import Flushable, Media, Tracker
+from trieye.sinks.wandb import WandbSink
+from trieye.stats.point import Point
+from trieye.testing import SinkContract, make_run
+
+DEADLINE_S = 60.0
+BLOCK = 32768  # of LevelDB's log, which is wandb's format
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_wandb(tmp_path_factory):
+    """Keep the user's account and directories out of the tests, and end wandb's process after them."""
+    home = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        for name in ("CONFIG", "CACHE", "DATA"):
+            patch.setenv(f"WANDB_{name}_DIR", str(home))
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        yield
+        import wandb
+
+        wandb.teardown()
+
+
+def offline(**settings):
+    return WandbSink(WandbSinkConfig(enabled=True, mode="offline", **settings))
+
+
+def opened(run, **settings):
+    sink = offline(**settings)
+    sink.open(run)
+    return sink
+
+
+def files_of(run):
+    """Return the files of all attempts, oldest first."""
+    return sorted(run.run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def records_of(run):
+    """Return what all attempts left; wandb's process writes the last of it a moment after the run is closed."""
+    until(lambda: any(record.HasField("exit") for record in read(files_of(run)[-1])))
+    return [record for path in files_of(run) for record in read(path)]
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def read(path):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(data) for data in blocks_of(path.read_bytes())]
+
+
+def blocks_of(data):
+    """Yield the records of a log in LevelDB's format."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        left = BLOCK - at % BLOCK
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the whole record, or its last part
+            yield whole
+            whole = b""
+
+
+def values_of(items):
+    values = {}
+    for item in items:
+        *parents, name = item.nested_key or [item.key]
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = json.loads(item.value_json)
+    return values
+
+
+def rows_of(run):
+    return [values_of(record.history.item) for record in records_of(run) if record.HasField("history")]
+
+
+def points_of(run):
+    return [
+        (name, value, row["global_step"])
+        for row in rows_of(run)
+        for name, value in row.items()
+        if name != "global_step" and not name.startswith("_")
+    ]
+
+
+def config_of(run):
+    config = {}
+    for record in records_of(run):
+        update = record.run.config.update if record.HasField("run") else record.config.update
+        config |= values_of(update)
+    return config
+
+
+def run_record_of(run):
+    return next(record.run for record in records_of(run) if record.HasField("run"))
+
+
+class TestContract(SinkContract):
+    def make_sink(self):
+        return offline()
+
+    def read_points(self, run):
+        return points_of(run)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path, app_name="my app", run_name="first try")
+
+
+def test_the_run_has_our_names_and_group(run, tmp_path, capfd):
+    run = make_run(tmp_path, app_name="my app", run_name="first try", group="/data/multirun/2026-11-21/07-41")
+    sink = opened(run, entity="team")
+    assert isinstance(sink, Tracker)
+    assert isinstance(sink, Media)
+    assert isinstance(sink, Flushable)
+    sink.close("FINISHED")
+    record = run_record_of(run)
+    assert (record.project, record.entity, record.display_name) == ("my app", "team", "first try")
+    assert (record.run_id, record.run_group) == (run.run_id, "2026-11-21/07-41")
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+
+
+def test_points_of_a_step_are_one_row_with_its_own_x_axis_and_time(run):
+    sink = opened(run, project="else")
+    sink.write(
+        [Point("loss", 0.5, 10, 1.7e9), Point("acc@1/é", 1.0, 10, 1.7e9 + 1), Point("loss", 0.25, 11, 1.7e9 + 2)]
+    )
+    sink.write([Point("loss", 0.75, 3, 1.7e9 + 3)])  # a late one
+    sink.close("FINISHED")
+    rows = [{name: row[name] for name in row if name not in ("_runtime", "_step")} for row in rows_of(run)]
+    assert rows == [
+        {"loss": 0.5, "acc@1/é": 1.0, "global_step": 10, "_timestamp": 1.7e9 + 1},
+        {"loss": 0.25, "global_step": 11, "_timestamp": 1.7e9 + 2},
+        {"loss": 0.75, "global_step": 3, "_timestamp": 1.7e9 + 3},
+    ]
+    metrics = [record.metric for record in records_of(run) if record.HasField("metric")]
+    assert [(metric.name, metric.glob_name, metric.step_metric) for metric in metrics] == [
+        ("global_step", "", ""),
+        ("", "*", "global_step"),
+    ]
+    assert run_record_of(run).project == "else"
+
+
+def test_the_summary_has_the_latest_values(run):
+    sink = opened(run)
+    sink.write([Point("loss", float(step), step, 1.7e9) for step in range(5)])
+    sink.close("FINISHED")
+    summary = {}
+    for record in records_of(run):
+        summary |= values_of(record.summary.update)
+    assert summary["loss"] == 4.0
+
+
+@pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1), ("KILLED", 130), ("RUNNING", 1)])
+def test_how_the_run_ended_is_recorded(run, status, code):
+    opened(run).close(status)
+    records = list(records_of(run))
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [code]
+    assert any(record.HasField("preempting") for record in records) == (status == "RUNNING")
+
+
+def test_parameters_are_numbers_where_they_look_like_it_and_do_not_change(run):
+    sink = opened(run)
+    sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
+    sink.log_params({"lr": "0.5", "path\udcff": "/a\udcff", "version": "1.2.3", "code": "07", "nan": "nan"})
+    sink.close("FINISHED")
+    config = config_of(run)
+    assert {name: config[name] for name in ("lr", "layers", "double", "name", "sizes", "none")} == {
+        "lr": 1e-3,
+        "layers": 2,
+        "double": True,
+        "name": "dqn",
+        "sizes": "[64, 64]",
+        "none": "None",
+    }
+    assert (config["path\\udcff"], config["version"], config["code"], config["nan"]) == (
+        "/a\\udcff",
+        "1.2.3",
+        "07",
+        "nan",
+    )
+
+
+def test_tags_are_replaced_by_later_ones(tmp_path):
+    run = make_run(tmp_path, tags={"team": "a", "note": "x"})
+    sink = opened(run)
+    sink.set_tags({"team": "b", "fold": "3"})
+    sink.close("FINISHED")
+    assert config_of(run)["tags"] == {"team": "b", "note": "x", "fold": "3"}
+
+
+def test_odd_points_neither_stop_the_others_nor_hide_what_wandb_needs(run):
+    sink = opened(run)
+    points = [
+        Point("global_step", 1.0, 5, 1.7e9),
+        Point("_step", 2.0, 5, 1.7e9),
+        Point("a\ud800\0", 3.0, 5, float("nan")),
+        Point("big", 4.0, 2**63 - 1, -3.0),
+        Point("last", 5.0, -(2**63), None),
+    ]
+    sink.write(points)
+    sink.close("FINISHED")
+    assert set(points_of(run)) == {
+        ("metric/global_step", 1.0, 5),
+        ("metric/_step", 2.0, 5),
+        ("a\\ud800\0", 3.0, 5),
+        ("big", 4.0, 2**63 - 1),
+        ("last", 5.0, -(2**63)),
+    }
+
+
+def test_files_and_directories_are_copied_to_the_files_of_the_run(run, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a [1].yaml").write_text("a: 1")
+    (tmp_path / "one.txt").write_text("1")
+    sink = opened(run)
+    sink.log_artifact(tmp_path / "one.txt", "sub/dir")
+    sink.log_artifact(tmp_path / "configs", None)
+    (tmp_path / "one.txt").write_text("changed later")
+    sink.close("FINISHED")
+    root = files_of(run)[0].parent / "files"
+    assert (root / "sub" / "dir" / "one.txt").read_text() == "1"
+    assert (root / "configs" / "a [1].yaml").read_text() == "a: 1"
+    sent = {file.path for record in records_of(run) for file in record.files.files}
+    assert {"sub/dir/one.txt", "configs/a [1].yaml"} <= sent
+
+
+@pytest.mark.parametrize("target", ["../../outside", "/tmp/outside", ".."])
+def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
+    (tmp_path / "one.txt").write_text("1")
+    sink = opened(run)
+    with pytest.raises(ProcessingError, match=r"one\.txt"):
+        sink.log_artifact(tmp_path / "one.txt", target)
+    with pytest.raises(ProcessingError, match="gone"):
+        sink.log_artifact(tmp_path / "nothing.txt", None)
+    sink.close("FINISHED")
+
+
+def test_pictures_histograms_and_texts_are_logged_at_their_step(run):
+    sink = opened(run)
+    sink.log_media(media.image("eval/board é", [[0.0, 1.0]], step=3, time=1.7e9))
+    sink.log_media(media.histogram("weights", range(1300), bins=1300, step=3, time=1.7e9))
+    sink.log_media(media.text("note", "# <b>", step=4, time=1.7e9))
+    sink.close("FINISHED")
+    image, histogram, text = rows_of(run)
+    assert (image["global_step"], histogram["global_step"], text["global_step"]) == (3, 3, 4)
+    files = files_of(run)[0].parent / "files"
+    assert image["eval/board é"]["width"] == 2
+    assert (files / image["eval/board é"]["path"]).read_bytes().startswith(b"\x89PNG")
+    assert len(histogram["weights"]["values"]) == len(histogram["weights"]["bins"]) - 1 <= 512
+    assert sum(histogram["weights"]["values"]) == 1300
+    assert "# &lt;b&gt;" in (files / text["note"]["path"]).read_text()
+
+
+def test_a_run_of_the_users_own_goes_on(run, tmp_path):
+    import wandb
+
+    theirs = wandb.init(project="theirs", mode="offline", dir=tmp_path / "theirs", settings=wandb.Settings(silent=True))
+    sink = opened(run)
+    assert wandb.run is theirs
+    sink.write([Point("loss", 1.0, 1, 1.7e9)])
+    sink.close("FINISHED")
+    assert wandb.run is theirs
+    theirs.log({"x": 1})
+    theirs.finish()
+    assert points_of(run) == [("loss", 1.0, 1)]
+
+
+def test_a_death_of_wandbs_process_costs_only_what_it_had_not_written(run):
+    sink = opened(run)
+    sink.write([Point("loss", 1.0, 1, 1.7e9)])
+    sink.flush()
+    (core,) = [child for child in psutil.Process().children() if child.name().startswith("wandb-core")]
+    core.kill()
+    core.wait(DEADLINE_S)
+    with pytest.raises(TrieyeError, match="wandb failed to"):
+        until(lambda: sink.write([Point("ignored", 1.0, 1, 1.7e9)]))
+    sink.write([Point("loss", 2.0, 2, 1.7e9)])
+    sink.close("FINISHED")
+    assert ("loss", 2.0, 2) in points_of(run)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trieye.config.sinks import WandbSinkConfig
+from trieye.sinks.wandb import WandbSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+sink = WandbSink(WandbSinkConfig(enabled=True, mode="offline"))
+sink.open(make_run(Path(sys.argv[1])))
+sink.write([Point("loss", float(step), step, 1.7e9) for step in range(1000)])
+sink.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_flushed_survives_a_kill_of_the_hub(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
+    assert done.returncode == -9
+    (path,) = files_of(make_run(tmp_path))
+    until(lambda: sum(record.HasField("history") for record in read(path)) == 1000)  # it notices that it is alone
+
+
+NOBODY = """
+import sys
+from pathlib import Path
+from trieye.config.sinks import WandbSinkConfig
+from trieye.exceptions import TrieyeError
+from trieye.sinks.wandb import WandbSink
+from trieye.testing import make_run
+sys.stdin.isatty = sys.stderr.isatty = lambda: True
+try:
+    WandbSink(WandbSinkConfig(enabled=True)).open(make_run(Path(sys.argv[1])))
+except TrieyeError as error:
+    print(error)
+"""
+
+
+def test_who_is_not_logged_in_is_told_and_never_asked(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    environment |= {"WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    for part in ("wandb login", "WANDB_API_KEY", "sinks.wandb.mode=offline"):
+        assert part in done.stdout, done.stderr
+
+
+def test_the_mode_of_the_environment_counts_where_the_config_says_nothing(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    environment |= {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert files_of(make_run(tmp_path))

@@ -1,0 +1,267 @@
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.stats.conftest import batch, metric, rate
+from tests.stats.test_reducers import actions, fresh, metrics
+from trieye.stats.aggregator import MAX_UNDECLARED_NAMES, Aggregator
+
+
+def test_open_windows_go_on_in_another_attempt():
+    declared = [metric(log_frequency_steps=10)]
+    first = Aggregator(declared)
+    first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 8)]), at=0.0)
+    second = Aggregator(declared)
+    second.restore(first.to_state())
+    second.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(8, 12)]), at=0.0)
+    assert [(point.step, point.value) for point in second.advance(at=1.0)] == [(10, 10.0)]
+
+
+def test_summary_holds_the_extremes_over_attempts():
+    first = Aggregator([metric(aggregation="mean")])
+    first.ingest(batch(*[("m", value, step, 0.0) for step, value in enumerate((3.0, 9.0, 5.0))]), at=0.0)
+    first.flush(at=1.0)
+    second = Aggregator([metric(aggregation="mean")])
+    second.restore(first.to_state())
+    second.ingest(batch(("m", 4.0, 3, 0.0)), at=0.0)
+    second.flush(at=1.0)
+    assert second.summary["m"] == {"last": 4.0, "min": 3.0, "max": 9.0, "step": 3}
+
+
+@pytest.mark.parametrize("length", [1, 7, 100])
+def test_windows_of_another_length_are_taken_over(length):
+    first = Aggregator([metric(log_frequency_steps=10)])
+    first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 18)]), at=0.0)
+    first.advance(at=0.5)
+    second = Aggregator([metric(log_frequency_steps=length)])
+    second.restore(first.to_state())
+    second.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(18, 31)]), at=0.0)
+    points = second.flush(at=1.0)
+    assert sum(point.value for point in points) == 20.0  # those after the window that was logged as step 10
+    assert [point.step for point in points] == sorted(point.step for point in points)
+
+
+def test_windows_of_another_aggregation_are_logged_as_they_are():
+    first = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
+    first.ingest(batch(("m", 2.0, 1, 0.0), ("m", 4.0, 2, 0.0)), at=0.0)
+    second = Aggregator([metric(aggregation="latest", log_frequency_steps=10)])
+    second.restore(first.to_state())
+    second.ingest(batch(("m", 7.0, 3, 0.0)), at=0.0)
+    assert [(point.step, point.value) for point in second.flush(at=1.0)] == [(2, 3.0), (3, 7.0)]
+
+
+def counted(*numbers, **settings):
+    """Return an aggregator that has one event at each of the steps."""
+    aggregator = Aggregator([metric(**{"log_frequency_steps": 10, **settings})])
+    aggregator.ingest(batch(*[("m", 1.0, number, 0.0) for number in numbers]), at=0.0)
+    return aggregator
+
+
+def test_a_state_replaces_what_there_is_however_often():
+    aggregator = counted(*range(1, 6))
+    state = aggregator.to_state()
+    aggregator.restore(state)
+    aggregator.ingest(batch(("m", 1.0, 6, 0.0), ("other", float("nan"), 1, 0.0)), at=0.0)
+    aggregator.restore(state)
+    aggregator.restore(state)
+    assert [(point.metric, point.value) for point in aggregator.flush(at=1.0)] == [("m", 5.0)]
+
+
+def test_an_empty_state_is_the_very_beginning():
+    aggregator = counted(1, 2)
+    aggregator.ingest(batch(("other", 1.0, 1, 0.0), ("other", float("inf"), 1, 0.0)), at=0.0)
+    aggregator.restore({})
+    assert aggregator.to_state() == Aggregator([metric(log_frequency_steps=10)]).to_state()
+    assert aggregator.flush(at=1.0) == []
+
+
+def test_undeclared_metrics_keep_their_order_and_their_number():
+    first = Aggregator([metric("declared")])
+    names = [f"m{number * 7919 % 10_007}" for number in range(MAX_UNDECLARED_NAMES - 1)]
+    first.ingest(batch(("nan", float("nan"), 1, 0.0), *[(name, 1.0, 1, 0.0) for name in names]), at=0.0)
+    second = Aggregator([metric("declared")])
+    second.restore(first.to_state())
+    more = batch(("declared", 1.0, 1, 0.0), ("too many", 1.0, 1, 0.0), ("nan", 2.0, 1, 0.0))
+    second.ingest(more, at=0.0)
+    points = second.flush(at=1.0)
+    assert [point.metric for point in points] == [
+        "declared", "nan", *names, "trieye/dropped/non_finite", "trieye/dropped/undeclared",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("undeclared", "found"), [("auto", ["m"]), ("warn", []), ("drop", [])])
+def test_metrics_that_are_declared_no_more_are_left_out_unless_all_names_are_taken(undeclared, found):
+    second = Aggregator([metric("n")], undeclared=undeclared)
+    second.restore(counted(1, 2).to_state())
+    assert [point.metric for point in second.flush(at=1.0)] == found
+
+
+def test_journal_times_are_shifted_to_those_of_the_attempt():
+    settings = {"log_frequency_steps": 0, "log_frequency_seconds": 5.0}
+    first = Aggregator([metric(**settings), rate(log_frequency_seconds=5.0)])
+    first.ingest(batch(("m", 1.0, 1, 0.0), ("done", 20.0, 1, 0.0)), at=103.0)
+    second = Aggregator([metric(**settings), rate(log_frequency_seconds=5.0)])
+    second.restore(first.to_state(), shift_s=7.0 - 104.0)
+    assert second.advance(at=10.9)[0].metric == "r"  # 107.9 s after the beginning
+    assert second.advance(at=11.0)[0].metric == "m"
+
+
+def test_windows_with_other_seconds_stay_open_since_they_were_opened():
+    first = Aggregator([metric(log_frequency_steps=0, log_frequency_seconds=5.0)])
+    first.ingest(batch(("m", 1.0, 1, 0.0)), at=2.0)
+    second = Aggregator([metric(log_frequency_steps=0, log_frequency_seconds=20.0)])
+    second.restore(first.to_state())
+    assert second.advance(at=21.9) == []
+    assert len(second.advance(at=22.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [("quantile", 4.0), ("ema", (0.125 * 2.0 + 0.25 * 4.0 + 0.5 * 6.0) / 0.875), ("std", (8 / 3) ** 0.5)],
+)
+def test_open_windows_of_every_aggregation_become_points_when_there_is_another_one(before, value):
+    first = Aggregator([metric(aggregation=before, ema_alpha=0.5, log_frequency_steps=10)])
+    first.ingest(batch(("m", 2.0, 1, 0.0), ("m", 4.0, 2, 0.0), ("m", 6.0, 3, 0.0)), at=0.0)
+    second = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
+    second.restore(first.to_state())
+    assert second.waits_for_time
+    third = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
+    third.restore(second.to_state())
+    (point,) = third.advance(at=1.0)
+    assert (point.step, point.count) == (3, 3)
+    assert point.value == pytest.approx(
+        {"quantile": 4.0, "ema": (0.125 * 2.0 + 0.25 * 4.0 + 0.5 * 6.0) / 0.875, "std": (8 / 3) ** 0.5}[before]
+    )
+    assert not third.waits_for_time
+
+
+def test_late_events_of_another_aggregation_become_a_point_at_the_highest_step():
+    first = counted(*range(1, 11))
+    first.flush(at=1.0)
+    first.ingest(batch(("m", 7.0, 3, 0.0)), at=1.0)
+    second = Aggregator([metric(aggregation="std", log_frequency_steps=10)])
+    second.restore(first.to_state())
+    assert [(point.step, point.value) for point in second.advance(at=2.0)] == [(10, 1.0)]
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["mean", "rate", "quantile", "ema"], 2)))
+@pytest.mark.parametrize("length", [0, 10])
+def test_any_aggregation_can_follow_any_other(before, after, length):
+    def declared(aggregation):
+        return [metric(aggregation=aggregation, rate_numerator_event="m", log_frequency_steps=length)]
+
+    first = Aggregator(declared(before))
+    first.ingest(batch(*[("m", 2.0, step, 0.0) for step in range(1, 16)]), at=1.0)
+    second = Aggregator(declared(after))
+    second.restore(first.to_state())
+    second.ingest(batch(*[("m", 2.0, step, 0.0) for step in range(16, 26)]), at=2.0)
+    points = second.flush(at=4.0)
+    unfinished = 15 if before == "rate" else 0
+    assert sum(point.count for point in points) == (25 - unfinished if length else 0)
+    assert second.to_state()
+
+
+def test_another_quantile_is_taken_of_the_values_that_came_before_too():
+    first = Aggregator([metric(aggregation="quantile", quantile=0.5, log_frequency_steps=10)])
+    first.ingest(batch(("m", 1.0, 1, 0.0), ("m", 2.0, 2, 0.0)), at=0.0)
+    second = Aggregator([metric(aggregation="quantile", quantile=1.0, log_frequency_steps=10)])
+    second.restore(first.to_state())
+    second.ingest(batch(("m", 0.0, 3, 0.0)), at=0.0)
+    assert [point.value for point in second.flush(at=1.0)] == [2.0]
+
+
+OLD = {
+    "attempt": "0" * 32,
+    "windows": {
+        "m": {
+            "aggregation": "count", "watermark": 10, "highest": 12, "num_late": 1, "num_events": 12, "late": None,
+            "open": [[2, {"count": 2, "total": 2.0, "low": 1.0, "high": 1.0, "m2": 0.0, "last": 1.0, "step": 12,
+                          "time": 0.0, "x": None}]],
+        },
+        "r": {
+            "aggregation": "rate", "watermark": 11, "highest": 12, "num_late": 0, "num_events": 1, "late": None,
+            "open": [[0, {"count": 1, "total": 1e6, "low": 1e6, "high": 1e6, "m2": 0.0, "last": 1e6, "step": 12,
+                          "time": 0.0, "x": None}]],
+        },
+    },
+    "summary": {"m": {"last": 10.0, "min": 10.0, "max": 10.0, "step": 10}},
+    "drops": {"non_finite": 2},
+}  # fmt: skip
+
+
+def test_a_state_of_an_older_version_goes_on_and_its_rates_begin_anew():
+    aggregator = Aggregator([metric(log_frequency_steps=10), rate(log_frequency_seconds=5.0)], undeclared="drop")
+    aggregator.attempt_started = 300.0
+    aggregator.restore(OLD)
+    aggregator.ingest(batch(("m", 1.0, 13, 0.0), ("done", 10.0, 13, 0.0)), at=301.0)
+    points = aggregator.flush(at=305.0)
+    assert [(point.metric, point.step, point.value) for point in points] == [("m", 13, 3.0), ("r", 13, 2.0)]
+    assert aggregator.summary["m"] == {"last": 3.0, "min": 3.0, "max": 10.0, "step": 13}
+    assert aggregator.drops.by_reason == {"non_finite": 2}
+    assert aggregator.num_late == 1
+
+
+@pytest.mark.parametrize("state", [{"windows": {"m": {}, "r": {}, "q": {}, "e": {}}}, {"drops": {}}, {"summary": {}}])
+def test_a_state_that_lacks_keys_is_no_trouble(state):
+    kinds = [
+        metric(),
+        rate(log_frequency_seconds=5.0),
+        metric("q", aggregation="quantile"),
+        metric("e", aggregation="ema"),
+    ]
+    aggregator = Aggregator(kinds)
+    aggregator.restore(state)
+    aggregator.ingest(batch(*[(name, 1.0, 1, 0.0) for name in ("m", "q", "e", "done")]), at=1.0)
+    assert len(aggregator.flush(at=5.0)) == 4
+
+
+def test_the_summary_of_an_older_record_widens_the_extremes():
+    aggregator = counted(1, 2)
+    aggregator.flush(at=1.0)
+    aggregator.remember(
+        {
+            "m": {"last": 9.0, "min": 0.5, "max": 9.0, "step": 1},
+            "gone": {"last": 1.0, "min": 1.0, "max": 1.0, "step": 1},
+        }
+    )
+    assert aggregator.summary["m"] == {"last": 2.0, "min": 0.5, "max": 9.0, "step": 2}
+    assert "gone" in aggregator.summary
+
+
+@settings(max_examples=300, deadline=None)
+@given(metrics(), st.lists(actions, max_size=12))
+def test_a_pass_without_events_gives_points_exactly_if_the_aggregator_says_so(declared, stream):
+    aggregator = fresh(declared)
+    at = 0.0
+    for action, argument in stream:
+        if action == "events":
+            aggregator.ingest(batch(*[("e", value, step, time) for step, value, time in argument]), at=at)
+        elif action == "flush":
+            aggregator.flush(at=at, step=argument)
+        elif action == "wait":
+            at += argument
+        aggregator.advance(at=at)
+    waits, before = aggregator.waits_for_time, msgspec.msgpack.encode(aggregator.to_state())
+    points = aggregator.advance(at=at + 1e6)
+    assert bool(points) == waits
+    if not waits:
+        assert msgspec.msgpack.encode(aggregator.to_state()) == before
+
+
+def test_drops_that_were_not_reported_yet_wait_for_a_pass():
+    aggregator = Aggregator([])
+    assert not aggregator.waits_for_time
+    aggregator.drops.add("overflow", "*", 3)
+    assert aggregator.waits_for_time
+    assert [point.value for point in aggregator.advance(at=1.0)] == [3.0]
+    assert not aggregator.waits_for_time
+
+
+def test_times_of_points_without_events_are_those_of_the_present_attempt():
+    aggregator = Aggregator([], started=1000.0)
+    aggregator.started = 7000.0
+    aggregator.drops.add("overflow", "*", 3)
+    assert [point.wall_time for point in aggregator.advance(at=5.0)] == [7005.0]

@@ -1,0 +1,34 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.stats.conftest import batch
+from trieye.stats.batch import EventBatch, EventRow, salvage
+
+contexts = st.none() | st.just({}) | st.integers(0, 9).map(lambda number: {"k": number})
+rows = st.tuples(st.sampled_from("abc"), st.floats(-1, 1), st.integers(0, 9), st.floats(0, 1), contexts)
+
+
+@given(st.lists(rows, max_size=30))
+def test_events_of_a_name_stay_in_the_order_of_their_arrival(events):
+    found = {
+        name: [
+            (value, step, time, part.contexts.get(row))
+            for row, (value, step, time) in enumerate(
+                zip(part.values.tolist(), part.steps.tolist(), part.times.tolist(), strict=True)
+            )
+        ]
+        for name, part in batch(*events).by_name()
+    }
+    expected = {}
+    for name, value, step, time, context in events:
+        expected.setdefault(name, []).append((value, step, time, context or None))
+    assert found == expected
+
+
+def test_rows_that_no_batch_can_hold_are_named_and_the_others_kept():
+    good = EventRow("m", 1.0, 1, 0.0)
+    rows = [good, EventRow("m", 10**400, 1, 0.0), EventRow("m", 1.0, 1 << 70, 0.0), EventRow("m", "x", 1, 0.0)]
+    with pytest.raises((OverflowError, ValueError)):
+        EventBatch.from_rows(rows)
+    assert salvage(rows) == ([good], [("non_finite", "m"), ("step_out_of_range", "m"), ("invalid", "m")])

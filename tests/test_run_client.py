@@ -1,0 +1,263 @@
+"""What workers hold: threads of this process, and tasks and actors of Ray."""
+
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+import trieye
+from trieye.exceptions import ConfigurationError, ProcessingError, RunClosedError
+from trieye.stats.operations import LogText
+
+COUNTED = {"metrics": [{"name": name, "aggregation": "count"} for name in ("a", "b", "c")]}
+
+
+def counts(run):
+    run.step = max(run.step, 1)
+    run.flush()
+    return {name: seen["last"] for name, seen in run._attempt.hub.summary().items()}
+
+
+def test_threads_log_through_clients_and_none_disturbs_another(make_config):
+    with trieye.Run(make_config(stats=COUNTED)) as run:
+
+        def work():
+            with run.client() as client:
+                for _ in range(2000):
+                    client.log("a", 1.0, step=1)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(2000):
+            run.log("a", 1.0, step=1)
+        for thread in threads:
+            thread.join()
+        assert counts(run) == {"a": 10_000.0}
+
+
+def test_a_client_has_a_step_of_its_own(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = 100
+        client = run.client()
+        assert client.step == 0
+        client.step = 7
+        client.log({"a": 1.0, "b": None})
+        client.log_text("note", "hello")
+        client.flush()
+        items, _ = run._attempt.hub._logic.files.history.read(0, 10)
+        assert [item.step for item in items if isinstance(item, LogText)] == [7]
+        run.flush()
+        assert run._attempt.hub.summary()["a"]["step"] == 7
+
+
+def test_a_closed_client_takes_nothing_and_the_run_goes_on(make_config):
+    with trieye.Run(make_config(stats=COUNTED)) as run:
+        client, other = run.client(), run.client()
+        with client:
+            client.log("a", 1.0, step=1)
+        client.close()
+        for call in (lambda: client.log("a", 1.0), client.flush, lambda: client.log_text("note", "hello")):
+            with pytest.raises(RunClosedError, match="this client of run 'run' is closed"):
+                call()
+        run.log("a", 1.0, step=1)
+        other.log("a", 1.0, step=1)
+        assert counts(run) == {"a": 3.0}
+    with pytest.raises(RunClosedError):
+        other.log("a", 1.0)
+
+
+def test_a_client_that_could_not_deliver_says_so_beside_the_error_of_the_user(make_config):
+    def gone(batch, **number):
+        raise ConnectionError("the hub is gone")
+
+    def use(error):
+        with run.client() as client:
+            client.log("a", 1.0)
+            if error is not None:
+                raise error
+
+    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
+    run._attempt.hub.log = gone
+    with pytest.raises(ProcessingError, match="the hub is gone"):
+        use(None)
+    with pytest.raises(RuntimeError) as caught:
+        use(RuntimeError("of the user"))
+    assert "the hub is gone" in caught.value.__notes__[0]
+    with pytest.raises(ProcessingError):
+        run.close()
+
+
+def test_a_local_run_cannot_be_sent_away_and_the_error_says_what_to_do(make_config):
+    with trieye.Run(make_config()) as run:
+        for one in (run, run.client()):
+            with pytest.raises(ConfigurationError, match="set runtime=ray, or use threads"):
+                pickle.dumps(one)
+    with pytest.raises(RunClosedError):
+        pickle.dumps(run)
+
+
+def test_a_forked_child_cannot_log_through_a_client(make_config):
+    with trieye.Run(make_config()) as run:
+        client = run.client()
+        child = os.fork()
+        if child == 0:
+            try:
+                client.log("a", 1.0)
+            except RunClosedError:
+                os._exit(7)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        client.log("a", 1.0)
+        client.flush()
+
+
+@pytest.fixture
+def ray(ray_cluster):
+    import ray
+
+    return ray
+
+
+@pytest.fixture
+def open_run(make_config, ray):
+    """Return a function that opens a run whose hub is an actor."""
+    runs = []
+
+    def make(**settings):
+        runtime = {"kind": "ray", **settings}
+        runs.append(trieye.Run(make_config(stats=COUNTED, runtime=runtime)).open())
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def worker_of(ray):
+    """Return the class of an actor that logs, and counts what it logged."""
+
+    @ray.remote(num_cpus=0, max_concurrency=2)
+    class Worker:
+        def __init__(self, client, *copies):
+            self.client, self.copies, self.num_logged, self.is_told = client, copies, 0, False
+
+        def log(self, name, number):
+            for _ in range(number):
+                self.client.log(name, 1.0, step=1)
+            self.num_logged += number
+
+        def log_until_told(self, name):
+            while not self.is_told:
+                if self.num_logged % 100 == 0:
+                    self.client.flush()
+                self.log(name, 1)
+            self.client.close()
+            return self.num_logged
+
+        def stop(self):
+            self.is_told = True
+
+        def kinds(self):
+            for each in (self.client, *self.copies):
+                each.log("c", 1.0, step=1)
+            flushers = {id(each._flusher) for each in (self.client, *self.copies)}
+            return [type(each).__name__ for each in (self.client, *self.copies)], len(flushers)
+
+        def flush(self):
+            self.client.flush()
+            return self.client._flusher._delivery.client
+
+        def __ray_shutdown__(self):  # noqa: PLW3201 - the name is Ray's
+            self.client.close()
+
+    return Worker
+
+
+def test_tasks_and_actors_log_to_the_run(open_run, ray):
+    run = open_run()
+
+    @ray.remote(num_cpus=0)
+    def work(client):
+        with client:
+            client.log("b", 1.0, step=1)
+            return client.step
+
+    client = run.client()
+    client.step = 5
+    worker = worker_of(ray).remote(run, run.client(), client)
+    kinds, num_flushers = ray.get(worker.kinds.remote())
+    assert kinds == ["RunClient"] * 3
+    assert num_flushers == 1
+    ray.get(worker.log.remote("a", 1000))
+    sender = ray.get(worker.flush.remote())
+    assert sender != run._flusher._delivery.client
+    assert ray.get([work.remote(client), work.remote(run)]) == [5, 0]
+    assert counts(run) == {"a": 1000.0, "b": 2.0, "c": 3.0}
+    ray.kill(worker)
+
+
+def test_an_actor_that_ends_closes_its_client(open_run, ray):
+    run = open_run(flush_interval_s=60)
+    workers = [worker_of(ray).remote(run) for _ in range(2)]
+    ray.get([worker.log.remote("a", 10) for worker in workers])
+    del workers
+    deadline = time.monotonic() + 60
+    while counts(run).get("a") != 20.0:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.slow
+def test_a_killed_hub_costs_neither_the_run_nor_its_workers_anything(open_run, ray, capfd):
+    run = open_run(flush_interval_s=0.05)
+    workers = [worker_of(ray).remote(run.client()) for _ in range(2)]
+    ray.get([worker.log.remote("b", 1) for worker in workers])
+    totals, pids, num_logged = [worker.log_until_told.remote("b") for worker in workers], set(), 0
+    for _ in range(3):
+        pid = run.health()["pid"]
+        pids.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 90
+        while run.health()["pid"] == pid:
+            assert time.monotonic() < deadline
+        for _ in range(1000):
+            run.log("a", 1.0, step=1)
+        num_logged += 1000
+        run.flush()
+    ray.get([worker.stop.remote() for worker in workers])
+    num_of_workers = sum(ray.get(totals))
+    assert len(pids) == 3
+    assert counts(run) == {"a": float(num_logged), "b": float(num_of_workers)}
+    assert run.health()["dropped"] == {}
+    assert json.loads((run.dir / "run.json").read_text())["attempt"] == 1
+    for worker in workers:
+        ray.kill(worker)
+
+
+def test_a_killed_worker_loses_at_most_what_was_not_flushed(open_run, ray):
+    run = open_run(flush_interval_s=60)
+    worker = worker_of(ray).remote(run)
+    ray.get(worker.log.remote("a", 100))
+    ray.get(worker.flush.remote())
+    ray.get(worker.log.remote("a", 5))
+    ray.kill(worker)
+    other = worker_of(ray).remote(run)
+    ray.get(other.log.remote("a", 1000))
+    ray.get(other.flush.remote())
+    assert counts(run) == {"a": 1100.0}
+    ray.kill(other)
+
+
+def test_values_that_come_after_the_end_of_the_run_are_an_error_in_the_worker(open_run, ray):
+    run = open_run(flush_interval_s=60)
+    worker = worker_of(ray).remote(run)
+    ray.get(worker.log.remote("a", 3))
+    run.close()
+    with pytest.raises(ray.exceptions.RayTaskError, match="3 are not logged"):
+        ray.get(worker.flush.remote())
+    ray.kill(worker)

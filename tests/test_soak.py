@@ -1,0 +1,63 @@
+"""The short forms of what `make soak` does for half an hour: kills, outages, a full disk, a clock that jumps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[1] / "soak"
+
+
+def judged(script, *arguments, timeout_s=240):
+    """Run a soak script and return its figures; its exit code is its judgment."""
+    done = subprocess.run(
+        [sys.executable, str(SOAK / f"{script}.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3000:]
+    figures = json.loads(lines[-1])
+    assert done.returncode == 0, figures
+    assert figures["met"]
+    return figures
+
+
+@pytest.mark.slow
+def test_killing_the_hub_and_a_producer_loses_and_doubles_nothing():
+    figures = judged("hub_kills", "--kills", 3, "--calm", 2, "--rate", 5000, "--rss-limit", 2)
+    assert figures["kills"] == 3
+    assert figures["events"] > 10_000
+
+
+@pytest.mark.slow
+def test_killing_the_driver_and_all_that_is_his_loses_and_doubles_nothing():
+    figures = judged("driver_kills", "--kills", 1, "--calm", 2, "--rate", 5000)
+    assert figures["kills"] == 1
+
+
+@pytest.mark.slow
+def test_killing_the_only_process_of_a_local_run_loses_and_doubles_nothing():
+    figures = judged("local_kills", "--kills", 3, "--calm", 1, "--total", 400)
+    assert figures["logging"]["events"] > 0
+    assert figures["training"]["events"] == 8000
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_does_not_slow_the_training_and_gets_every_point():
+    figures = judged("mlflow_outage", "--runtime", "local", "--outage", 4, "--calm", 2, "--limit", 1.5)
+    assert figures["runs"][0]["steps"] > 100
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_nothing_that_was_accepted():
+    figures = judged("disk_full", "--full", 4)
+    assert [run["overflow"] for run in figures["runs"]] == ["block", "drop"]
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_between_attempts_spoils_no_point():
+    assert judged("clock", "--steps", 500)["points"] > 20

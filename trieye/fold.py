@@ -1,0 +1,144 @@
+"""Fold: what the records of the journal add up to: queued events, windows, points; the same whenever it is replayed."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from trieye.actor_state import ActorState
+from trieye.config import StatsConfig
+from trieye.ledger_marks import AttemptMark, LedgerState, Pass
+from trieye.persistence.event_payloads import Drop, decode_events
+from trieye.persistence.history import History
+from trieye.persistence.journal import Record
+from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Item, from_bytes
+from trieye.stats.point import Point
+from trieye.stats_processor import StatsProcessor
+
+logger = logging.getLogger(__name__)
+
+EVENTS, ROWS, DROPS, OPERATION, PASS, POINTS = "events", "rows", "drops", "operation", "pass", "points"
+"""Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
+
+
+class Fold:
+    """Applies records, live or replayed; knows no file and no clock.
+
+    Args:
+        config: The metrics.
+        history: Where points and operations go.
+        queue: Events that are in no window yet.
+        undeclared: What to do with events that no metric reads; None: what the config says.
+
+    Attributes:
+        stats: Windows of the metrics.
+        num_accepted: Events accepted, over all attempts.
+        num_processed: Events put into windows.
+        has_news: Whether events came since the last pass that closed windows.
+        num_known: Items that are in the history already, and are to come first.
+    """
+
+    def __init__(self, config: StatsConfig, history: History, queue: ActorState, *, undeclared: Any = None) -> None:
+        self.queue = queue
+        self.num_accepted = self.num_processed = 0
+        self.has_news = False
+        self.num_known = 0
+        self._history = history
+        self._undeclared = undeclared
+        self.stats = self.processor(config)
+
+    def processor(self, config: StatsConfig, mark: AttemptMark | None = None) -> StatsProcessor:
+        """Return empty windows of an attempt."""
+        made = StatsProcessor(config, sinks=self, undeclared=self._undeclared)
+        if mark is not None:
+            made.aggregator.started = mark.started - mark.at
+            made.aggregator.attempt_started = mark.started
+            made.aggregator.elapsed_before = mark.elapsed
+        return made
+
+    def adopt(self, config: StatsConfig, mark: AttemptMark) -> None:
+        """Go on with the metrics as they are configured in another attempt."""
+        before = self.stats.aggregator.to_state()
+        self.stats = self.processor(config, mark)
+        self.stats.aggregator.restore(before)
+
+    def load(self, state: LedgerState) -> None:
+        """Go on from a state; what is queued now is forgotten."""
+        self.queue.take()
+        self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
+        self.stats.aggregator.restore(state.aggregator)
+        self.has_news = True
+        for kind, payload in state.pending:
+            self._queue(kind, payload)
+
+    def state(self) -> LedgerState:
+        """Return the state; nothing may be queued."""
+        return LedgerState(
+            aggregator=self.stats.aggregator.to_state(),
+            pending=[],
+            num_accepted=self.num_accepted,
+            num_processed=self.num_processed,
+        )
+
+    def apply(self, record: Record) -> list[Point]:
+        """Apply a record and return the points of the windows that it closed."""
+        match record.kind:
+            case "events" | "rows" | "drops":
+                self._queue(record.kind, record.payload)
+            case "operation":
+                self.write([from_bytes(record.payload)])
+            case "points":
+                self.write([_point(*row) for row in msgspec.msgpack.decode(record.payload)])
+            case "pass":
+                return self._pass(Pass.from_bytes(record.payload), record.at)
+        return []
+
+    def _queue(self, kind: str, payload: bytes) -> None:
+        batch, drops = decode_events(payload)
+        self.add(kind, batch, drops)
+
+    def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
+        """Queue the events of a record, and count what was dropped."""
+        for reason, name, count in drops:
+            self.stats.aggregator.drops.add(reason, name, count)
+        if len(batch):
+            self.num_accepted += len(batch)
+            (self.queue.add_rows if kind == ROWS else self.queue.add_batch)(batch)
+        self.has_news = True
+
+    def _pass(self, asked: Pass, at: float) -> list[Point]:
+        for batch in self.queue.take():
+            self._ingest(batch, at)
+        if asked.ingest_only:
+            self.has_news = True
+            return []
+        self.has_news = False
+        close = self.stats.flush if asked.force else self.stats.advance
+        points = close(at=at, step=asked.step)
+        self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.aggregator.latest())
+        return points
+
+    def _ingest(self, batch: EventBatch, at: float) -> None:
+        self.num_processed += len(batch)
+        try:
+            self.stats.ingest([batch], at=at)
+        except Exception:  # a border to user data: what it raises must not cost other batches; it is counted
+            logger.exception("a batch of %d events could not be put into windows", len(batch))
+            self.stats.aggregator.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
+
+    def write(self, points: Sequence[Item]) -> None:
+        """Put points or operations into the history, unless they are there from before the death of a hub."""
+        known = min(self.num_known, len(points))
+        self.num_known -= known
+        self._history.append(points[known:])
+
+
+def points_payload(points: Sequence[Point]) -> bytes:
+    """Return the payload of a record of points."""
+    return msgspec.msgpack.encode([[p.metric, p.value, p.step, p.wall_time, p.log_to, p.count] for p in points])
+
+
+def _point(metric: str, value: float, step: int, wall_time: float, log_to: list[str], count: int) -> Point:
+    return Point(metric, value, step, wall_time, tuple(log_to), count)

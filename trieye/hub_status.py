@@ -1,0 +1,112 @@
+"""HubStatus: how the hub is, for its own metrics, for `health` and for those who watch from another process."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from trieye.exceptions import JournalFullError
+from trieye.hub_files import HubFiles
+from trieye.ledger import Ledger
+from trieye.sinks.fan_out import FanOut
+from trieye.stats.point import Point
+
+logger = logging.getLogger(__name__)
+
+STATUS_KEY = "status"
+"""Where the journal holds what `trieye watch` shows, as JSON."""
+
+MAX_SHOWN_METRICS = 200
+
+
+class HubStatus:
+    """Counts what the hub does.
+
+    Args:
+        ledger: Where events are accepted.
+        sinks: The sinks of the run.
+        files: The files of the run.
+        every_s: Seconds between two points of the hub's own metrics; 0 = none.
+        clock: Monotonic clock in seconds.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sinks: FanOut,
+        files: HubFiles,
+        *,
+        every_s: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._ledger, self._sinks, self._files = ledger, sinks, files
+        self._every_s, self._clock, self._wall_clock = every_s, clock, wall_clock
+        self._logged_at = clock()
+        self._full: str | None = None
+        self._shown: dict[str, Any] = {}
+
+    def update(self) -> None:
+        """Log the hub's own metrics if it is time, and tell those who watch.
+
+        Raises:
+            JournalFullError: There is no room for it.
+        """
+        now = self._clock()
+        if self._every_s and now - self._logged_at >= self._every_s:
+            self._logged_at = now
+            self._ledger.add_points(self._own_points())
+            self._sinks.wake()
+        self.publish()
+
+    def publish(self) -> None:
+        """Tell those who watch, if anything has changed.
+
+        Raises:
+            JournalFullError: There is no room for it.
+        """
+        shown = {**self.health(), "metrics": self._metrics()}
+        if shown != self._shown:
+            self._shown = shown
+            self._files.journal.set_meta(STATUS_KEY, msgspec.json.encode({"time": self._wall_clock(), **shown}))
+
+    def note_full(self, error: JournalFullError | None) -> None:
+        """Remember whether the journal can grow, and say so when that changes."""
+        if error is not None and self._full is None:
+            logger.error("%s; what is logged meanwhile waits in the training process", error)
+        elif error is None and self._full is not None:
+            logger.warning("the journal can be written again")
+        self._full = None if error is None else str(error)
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the sinks, counts of events, what was dropped or late, and the journal."""
+        aggregator = self._ledger.stats.aggregator
+        journal = self._files.journal
+        return {
+            "pid": os.getpid(),
+            "attempt": self._files.record.attempt,
+            "sinks": [asdict(health) for health in self._sinks.health()],
+            **self._ledger.counts,
+            "late_by_metric": dict(aggregator.late_by_metric),
+            "dropped": dict(aggregator.drops.by_reason),
+            "points": self._files.history.end,
+            "journal_bytes": journal.size_bytes,
+            "journal_error": self._full,
+            "journal_damage": list(journal.damage),
+        }
+
+    def _metrics(self) -> dict[str, Any]:
+        newest = sorted(self._ledger.stats.summary.items(), key=lambda item: item[1]["step"], reverse=True)
+        return {name: dict(seen) for name, seen in newest[:MAX_SHOWN_METRICS]}
+
+    def _own_points(self) -> list[Point]:
+        step, now = max(self._ledger.stats.highest_step, 0), self._wall_clock()
+        values: dict[str, float] = {**self._ledger.counts, "journal_bytes": self._files.journal.size_bytes}
+        for sink in self._sinks.health():
+            values[f"sink_lag/{sink.name}"] = sink.backlog
+            values[f"sink_lag_s/{sink.name}"] = sink.lag_s
+        return [Point(f"trieye/{name}", float(value), step, now, count=0) for name, value in values.items()]

@@ -1,0 +1,390 @@
+"""Ledger: the journal of a run and what it adds up to.
+
+A record of events only queues them. A record of a pass puts all that is queued into windows and closes some; so the
+journal alone says which events met in which window, and which point came when. A living hub appends a record and then
+applies it; a restarted one begins with the newest snapshot and applies the records after it.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from trieye.actor_state import ActorState
+from trieye.config import StatsConfig
+from trieye.exceptions import RunClosedError
+from trieye.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, points_payload
+from trieye.ledger_marks import AttemptMark, LedgerState, Pass, begin_mark
+from trieye.persistence.event_payloads import Drop, admit, decode_events, encode_events
+from trieye.persistence.history import History
+from trieye.persistence.journal import Journal, Record, Snapshot
+from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.operations import Operation, to_bytes
+from trieye.stats.point import Point
+from trieye.stats_processor import StatsProcessor
+
+MAX_UNDECIDED_BYTES = 32 << 20
+"""Events of this attempt that are kept until it is known whether it begins with a checkpoint."""
+
+SNAPSHOT_AFTER_BYTES = 8 << 20
+SNAPSHOT_AFTER_S = 10.0
+SNAPSHOT_AFTER_POINTS = 20_000
+
+
+class Ledger:
+    """The one place where events are accepted and points are made; knows no sink, no thread, no clock but those given.
+
+    Safe to use from several threads: the journal's order is the order in which the lock is taken.
+
+    Args:
+        config: The metrics.
+        journal: The durable log of the run.
+        history: Where points and operations go.
+        queue: Events that are in no window yet.
+        undeclared: What to do with events that no metric reads; None: what the config says.
+        clock: Monotonic clock in seconds.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        config: StatsConfig,
+        journal: Journal,
+        history: History,
+        queue: ActorState,
+        *,
+        undeclared: Any = None,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._journal, self._history, self._queue = journal, history, queue
+        self._fold = Fold(config, history, queue, undeclared=undeclared)
+        self._clock, self._wall_clock = clock, wall_clock
+        self._lock = threading.RLock()
+        self._zero = clock()
+        self._mark: AttemptMark
+        self._unsaved_bytes = self._undecided_bytes = 0
+        self._snapshot_at = 0.0
+        self._is_finished = False
+
+    # the attempt
+
+    def open(self, *, attempt: int, created: float) -> bool:
+        """Bring everything up to where the journal ends, and begin an attempt unless it is this one that goes on.
+
+        Args:
+            attempt: Number of the attempt.
+            created: Unix time in seconds at which the run began.
+
+        Returns:
+            Whether the attempt goes on after the death of its hub.
+        """
+        with self._lock:
+            held = self._journal.meta("attempt")
+            earlier = None if held is None else AttemptMark.from_bytes(held)
+            self._replay(earlier)
+            self._zero = self._clock() - self._journal.last_at
+            if earlier is not None and earlier.number == attempt:
+                self._mark = earlier
+                self._fold.adopt(self._config, earlier)
+                return True
+            self._begin(attempt, created, earlier)
+            return False
+
+    def _replay(self, earlier: AttemptMark | None) -> None:
+        if earlier is not None:  # with the metrics as they were: the records were made for them
+            self._fold.stats = self._fold.processor(earlier.stats_config() or self._config, earlier)
+        snapshot = self._journal.snapshot()
+        if snapshot is not None:
+            self._fold.load(LedgerState.from_bytes(snapshot.payload))
+            self._history.skip_to(snapshot.index)
+            self._fold.num_known = self._history.end - snapshot.index
+        for record in self._journal.records(0 if snapshot is None else snapshot.pos):
+            self._fold.apply(record)
+            self._unsaved_bytes += len(record.payload)
+            self._undecided_bytes += len(record.payload)
+
+    def _begin(self, attempt: int, created: float, earlier: AttemptMark | None) -> None:
+        if len(self._queue):
+            self.ingest()
+        self._mark = begin_mark(
+            attempt,
+            pos=self._journal.last_pos,
+            index=self._history.end,
+            at=self._at(),
+            now=self._wall_clock(),
+            created=created,
+            earlier=earlier,
+            config=self._config,
+        )
+        self._fold.adopt(self._config, self._mark)
+        self._save_snapshot(self._fold.state(), discontinuous=True)
+
+    # accepting
+
+    def accept(self, batch: EventBatch, drops: Sequence[Drop] = (), *, client: str, seq: int | None) -> bool:
+        """Accept a batch of a client; when this returns it survives the death of every process.
+
+        Args:
+            batch: The events.
+            drops: What the client had to leave out, to be counted.
+            client: Who sends it.
+            seq: Number of the batch, one more than that of the client's last one; None: `client` is a key that is used
+                once, or empty.
+
+        Returns:
+            False if it was accepted before.
+
+        Raises:
+            SequenceGapError: The batch before it is missing.
+            JournalFullError: It cannot be stored now.
+            RunClosedError: The last pass is made.
+        """
+        return self._accept(EVENTS, batch, drops, client=client, seq=seq)
+
+    def accept_rows(self, rows: Sequence[EventRow], drops: Sequence[Drop] = (), *, key: str = "") -> bool:
+        """Accept events of the drop-in API; see `accept`.
+
+        Args:
+            rows: The events; one that does not fit into a batch is counted, and costs nothing else.
+            drops: Those that were dropped before, as (reason, name, count).
+            key: The same when the call is repeated, and never again; empty: it is not repeated.
+        """
+        try:
+            batch = EventBatch.from_rows(rows)
+        except (OverflowError, TypeError, ValueError):
+            good, bad = salvage(rows)
+            batch = EventBatch.from_rows(good)
+            drops = [*drops, *((reason, name, 1) for reason, name in bad)]
+        return self._accept(ROWS, batch, drops, client=key, seq=None)
+
+    def _accept(self, kind: str, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
+        batch, refused = admit(batch, self._fold.stats.aggregator.context_keys)
+        drops = [*drops, *refused]
+        payload = encode_events(batch, drops)
+        with self._lock:
+            self._check_open()
+            pos = self._journal.append(kind, payload, at=self._at(), client=client, seq=seq)
+            if pos is not None:
+                self._fold.add(kind, batch, drops)
+                self._unsaved_bytes += len(payload)
+                self._undecided_bytes += len(payload)
+            return pos is not None
+
+    def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
+        """Count events that were dropped elsewhere; see `accept_rows`."""
+        self._accept(DROPS, EventBatch.from_rows([]), drops, client=key, seq=None)
+
+    def record(self, operation: Operation, *, key: str = "") -> None:
+        """Put an operation into the history, once for each key."""
+        payload = to_bytes(operation)
+        with self._lock:
+            self._check_open()
+            if self._journal.append(OPERATION, payload, at=self._at(), client=key) is not None:
+                self._fold.write([operation])
+
+    def add_points(self, points: Sequence[Point]) -> None:
+        """Put points into the history that no event stands for."""
+        with self._lock:
+            self._append(POINTS, points_payload(points))
+
+    # passes
+
+    def advance(self, *, step: int | None = None, force: bool = False) -> None:
+        """Put what was accepted into windows, and close those that are complete.
+
+        Args:
+            step: The step that is complete; None: the one before each metric's highest.
+            force: Close open windows, too.
+
+        Raises:
+            JournalFullError: Nothing was done.
+        """
+        with self._lock:
+            has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
+            if has_news or self._fold.stats.aggregator.waits_for_time:
+                self._append(PASS, Pass(step=step, force=force).to_bytes())
+
+    def finish(self, *, force: bool) -> None:
+        """Make the last pass, and accept nothing more.
+
+        Args:
+            force: Close open windows, too.
+        """
+        with self._lock:
+            self.advance(force=force)
+            self._is_finished = True
+
+    def _check_open(self) -> None:
+        if self._is_finished:
+            raise RunClosedError("the run is closed; start it again to log more")
+
+    def ingest(self) -> None:
+        """Put what was accepted into windows and close none, so that memory stays bounded."""
+        with self._lock:
+            self._append(PASS, Pass(ingest_only=True).to_bytes())
+
+    def _append(self, kind: str, payload: bytes) -> None:
+        at = self._at()
+        pos = self._journal.append(kind, payload, at=at)
+        self._fold.apply(Record(pos or 0, kind, at, "", 0, payload))
+
+    # snapshots
+
+    def compact(self) -> bool:
+        """Take a snapshot and free what it makes superfluous, if it is time; return whether one was taken.
+
+        Raises:
+            JournalFullError: Nothing was freed.
+        """
+        with self._lock:
+            due = (
+                self._unsaved_bytes > SNAPSHOT_AFTER_BYTES
+                or self._at() - self._snapshot_at > SNAPSHOT_AFTER_S
+                or self._history.num_pending > SNAPSHOT_AFTER_POINTS
+            )
+            if not due or not (self._unsaved_bytes or self._history.num_pending):
+                return False
+            if self._undecided_bytes > MAX_UNDECIDED_BYTES:
+                self._mark = msgspec.structs.replace(self._mark, decided=True)
+            self.snapshot()
+            return True
+
+    def snapshot(self) -> None:
+        """Take a snapshot now.
+
+        Raises:
+            JournalFullError: There is no room for it.
+        """
+        with self._lock:
+            if len(self._queue):
+                self.ingest()
+            self._save_snapshot(self._fold.state())
+
+    def _save_snapshot(
+        self, state: LedgerState, *, supersede: tuple[int, int] | None = None, discontinuous: bool = False
+    ) -> None:
+        at, end = self._at(), self._history.end
+        snapshot = Snapshot(self._journal.last_pos, end, at, state.to_bytes())
+        self._journal.commit(
+            snapshot,
+            chunks=self._history.pending(),
+            keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
+            supersede=supersede,
+            meta={"attempt": self._mark.to_bytes()},
+            discontinuous=discontinuous,
+        )
+        self._history.committed(end)
+        self._unsaved_bytes = 0
+        self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
+        self._snapshot_at = at
+
+    # checkpoints
+
+    def to_state(self, complete_step: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as plain data.
+
+        Args:
+            complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+        """
+        with self._lock:
+            asked = Pass(ingest_only=True) if complete_step is None else Pass(step=complete_step)
+            self._append(PASS, asked.to_bytes())
+            place = {"index": self._history.end, "at": self._at(), "attempt": self._mark.number}
+            stats = self._fold.stats.aggregator.to_state()
+            return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
+
+    def note_final(self, checkpoint: str) -> None:
+        """Remember that nothing follows a checkpoint but the windows that the end of the run closed."""
+        self._journal.set_meta("final", msgspec.msgpack.encode([checkpoint, self._history.end]))
+
+    def is_final(self, checkpoint: str) -> bool:
+        """Tell whether the run ended with that checkpoint, and nothing came since."""
+        held = self._journal.meta("final")
+        return held is not None and msgspec.msgpack.decode(held) == [checkpoint, self._mark.index]
+
+    def keep(self) -> None:
+        """Go on from where the last attempt ended: this one begins with its very last state."""
+        with self._lock:
+            self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+
+    def rewind(self, state: Mapping[str, Any]) -> int | None:
+        """Go on from a state of `to_state`; what came after it is superseded, except the events of this attempt.
+
+        An attempt that went back before, or that saved the state itself, has no events besides those in the state.
+
+        Args:
+            state: The state; empty for the very beginning of the run.
+
+        Returns:
+            The index up to which the history goes on; None if nothing has to be taken back.
+
+        Raises:
+            JournalFullError: Nothing was changed.
+        """
+        with self._lock:
+            if not state and (self._mark.resumed or not self._mark.pos):
+                return None
+            own, end = self._own_branch(state)
+            kept = min(_place(state).get("index", end if state else 0), end)
+            superseded = (kept, end) if kept < end else None
+            rewound = self._rewound(state, own)
+            before, self._mark = self._mark, msgspec.structs.replace(self._mark, decided=True, resumed=True)
+            try:
+                self._save_snapshot(rewound, supersede=superseded, discontinuous=True)
+            except BaseException:
+                self._mark = before
+                raise
+            self._fold.stats = self._fold.processor(self._config, self._mark)
+            self._fold.load(rewound)
+            if superseded is not None:
+                self._history.supersede(*superseded)
+            return None if superseded is None else kept
+
+    def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int]:
+        """Return events of this attempt that are to be counted again, and the index before which all is superseded."""
+        if self._mark.resumed or _place(state).get("attempt") == self._mark.number:
+            return [], self._history.end
+        if self._mark.decided:  # too many to be kept: what they gave so far stays
+            self._append(PASS, Pass(force=True).to_bytes())
+            return [], self._mark.index
+        records = self._journal.records(self._mark.pos)
+        return [(r.kind, r.payload) for r in records if r.kind in {EVENTS, ROWS, DROPS}], self._history.end
+
+    def _rewound(self, state: Mapping[str, Any], own: list[tuple[str, bytes]]) -> LedgerState:
+        at = self._mark.at if own else self._at()
+        stats = self._fold.processor(self._config, self._mark)
+        stats.aggregator.restore(state.get("stats", {}), shift_s=at - float(_place(state).get("at", at)))
+        return LedgerState(
+            aggregator=stats.aggregator.to_state(),
+            pending=own,
+            num_accepted=self._fold.num_accepted - sum(len(decode_events(payload)[0]) for _, payload in own),
+            num_processed=self._fold.num_processed,
+        )
+
+    # reading
+
+    @property
+    def stats(self) -> StatsProcessor:
+        """Windows and summary of the run; change nothing there."""
+        return self._fold.stats
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events `accepted` and `processed`, over all attempts; those that are `queued`; `late` ones."""
+        return {
+            "accepted": self._fold.num_accepted,
+            "processed": self._fold.num_processed,
+            "queued": len(self._queue),
+            "late": self._fold.stats.aggregator.num_late,
+        }
+
+    def _at(self) -> float:
+        return self._clock() - self._zero
+
+
+def _place(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    place: Mapping[str, Any] = state.get("journal", {})
+    return place

@@ -1,0 +1,124 @@
+"""What the ledger writes into the journal besides events: passes, its state, and the beginning of an attempt."""
+
+from typing import Any, Self
+
+import msgspec
+from pydantic import ValidationError
+
+from trieye.config import StatsConfig
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    def to_bytes(self) -> bytes:
+        """Return bytes from which `from_bytes` makes the same object."""
+        return _encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what `to_bytes` wrote."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+class Pass(_Stored, frozen=True, omit_defaults=True):
+    """One pass over what was accepted.
+
+    Attributes:
+        step: The step that is complete; None: the one before each metric's highest.
+        force: Open windows are closed, too.
+        ingest_only: None is closed.
+    """
+
+    step: int | None = None
+    force: bool = False
+    ingest_only: bool = False
+
+
+class LedgerState(_Stored, frozen=True):
+    """Everything that the ledger remembers at a position of the journal.
+
+    Attributes:
+        aggregator: `Aggregator.to_state()`.
+        pending: Kind and payload of event records that are in no window yet.
+        num_accepted: Events accepted before, over all attempts; those that are pending not counted.
+        num_processed: Events put into windows.
+    """
+
+    aggregator: dict[str, Any]
+    pending: list[tuple[str, bytes]]
+    num_accepted: int
+    num_processed: int
+
+
+class AttemptMark(_Stored, frozen=True):
+    """Where an attempt began.
+
+    Attributes:
+        number: Number of the attempt.
+        pos: Last position of the journal before it.
+        index: Index of its first item of the history.
+        at: Journal time in seconds.
+        started: Unix time in seconds.
+        elapsed: Seconds of the run's life before it.
+        decided: Whether its first events need not be kept any more, because it is known what it goes on from, or
+            because they are too many.
+        resumed: Whether it is known what it goes on from.
+        config: The metrics, as JSON.
+    """
+
+    number: int
+    pos: int
+    index: int
+    at: float
+    started: float
+    elapsed: float
+    decided: bool
+    resumed: bool
+    config: str
+
+    def stats_config(self) -> StatsConfig | None:
+        """Return the metrics of the attempt; None if this version cannot read them."""
+        try:
+            return StatsConfig.model_validate_json(self.config)
+        except ValidationError:
+            return None
+
+
+def begin_mark(
+    number: int,
+    *,
+    pos: int,
+    index: int,
+    at: float,
+    now: float,
+    created: float,
+    earlier: AttemptMark | None,
+    config: StatsConfig,
+) -> AttemptMark:
+    """Return the mark of an attempt that begins.
+
+    The life of the run never gets shorter: a clock that was set back between two attempts does not count.
+
+    Args:
+        number: Number of the attempt.
+        pos: Last position of the journal.
+        index: End of the history.
+        at: Journal time in seconds.
+        now: Unix time in seconds.
+        created: Unix time in seconds at which the run began.
+        earlier: The attempt before.
+        config: The metrics.
+    """
+    lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
+    return AttemptMark(
+        number=number,
+        pos=pos,
+        index=index,
+        at=at,
+        started=now,
+        elapsed=max(lived, now - created),
+        decided=earlier is None,
+        resumed=False,
+        config=config.model_dump_json(),
+    )

@@ -1,0 +1,134 @@
+"""Event batches as the payload of a journal record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trieye.exceptions import SerializationError
+from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
+
+MAX_CONTEXT_TEXT = 1000
+"""Characters of a text in a context; a longer one is no number that a metric could read."""
+
+MAX_SHOWN = 60
+"""Characters of a refused name in a message."""
+
+Drop = tuple[str, str, int]
+"""(reason, name, count) of events that are counted and not kept."""
+
+
+class _Payload(msgspec.Struct, array_like=True):
+    names: list[str]
+    codes: bytes
+    values: bytes
+    steps: bytes
+    times: bytes
+    contexts: dict[int, dict[str, Any]]
+    drops: list[Drop]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Payload).decode
+
+
+def encode_events(batch: EventBatch, drops: Sequence[Drop] = ()) -> bytes:
+    """Return a batch, and what had to be dropped from it, as bytes.
+
+    Args:
+        batch: Events whose names are valid text and whose contexts hold plain values only; see `project_contexts`.
+        drops: What came with the batch and is only counted.
+    """
+    return _encode(
+        _Payload(
+            list(batch.names),
+            batch.codes.astype("<i4").tobytes(),
+            batch.values.astype("<f8").tobytes(),
+            batch.steps.astype("<i8").tobytes(),
+            batch.times.astype("<f8").tobytes(),
+            {row: dict(context) for row, context in batch.contexts.items()},
+            list(drops),
+        )
+    )
+
+
+def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
+    """Return what `encode_events` was given.
+
+    Raises:
+        SerializationError: The bytes are not whole.
+    """
+    try:
+        held = _decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise SerializationError(f"not a batch of events: {error}") from error
+    batch = EventBatch(
+        tuple(held.names),
+        np.frombuffer(held.codes, "<i4"),
+        np.frombuffer(held.values, "<f8"),
+        np.frombuffer(held.steps, "<i8"),
+        np.frombuffer(held.times, "<f8"),
+        held.contexts,
+    )
+    return batch, held.drops
+
+
+def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, list[Drop]]:
+    """Return the events that can be stored, and (reason, name, count) of the others.
+
+    Args:
+        batch: Events as a client sent them.
+        context_keys: What metrics read of contexts; nothing else is kept.
+    """
+    drops: list[Drop] = []
+    refused = {code: reason for code, name in enumerate(batch.names) if (reason := _refusal(name)) is not None}
+    if refused:
+        for code, reason in refused.items():
+            drops.append((reason, ascii(batch.names[code][:MAX_SHOWN]), int((batch.codes == code).sum())))
+        batch = batch.take(np.flatnonzero(~np.isin(batch.codes, list(refused))))
+        batch = replace(batch, names=tuple("?" if code in refused else name for code, name in enumerate(batch.names)))
+    if batch.contexts:
+        batch = replace(batch, contexts=project_contexts(batch.contexts, context_keys))
+    return batch, drops
+
+
+def _refusal(name: str) -> str | None:
+    if len(name) > MAX_NAME_LENGTH:
+        return "name_too_long"
+    try:
+        return None if name.encode() else "unnamed"
+    except UnicodeEncodeError:
+        return "unnamed"
+
+
+def project_contexts(
+    contexts: Mapping[int, Mapping[str, Any]], keys: frozenset[str]
+) -> dict[int, dict[str, float | int | str | None]]:
+    """Return the parts of contexts that metrics read, as plain values; a value that is no number becomes None."""
+    if not keys or not contexts:
+        return {}
+    projected = {
+        row: {key: _plain(context[key]) for key in keys if key in context} for row, context in contexts.items()
+    }
+    return {row: context for row, context in projected.items() if context}
+
+
+def _plain(value: Any) -> float | int | str | None:
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    if isinstance(value, int | np.integer):
+        number = int(value)
+        return number if -(1 << 63) <= number < 1 << 63 else float_or_none(number)
+    if isinstance(value, str):
+        return value if len(value) <= MAX_CONTEXT_TEXT else None
+    return float_or_none(value)
+
+
+def float_or_none(value: Any) -> float | None:
+    """Return a value as a float, None if it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # whatever float() of a user's object raises
+        return None

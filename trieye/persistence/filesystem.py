@@ -1,0 +1,56 @@
+"""Which kind of file system a path is on."""
+
+import os
+import re
+from pathlib import Path
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+"""Where Linux says what is mounted where."""
+
+NETWORK_TYPES = frozenset(
+    {
+        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+        "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb2", "smb3", "smbfs", "virtiofs", "vboxsf", "wekafs",
+    }
+)  # fmt: skip
+_NETWORK_FUSE = re.compile(r"fuse\.(sshfs|gluster|ceph|s3|rclone|goofys|gcsfuse|blobfuse|juicefs|moosefs|mfs|dav)")
+
+
+def is_network_type(kind: str) -> bool:
+    """Return whether several machines may use a file system of that type, so that they share no memory."""
+    return kind in NETWORK_TYPES or kind.startswith("glusterfs") or _NETWORK_FUSE.match(kind) is not None
+
+
+def type_of(path: Path, mountinfo: str) -> str | None:
+    """Return the type of the file system that holds a path.
+
+    Args:
+        path: Absolute, without links.
+        mountinfo: Text in the format of `MOUNTINFO`.
+    """
+    found, depth = None, -1
+    for line in mountinfo.splitlines():
+        place, _, rest = line.partition(" - ")
+        fields = place.split(" ")
+        if len(fields) < 5 or not rest:  # noqa: PLR2004 - mount id, parent, device, root, mount point
+            continue
+        mount_point = Path(_unescaped(fields[4]))
+        # a later mount at the same place covers the earlier one
+        if path.is_relative_to(mount_point) and len(mount_point.parts) >= depth:
+            found, depth = rest.split(" ")[0], len(mount_point.parts)
+    return found
+
+
+def network_type(path: Path) -> str | None:
+    """Return the type of the file system of a path if it is a network file system; None if not, or if nobody knows."""
+    try:
+        mountinfo = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None  # no Linux
+    kind = type_of(Path(os.path.realpath(path)), mountinfo)
+    return kind if kind is not None and is_network_type(kind) else None
+
+
+def _unescaped(field: str) -> str:
+    """Return a field of mountinfo, in which blanks, tabs, newlines and backslashes are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,0 +1,155 @@
+"""Make a journal ready to be opened: new if there is none, and repaired if it is damaged."""
+
+import contextlib
+import errno
+import itertools
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from trieye.exceptions import JournalError, JournalFullError
+from trieye.persistence.atomic import fsync_directory
+from trieye.persistence.journal_check import count, examine, missing_positions
+from trieye.persistence.journal_file import create, wal_path, worded
+from trieye.persistence.journal_salvage import Salvaged, salvage
+from trieye.persistence.journal_schema import REPAIR, STATE, State, insert, put
+
+_LOSSES = {
+    "clients": "which batches some senders sent last: one that is sent again now counts twice",
+    "calls": "which calls came: one that is repeated now counts twice",
+    "segments": "which files hold the history: it looks for them",
+    "cursors": "how far the sinks are: those get everything again",
+    "superseded": "what rewinds left out: it may be shown again",
+    "meta": "parts of the description of the run",
+}
+
+
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+def prepare(path: Path) -> None:
+    """Make sure that there is a whole journal; what is found damaged is set aside, and what is whole in it is kept.
+
+    Raises:
+        JournalError: The file is no journal, or it cannot be read or written.
+    """
+    repaired = _beside(path, "repaired")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if repaired.exists():  # a repair was interrupted when all but this was done
+            _install(repaired, path)
+        if path.exists() or (wal_path(path).exists() and wal_path(path).stat().st_size):
+            findings = examine(path)
+            if findings:
+                _repair(path, findings)
+        else:
+            new = _beside(path, "new")
+            create(new)
+            _install(new, path)
+    except sqlite3.Error as error:
+        raise worded(error, path) from error
+    except OSError as error:
+        if isinstance(error, JournalError):
+            raise
+        kind = JournalFullError if error.errno in _FULL else JournalError
+        raise kind(f"the journal {path} cannot be made: {error.strerror or error}") from error
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _install(new: Path, path: Path) -> None:
+    for suffix in ("-wal", "-shm", "-journal"):  # SQLite would apply them to the new file
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    new.replace(path)
+    fsync_directory(path.parent)
+
+
+def _repair(path: Path, findings: list[str]) -> None:
+    found = salvage(path)
+    losses, num_lost, state = _losses(found)
+    aside = _name_aside(path)
+    lost = "; ".join(losses) if losses else "nothing"
+    text = f"the journal {path} was damaged ({'; '.join(findings)}); it was set aside as {aside.name}; lost: {lost}"
+    own = {STATE: state.to_bytes(), REPAIR: msgspec.msgpack.encode((text, num_lost))}
+    new, repaired = _beside(path, "new"), _beside(path, "repaired")
+    _write(new, found, own)
+    _set_aside(path, aside)
+    # a repair that is killed from here on is completed: the old log must not stay beside the new file
+    new.replace(repaired)
+    fsync_directory(path.parent)
+    _install(repaired, path)
+
+
+def _write(new: Path, found: Salvaged, own: Mapping[str, bytes]) -> None:
+    create(new)
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        for table, rows in found.rows.items():
+            connection.executemany(insert(table), rows.values())
+        for key, value in own.items():
+            put(connection, "meta", (key, value))
+        connection.execute("COMMIT")
+
+
+def _name_aside(path: Path) -> Path:
+    """Return a free name; SQLite can open the files under it."""
+    names = (_beside(path, f"damaged-{number}") for number in itertools.count(1))
+    return next(name for name in names if not (name.exists() or wal_path(name).exists()))
+
+
+def _set_aside(path: Path, aside: Path) -> None:
+    for file, copy in ((path, aside), (wal_path(path), wal_path(aside))):
+        if file.exists():
+            try:
+                copy.hardlink_to(file)
+            except OSError:  # there are none on this file system
+                shutil.copyfile(file, copy)
+
+
+def _losses(found: Salvaged) -> tuple[list[str], int, State]:
+    """Return what is lost in words, the number of records, and the state of the repaired journal."""
+    state = _state(found)
+    missing = missing_positions([pos for (pos, *_) in found.ordered("records")], state)
+    losses = []
+    if missing:
+        places = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in missing[:5])
+        losses.append(f"{count(missing)} records (positions {places}{', ...' if missing[5:] else ''})")
+    if found.is_log_broken or found.is_end_broken:
+        losses.append("what was accepted last, perhaps")
+    if "snapshots" in found.broken and state.deleted_to and not found.rows["snapshots"]:
+        losses.append("the state of the metrics, which begin anew")
+    if found.broken & {"chunks", "segments"} and (items := _missing_items(found)):
+        places = ", ".join(f"{first} to {end - 1}" for first, end in items[:5])
+        losses.append(f"items of the history ({places}), unless its files hold them")
+    losses += [text for table, text in _LOSSES.items() if table in found.broken]
+    return losses, max(count(missing), int(bool(losses))), state._replace(gaps=(*state.gaps, *missing))
+
+
+def _state(found: Salvaged) -> State:
+    state = State.from_bytes(found.held_state)
+    records, snapshots = found.ordered("records"), found.ordered("snapshots")
+    seen = [*records[-1:], *[row[1:] for row in snapshots[-1:]]]
+    positions = [state.last_pos, *[row[0] for row in seen]]
+    # index 2 is the journal time of a record, and of a snapshot
+    times = [state.last_at, *[row[2] for row in seen]]
+    deleted_to = state.deleted_to
+    if found.held_state is None and "meta" in found.broken:  # nobody knows what was deleted before the first record
+        deleted_to = (records[0][0] - 1) if records else max(positions)
+    return state._replace(deleted_to=deleted_to, last_pos=max(positions), last_at=max(times))
+
+
+def _missing_items(found: Salvaged) -> list[tuple[int, int]]:
+    """Return the ranges of indices that neither a chunk nor a file holds."""
+    held = sorted((row[0], row[1]) for table in ("chunks", "segments") for row in found.rows[table].values())
+    end = max([row[2] for row in found.rows["snapshots"].values()], default=0)
+    missing, expected = [], 0
+    for first, last in [*held, (end, end)]:
+        if first > expected:
+            missing.append((expected, first))
+        expected = max(expected, last)
+    return missing

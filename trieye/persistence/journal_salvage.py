@@ -1,0 +1,143 @@
+"""Take every whole row out of a damaged journal."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trieye.persistence.journal_file import wal_path
+from trieye.persistence.journal_keys import MAX_CALLS
+from trieye.persistence.journal_pages import rows_in_pages
+from trieye.persistence.journal_schema import (
+    PAGE_SIZE,
+    STATE,
+    TABLES,
+    Row,
+    State,
+    columns,
+    empty_first_page,
+    is_whole,
+    select,
+    with_size,
+)
+from trieye.persistence.journal_wal import read_wal
+
+_IN_PAGES = frozenset({"records", "calls", "snapshots", "chunks", "superseded"})
+"""Tables of which an old row, found on a page that is in no tree, is never wrong: rows are added, and not changed.
+
+Not `segments`: an old row names a file that was merged into another one, and the history finds its files by itself.
+"""
+
+
+@dataclass
+class Salvaged:
+    """What could be taken out.
+
+    Attributes:
+        rows: Whole rows of each table by key, the checksum last.
+        broken: Tables that could not be read completely.
+        is_end_broken: Whether records may be missing after the last one.
+        is_log_broken: Whether parts of the write-ahead log could not be read.
+    """
+
+    rows: dict[str, dict[Any, Row]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    broken: set[str] = field(default_factory=set)
+    is_end_broken: bool = False
+    is_log_broken: bool = False
+
+    @property
+    def held_state(self) -> bytes | None:
+        """The journal's state as it was stored; None if it is lost."""
+        row = self.rows["meta"].get(STATE)
+        return None if row is None else row[1]
+
+    def ordered(self, table: str) -> list[Row]:
+        """Return the rows of a table in the order of their keys."""
+        return [self.rows[table][key] for key in sorted(self.rows[table])]
+
+
+def salvage(path: Path) -> Salvaged:
+    """Read what is whole in the file of a journal and in its write-ahead log, and change nothing.
+
+    Raises:
+        OSError: The files cannot be read.
+    """
+    page_of, num_pages, is_log_broken = _open_pages(path)
+    found = Salvaged(is_log_broken=is_log_broken)
+    image = b"".join(page_of(number) for number in range(1, num_pages + 1))
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.text_factory = lambda data: data.decode(errors="replace")
+        connection.deserialize(image)
+        for table in TABLES:
+            _walk(connection, table, found)
+    if found.broken & _IN_PAGES:
+        _add_from_pages(page_of, num_pages, found)
+    _drop_superfluous(found)
+    return found
+
+
+def _open_pages(path: Path) -> tuple[Callable[[int], bytes], int, bool]:
+    """Return a function that reads pages, their number, and whether the log is incomplete."""
+    file = path.read_bytes() if path.exists() else b""
+    data = wal_path(path).read_bytes() if wal_path(path).exists() else b""
+    log = read_wal(data)
+    num_pages = max(-(-len(file) // PAGE_SIZE), log.num_pages, *log.pages, 1)
+    # the first page of a journal never says anything of its own but the size
+    first = with_size(empty_first_page(), num_pages)
+
+    def page_of(number: int) -> bytes:
+        if number == 1:
+            return first
+        if number in log.pages:
+            return data[log.pages[number] : log.pages[number] + PAGE_SIZE]
+        if not 1 < number <= num_pages:
+            return b""
+        return file[(number - 1) * PAGE_SIZE : number * PAGE_SIZE].ljust(PAGE_SIZE, b"\0")
+
+    return page_of, num_pages, log.num_bad > 0
+
+
+def _walk(connection: sqlite3.Connection, table: str, found: Salvaged) -> None:
+    """Read a table from the back, so that its end is known, and if that stops at a damaged page, from the front."""
+    for order in ("DESC", "ASC"):
+        is_end = table == "records" and order == "DESC"
+        try:
+            for row in connection.execute(select(table, f"ORDER BY {columns(table)[0]} {order}")):
+                if is_whole(table, row):
+                    found.rows[table][row[0]] = row
+                else:
+                    found.broken.add(table)
+                    found.is_end_broken |= is_end
+                is_end = False
+        except sqlite3.Error:
+            found.broken.add(table)
+            found.is_end_broken |= is_end
+        else:
+            return
+
+
+def _add_from_pages(page_of: Callable[[int], bytes], num_pages: int, found: Salvaged) -> None:
+    """Add rows whose way through the tree is broken."""
+    taken = [(row[0], row[1]) for table in ("chunks", "segments") for row in found.rows[table].values()]
+    for table, row in rows_in_pages(page_of, num_pages):
+        if table not in _IN_PAGES & found.broken:
+            continue
+        # a chunk that is in a file, or in another chunk, is an old one
+        if table == "chunks" and any(row[0] < end and first < row[1] for first, end in taken):
+            continue
+        found.rows[table].setdefault(row[0], row)
+
+
+def _drop_superfluous(found: Salvaged) -> None:
+    """Drop rows that were deleted already."""
+    state = State.from_bytes(found.held_state)
+    records, snapshots, calls = (found.rows[table] for table in ("records", "snapshots", "calls"))
+    for pos in [pos for pos in records if pos <= state.deleted_to]:
+        del records[pos]
+    for number in [number for number, row in snapshots.items() if row[1] < state.deleted_to]:
+        del snapshots[number]
+    for table, kept in ((snapshots, 2), (calls, MAX_CALLS)):
+        for key in sorted(table)[:-kept]:
+            del table[key]

@@ -1,0 +1,230 @@
+"""Bookmark: where a sink is in the history of its run."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Protocol
+
+from trieye.exceptions import ProcessingError
+from trieye.sinks.base import MAX_POINTS_PER_WRITE, Cursor, Flushable, Rerunning, Resumable, Sink, Source
+from trieye.sinks.calls import Calls
+from trieye.stats.point import Point
+
+STORE_EVERY_S = 1.0
+"""A commit for each write would cost more than a second of points that come again after a kill."""
+
+
+class _ResumableSink(Sink, Resumable, Protocol):
+    """Both."""
+
+
+class _RerunningSink(Sink, Rerunning, Protocol):
+    """Both."""
+
+
+class Bookmark:
+    """Where a sink is: in memory after each call, in the journal after a flush, and then about once a second.
+
+    So after a kill the journal is behind what the sink has got, never ahead of it.
+
+    Belongs to the thread of the sink; others may read the attributes.
+
+    Attributes:
+        index: Everything in the history before it has arrived.
+        touched: Nothing from here on was ever handed to the sink.
+        is_exact: Nothing from `index` on has arrived.
+    """
+
+    def __init__(self, sink: Sink, source: Source) -> None:
+        self._sink, self._source = sink, source
+        self._buffer = sink if isinstance(sink, Flushable) else None
+        self._held = source.cursor(sink.name)
+        self.index = self.touched = self._flushed = self._first()
+        self._stored = self._held or Cursor()
+        self.is_exact = True
+        self._unflushed_since = self._tried_at = 0.0
+
+    def _first(self) -> int:
+        if self._held is None:
+            return self._source.end if getattr(self._sink, "live_only", False) else 0
+        # beyond the end it is only if the history was damaged: what it showed stays, and what comes now is new
+        return min(self._held.index, self._source.end)
+
+    def begin(self) -> None:
+        """Bring the sink, which is open, to where the bookmark is; may be called again after it raised."""
+
+    def rewind(self, kept: int) -> None:
+        """Do what the sink needs after everything from `kept` to the end was superseded; may be repeated, too."""
+
+    def follow(self) -> None:
+        """Do what the sink needs before it gets what was read after a rewind, told or not; may be repeated, too."""
+
+    def announce(self, end: int) -> None:
+        """Say that items before `end` are going to be handed to the sink."""
+        self.touched = max(self.touched, end)
+
+    def advance(self, end: int | None) -> None:
+        """Say that the sink was given everything before `end`; None: something, of which the index is not known."""
+        if self.is_exact and self._flushed == self.index:
+            self._unflushed_since = time.monotonic()
+        self.is_exact = end is not None
+        if end is not None:
+            self.index = end
+            self.announce(end)
+
+    def time_to_flush_s(self) -> float | None:
+        """Return after how many seconds the sink is to be flushed; None if there is nothing to flush."""
+        if self._flushed == self.index or not self.is_exact:
+            return None
+        interval_s = 0.0 if self._buffer is None else self._buffer.flush_interval_s
+        return max(0.0, self._unflushed_since + interval_s - time.monotonic())
+
+    def flush(self) -> None:
+        """Let the sink hand over what it holds back."""
+        if self._flushed == self.index or not self.is_exact:
+            return
+        if self._buffer is not None:
+            self._buffer.flush()
+        self._note_position()
+        self._flushed = self.index
+
+    def time_to_store_s(self) -> float | None:
+        """Return after how many seconds `store` is to be called; None if the journal knows everything."""
+        if self._cursor() == self._stored:
+            return None
+        return max(0.0, self._tried_at + STORE_EVERY_S - time.monotonic())
+
+    def store(self) -> None:
+        """Write down in the journal what was flushed.
+
+        Raises:
+            JournalError: That is not possible now.
+        """
+        cursor = self._cursor()
+        if cursor != self._stored:
+            self._tried_at = time.monotonic()
+            self._source.set_cursor(self._sink.name, cursor)
+            self._stored = cursor
+
+    def _cursor(self) -> Cursor:
+        return Cursor(self._flushed, self._position())
+
+    def _position(self) -> str | None:
+        return None
+
+    def _note_position(self) -> None:
+        pass
+
+
+class ResumableBookmark(Bookmark):
+    """That of a sink which can go back to a position, so that it shows each point exactly once.
+
+    Its cursor says beside the position how much was superseded by then: a rewind of which the sink never heard, because
+    the process died, makes a difference there.
+    """
+
+    def __init__(self, sink: _ResumableSink, source: Source) -> None:
+        self._resumable = sink
+        self._place: str | None = None
+        self._num_superseded = 0
+        super().__init__(sink, source)
+
+    def begin(self) -> None:
+        """Go back to the position of the cursor, or begin anew if that cannot be done."""
+        num_superseded, place, is_usable = self._source.num_superseded, None, True
+        if self._held is not None:
+            known, space, place = (self._held.position or "").partition(" ")
+            is_usable = known + space == f"{num_superseded} "
+        if not is_usable or not self._resumable.resume(place):
+            self._clear()
+        else:
+            self._place = place
+        self._num_superseded = num_superseded
+
+    def rewind(self, kept: int) -> None:
+        """Begin anew if the sink shows something that was superseded."""
+        num_superseded = self._source.num_superseded
+        if self.touched > kept:
+            self._clear()
+        self._num_superseded = num_superseded
+
+    def _clear(self) -> None:
+        self._resumable.clear()
+        self.index = self.touched = self._flushed = 0
+        self.is_exact = True
+        self._place = self._resumable.position()
+
+    def _position(self) -> str | None:
+        return None if self._place is None else f"{self._num_superseded} {self._place}"
+
+    def _note_position(self) -> None:
+        self._place = self._resumable.position()
+
+
+class RerunningBookmark(Bookmark):
+    """That of a sink which leaves out points that an earlier branch has shown, because it cannot take them back.
+
+    Such a sink gets superseded points, too. So it is known what it has shown, although the process may have died after
+    a write and before the cursor was stored, and although it may have been away during a branch: all of them.
+    """
+
+    def __init__(self, sink: _RerunningSink, source: Source) -> None:
+        self._rerunning = sink
+        self._num_told = 0
+        super().__init__(sink, source)
+        self._calls = Calls(self._sink)
+
+    def begin(self) -> None:
+        """Tell the sink what was superseded, and give it what it has not shown of that."""
+        while self._source.num_superseded != self._num_told:
+            self._tell(self._source.num_superseded)
+
+    def rewind(self, kept: int) -> None:  # noqa: ARG002 - all that was superseded counts
+        """Do the same as in the beginning."""
+        self.begin()
+
+    def follow(self) -> None:
+        """Do the same as in the beginning."""
+        self.begin()
+
+    def _tell(self, num_superseded: int) -> None:
+        num_shown = sum(1 for _ in self._source.superseded(self.index))
+        self._rerunning.note_superseded(self._meant(self._source.superseded(self.index)))
+        missing = self._meant(islice(self._source.superseded(self._source.end), num_shown, None))
+        for points in _unequal(missing):
+            if self._source.num_superseded != num_superseded:  # by another rewind: other points than those counted
+                return
+            with suppress(ProcessingError):  # it may have been refused before, and is of no use any more
+                self._sink.write(points)
+            self._rerunning.note_superseded(points)
+        self._num_told = num_superseded
+
+    def _meant(self, points: Iterable[Point]) -> Iterator[Point]:
+        return (point for point in points if self._calls.meant([point]))
+
+
+def _unequal(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Yield points in parts, none of them with two that a sink takes for the same: they are of different branches."""
+    part: dict[tuple[str, int, float], Point] = {}
+    for point in points:
+        key = point.metric, point.step, point.value
+        if key in part or len(part) == MAX_POINTS_PER_WRITE:
+            yield list(part.values())
+            part.clear()
+        part[key] = point
+    if part:
+        yield list(part.values())
+
+
+def make_bookmark(sink: Sink, source: Source) -> Bookmark:
+    """Return the bookmark of a sink, as the journal remembers it.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    if isinstance(sink, Resumable):
+        return ResumableBookmark(sink, source)
+    if isinstance(sink, Rerunning):
+        return RerunningBookmark(sink, source)
+    return Bookmark(sink, source)

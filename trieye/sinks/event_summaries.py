@@ -1,0 +1,122 @@
+"""Events of TensorBoard: what each kind of value is in an event file, before `frame`."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trieye.sinks.base import RunInfo
+from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium
+from trieye.stats.point import Point
+
+_MAX_VALUES_PER_EVENT = 64
+_BEFORE_ALL_STEPS = -(2**63)
+
+
+def header(*, restarted: bool) -> list[bytes]:
+    """Return the events that a file begins with.
+
+    Args:
+        restarted: Earlier files were emptied, and a reader that has seen them is to forget what it read. TensorBoard's
+            loader in Python does so at the second start of a session that it sees; its data server needs no telling,
+            for there a point replaces those at its step and behind it.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    now = time.time()
+    start = Event(wall_time=now, step=_BEFORE_ALL_STEPS, session_log=SessionLog(status=SessionLog.START))
+    return _serialized([Event(wall_time=now, file_version="brain.Event:2"), *([start, start] if restarted else [])])
+
+
+def scalars(points: Sequence[Point]) -> list[bytes]:
+    """Return points as events; those that share step and wall time come together, at the place of the first."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    limit, new_value = _MAX_VALUES_PER_EVENT, Summary.Value
+    groups: dict[tuple[int, float], list[Any]] = {}
+    for point in points:
+        try:
+            value = new_value(tag=point.metric, simple_value=point.value)
+        except UnicodeEncodeError:  # a lone surrogate, as file names that are no UTF-8 have
+            value = new_value(tag=_printable(point.metric), simple_value=point.value)
+        groups.setdefault((point.step, point.wall_time), []).append(value)
+    return _serialized(
+        Event(step=step, wall_time=wall_time, summary=Summary(value=values[start : start + limit]))
+        for (step, wall_time), values in groups.items()
+        for start in range(0, len(values), limit)
+    )
+
+
+def media(medium: Medium) -> list[bytes]:
+    """Return a histogram, a picture or a text as events."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    match medium:
+        case LogHistogram():
+            summary = _histogram(medium)
+        case LogImage():
+            summary = _image(medium)
+        case LogText():
+            summary = _text(medium)
+    return _serialized([Event(step=medium.step, wall_time=medium.wall_time, summary=summary)])
+
+
+def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
+    """Return the events from which the HParams dashboard knows the parameters of a run; each run is its own trial."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+    values = {_printable(name): _typed(_printable(text)) for name, text in params.items()}
+    summary = hparams_pb(values, trial_id=_printable(run.run_name), start_time_secs=run.created)
+    return _serialized([Event(wall_time=run.created, summary=summary)])
+
+
+def _histogram(medium: LogHistogram) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.histogram.metadata import create_summary_metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    buckets = np.column_stack([medium.edges[:-1], medium.edges[1:], medium.counts]).astype(np.float64)
+    metadata = create_summary_metadata(display_name=None, description=None)
+    return Summary(
+        value=[Summary.Value(tag=_printable(medium.name), metadata=metadata, tensor=make_tensor_proto(buckets))]
+    )
+
+
+def _image(medium: LogImage) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    image = Summary.Image(
+        width=medium.width, height=medium.height, colorspace=medium.channels, encoded_image_string=medium.png
+    )
+    return Summary(value=[Summary.Value(tag=_printable(medium.name), image=image)])
+
+
+def _text(medium: LogText) -> Any:
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    return text_pb(_printable(medium.name), _printable(medium.text))
+
+
+def _typed(text: str) -> bool | float | str:
+    """Return a parameter as what it looks like, so that the dashboard sorts and draws numbers as numbers."""
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number) or (text.lstrip("-").isdecimal() and int(text) != int(number)):
+        return text  # a seed of 64 bits would lose digits
+    return number
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _serialized(events: Iterable[Any]) -> list[bytes]:
+    return [event.SerializeToString() for event in events]

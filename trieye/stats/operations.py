@@ -1,0 +1,108 @@
+"""Operations: what a run records besides points, as values that can wait in the journal and in the history."""
+
+import msgspec
+
+from trieye.exceptions import SerializationError
+from trieye.stats.point import Point
+
+
+class _Operation(msgspec.Struct, frozen=True, tag=True):
+    """Base of all operations; the name of the class is its tag in the file."""
+
+
+class LogParams(_Operation, frozen=True):
+    """Record parameters, which never change, with the trackers."""
+
+    params: dict[str, str]
+
+
+class SetTags(_Operation, frozen=True):
+    """Record tags, of which a later value replaces an earlier one, with the trackers."""
+
+    tags: dict[str, str]
+
+
+class LogArtifact(_Operation, frozen=True):
+    """Hand a file or a directory to the trackers; it has to stay where it is until then."""
+
+    path: str
+    artifact_path: str | None = None
+
+
+class LogHistogram(_Operation, frozen=True):
+    """The distribution of some values at a step.
+
+    Attributes:
+        name: Name of the curve.
+        step: Global step.
+        wall_time: Unix time in seconds.
+        edges: `[bins + 1]` borders of the bins, ascending.
+        counts: `[bins]` values in each bin.
+        total: Sum of the values.
+        sum_squares: Sum of their squares.
+    """
+
+    name: str
+    step: int
+    wall_time: float
+    edges: list[float]
+    counts: list[float]
+    total: float
+    sum_squares: float
+
+
+class LogImage(_Operation, frozen=True):
+    """A picture at a step.
+
+    Attributes:
+        name: Name of the series.
+        step: Global step.
+        wall_time: Unix time in seconds.
+        width: Pixels.
+        height: Pixels.
+        channels: 1, 3 or 4.
+        png: The encoded picture.
+    """
+
+    name: str
+    step: int
+    wall_time: float
+    width: int
+    height: int
+    channels: int
+    png: bytes
+
+
+class LogText(_Operation, frozen=True):
+    """A text at a step, Markdown where the sink shows it."""
+
+    name: str
+    step: int
+    wall_time: float
+    text: str
+
+
+Medium = LogHistogram | LogImage | LogText
+Operation = LogParams | SetTags | LogArtifact | LogHistogram | LogImage | LogText
+Item = Point | Operation
+"""What the history of a run is made of, in order, each with its index."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+
+
+def to_bytes(operation: Operation) -> bytes:
+    """Return the operation as bytes from which `from_bytes` makes the same one."""
+    return _encode(operation)
+
+
+def from_bytes(data: bytes) -> Operation:
+    """Return the operation that `to_bytes` wrote.
+
+    Raises:
+        SerializationError: The bytes are not whole.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise SerializationError(f"not an operation of a run: {error}") from error

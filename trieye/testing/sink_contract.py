@@ -1,0 +1,166 @@
+"""SinkContract: the tests that every sink has to pass."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+from unittest import SkipTest
+
+from trieye.sinks.base import Rerunning, Resumable, RunInfo, RunStatus, Sink
+from trieye.sinks.runner import SinkThread
+from trieye.stats.point import Point
+from trieye.testing.sinks import make_run
+from trieye.testing.sources import MemorySource
+
+
+class SinkContract:
+    """Tests that a sink inherits: subclass it, in a class that pytest collects, and give the two methods.
+
+    The sink has to be one whose points can be read back.
+    """
+
+    TIMEOUT_S = 60.0
+    """How long a sink may take to open, write and close."""
+
+    exactly_once: ClassVar[bool] = False
+    """Whether the sink shows a point once even if it comes again after the process died."""
+
+    def make_sink(self) -> Sink:
+        """Return a new sink, not yet open."""
+        raise NotImplementedError
+
+    def read_points(self, run: RunInfo) -> list[tuple[str, float, int]]:
+        """Return (metric, value, step) of all points that all attempts wrote, those of one metric in written order."""
+        raise NotImplementedError
+
+    @contextmanager
+    def running(self, run: RunInfo, source: MemorySource, status: RunStatus = "FINISHED") -> Iterator[SinkThread]:
+        """Run the sink for one attempt, which ends with the block; a source that was used before is a restart."""
+        thread = SinkThread(self.make_sink(), run, source)
+        yield thread
+        assert thread.close(status, self.TIMEOUT_S), thread.health  # noqa: S101 - a test
+
+    def attempt(
+        self,
+        run: RunInfo,
+        *batches: Sequence[Point],
+        status: RunStatus = "FINISHED",
+        source: MemorySource | None = None,
+    ) -> None:
+        """Write batches as one attempt of a run would and close."""
+        history = MemorySource() if source is None else source
+        with self.running(run, history, status) as thread:
+            for batch in batches:
+                self.write(thread, history, batch)
+
+    def write(self, thread: SinkThread, source: MemorySource, points: Sequence[Point]) -> None:
+        """Let the sink have points before this returns."""
+        source.append(points)
+        thread.wake()
+        assert thread.flush(self.TIMEOUT_S), thread.health  # noqa: S101 - a test
+
+    def test_it_has_a_name(self) -> None:
+        """A sink is known by its name."""
+        assert isinstance(self.make_sink().name, str)  # noqa: S101 - a test
+        assert self.make_sink().name  # noqa: S101 - a test
+
+    def test_every_point_arrives_once(self, tmp_path: Path) -> None:
+        """More points than one write takes arrive once each, in order."""
+        run = make_run(tmp_path)
+        points = _points(0, 2500)
+        self.attempt(run, points[:1], [], points[1:])
+        assert self.read_points(run) == _rows(points)  # noqa: S101 - a test
+
+    def test_an_attempt_without_points_is_fine(self, tmp_path: Path) -> None:
+        """Opening and closing is enough."""
+        run = make_run(tmp_path)
+        self.attempt(run, status="FAILED")
+        assert self.read_points(run) == []  # noqa: S101 - a test
+
+    def test_a_later_attempt_adds_to_the_earlier(self, tmp_path: Path) -> None:
+        """Points of both attempts are there."""
+        run, source = make_run(tmp_path), MemorySource()
+        self.attempt(run, _points(1, 2), status="KILLED", source=source)
+        self.attempt(run, _points(2, 3), source=source)
+        assert self.read_points(run) == _rows(_points(1, 3))  # noqa: S101 - a test
+
+    def test_several_metrics_of_a_step_stay_apart(self, tmp_path: Path) -> None:
+        """Points that share step and time do not replace each other."""
+        run = make_run(tmp_path)
+        self.attempt(run, [Point(name, value, 7, 1.7e9) for name, value in (("a", 1.0), ("b/c d", -2.0), ("é", 0.0))])
+        assert sorted(self.read_points(run)) == [("a", 1.0, 7), ("b/c d", -2.0, 7), ("é", 0.0, 7)]  # noqa: S101 - a test
+
+    def test_extreme_steps_and_times_are_kept(self, tmp_path: Path) -> None:
+        """Steps of 64 bits, negative steps, and times before 1970."""
+        run = make_run(tmp_path)
+        steps = [-(2**63), -1, 0, 2**62, 2**63 - 1]
+        self.attempt(run, [Point("loss", float(n), step, -5.0 + n) for n, step in enumerate(steps)])
+        assert sorted(self.read_points(run), key=lambda row: row[2]) == [  # noqa: S101 - a test
+            ("loss", float(n), step) for n, step in enumerate(steps)
+        ]
+
+    def test_a_sink_that_is_enabled_later_gets_what_was_logged_before(self, tmp_path: Path) -> None:
+        """The history is older than the sink."""
+        if getattr(self.make_sink(), "live_only", False):
+            raise SkipTest("it shows only what comes")
+        run, source = make_run(tmp_path), MemorySource(_points(0, 1200))
+        self.attempt(run, _points(1200, 1210), source=source)
+        assert self.read_points(run) == _rows(_points(0, 1210))  # noqa: S101 - a test
+
+    def test_points_that_come_again_appear_once(self, tmp_path: Path) -> None:
+        """A process was killed before it stored how far the sink is, or that was lost."""
+        if not self.exactly_once:
+            raise SkipTest("it may show a point twice")
+        run, source = make_run(tmp_path), MemorySource()
+        with self.running(run, source, "KILLED") as thread:
+            self.write(thread, source, _points(0, 10))
+            stored = dict(source.cursors)
+            self.write(thread, source, _points(10, 20))
+        source.cursors = stored
+        self.attempt(run, _points(20, 30), status="KILLED", source=source)
+        assert self.read_points(run) == _rows(_points(0, 30))  # noqa: S101 - a test
+        source.cursors.clear()
+        self.attempt(run, _points(30, 40), source=source)
+        assert self.read_points(run) == _rows(_points(0, 40))  # noqa: S101 - a test
+
+    def test_a_rewound_branch_disappears(self, tmp_path: Path) -> None:
+        """A sink that can go back shows the surviving branch only, whenever the rewind was."""
+        if not isinstance(self.make_sink(), Resumable):
+            raise SkipTest("it cannot take points back")
+        run, source = make_run(tmp_path), MemorySource()
+        with self.running(run, source, "KILLED") as thread:
+            self.write(thread, source, _points(0, 10))
+            source.supersede(5, 10)
+            thread.rewind(5)
+            self.write(thread, source, _points(5, 8, branch=1))
+            assert self.read_points(run) == _rows(_points(0, 5), _points(5, 8, branch=1))  # noqa: S101 - a test
+        source.supersede(11, 13)  # and the process dies before it tells the sink
+        self.attempt(run, _points(6, 9, branch=2), source=source)
+        expected = _rows(_points(0, 5), _points(5, 6, branch=1), _points(6, 9, branch=2))
+        assert self.read_points(run) == expected  # noqa: S101 - a test
+
+    def test_a_point_that_is_run_again_appears_once(self, tmp_path: Path) -> None:
+        """A run went back to a checkpoint and computes the same values again, at another time."""
+        if not (self.exactly_once and isinstance(self.make_sink(), Resumable | Rerunning)):
+            raise SkipTest("it may show a point twice")
+        run, source = make_run(tmp_path), MemorySource()
+        with self.running(run, source, "KILLED") as thread:
+            self.write(thread, source, _points(0, 5))
+            stored = dict(source.cursors)
+            self.write(thread, source, _points(5, 10))
+        source.cursors = stored  # the process was killed before it stored how far the sink is
+        source.supersede(3, 10)
+        with self.running(run, source) as thread:
+            self.write(thread, source, _points(3, 7, later_s=60.0))
+            source.supersede(12, 14)
+            thread.rewind(12)
+            self.write(thread, source, _points(5, 10, later_s=120.0))
+        assert sorted(self.read_points(run)) == sorted(_rows(_points(0, 10)))  # noqa: S101 - a test
+
+
+def _points(first: int, end: int, *, branch: int = 0, later_s: float = 0.0) -> list[Point]:
+    return [Point("loss", step + 100.0 * branch, step, 1.7e9 + step + later_s) for step in range(first, end)]
+
+
+def _rows(*branches: Sequence[Point]) -> list[tuple[str, float, int]]:
+    return [(point.metric, point.value, point.step) for points in branches for point in points]
