@@ -280,6 +280,22 @@ def test_ctrl_c_while_waiting_loses_and_doubles_nothing(hub, start):
     assert hub.values() == list(map(float, range(1000))) * 3
 
 
+def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capfd):
+    flusher = start()
+    hub.is_there.clear()
+    flusher.pending.extend(rows(1, 2))
+
+    def interrupt():
+        assert hub.missed.wait(10)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        flusher.close()
+    assert not flusher._thread.is_alive()
+    assert "2 values are not logged" in capfd.readouterr().err
+
+
 def test_flush_covers_what_was_logged_before_it_while_others_go_on(hub, start):
     flusher, stop = start(max_pending_events=1000), threading.Event()
 

@@ -136,12 +136,12 @@ class TrieyeActor:
     @_in_group("ingest")
     def load_initial_state(self, _auto_resume_run_name: str | None = None) -> LoadedTrainingState:
         """Return what an earlier attempt or run left."""
-        return self._logic.load_initial_state()
+        return self._logic.load_initial_state(key=_call_id())
 
     @_in_group("ingest")
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
-        return self._logic.restore(group=group, config_hash=config_hash)
+        return self._logic.restore(group=group, config_hash=config_hash, key=_call_id())
 
     @_in_group("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class TrieyeActor:
     @_in_group("ingest")
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on where `get_state` left off."""
-        self._logic.set_state(state)
+        self._logic.set_state(state, key=_call_id())
 
     @_in_group("ingest")
     def summary(self) -> dict[str, MetricSummary]:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
-from trieye.stats.point import Point
 from trieye.ticker import Ticker
 from trieye.tracking import CLOSE_TIMEOUT_S, Tracking
 
@@ -76,7 +76,6 @@ class ActorLogic:
         self._injected_run_id = mlflow_run_id
         self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
         self._last_asked = clock()
-        self._num_save_failures = 0
         self._closed = False
         self._ledger: Ledger
         self._sinks: FanOut
@@ -99,6 +98,8 @@ class ActorLogic:
         try:
             self._start(record, extra_config or {})
         except BaseException:
+            if hasattr(self, "_sinks"):
+                self._sinks.close("FAILED", SYNC_TIMEOUT_S)
             self.files.close("FAILED", record.summary)
             raise
         return self
@@ -115,8 +116,8 @@ class ActorLogic:
             wall_clock=self._wall_clock,
         )
         goes_on = self._ledger.open(attempt=record.attempt, created=record.created)
-        for batch in early:
-            self._ledger.accept(batch, client="", seq=None)
+        for number, batch in enumerate(early):  # which comes again with each hub of this attempt
+            self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
             self._ledger.stats.aggregator.remember(record.summary)
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
@@ -154,8 +155,8 @@ class ActorLogic:
     def log_batch_events(self, events: Iterable[RawMetricEvent], *, key: str = "") -> None:
         """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
         self._check_open()
-        self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
         self._bound_memory()
+        self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
 
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
         """Accept a batch of events in columns.
@@ -171,8 +172,8 @@ class ActorLogic:
             JournalFullError: It cannot be stored now.
         """
         self._check_open()
+        self._bound_memory()  # if that fails nothing was accepted
         self._ledger.accept(batch, client=client, seq=seq)
-        self._bound_memory()
 
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
         """Count events that a client had to drop; see `log_event`."""
@@ -240,8 +241,7 @@ class ActorLogic:
         self._report_failure()
 
     def _report_failure(self) -> None:
-        failure = self._ticker.take_failure()
-        if failure is not None:
+        if (failure := self._ticker.take_failure()) is not None:
             raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
@@ -265,8 +265,7 @@ class ActorLogic:
         Raises:
             CheckpointError: It could not be written; counted in `persistence/save_failures`.
         """
-        manifest = {**metadata, "hub": hub_state}
-        return str(self._saved(step, lambda: self.files.save_checkpoint(step, state, manifest)))
+        return str(self._saved(step, lambda: self.files.save_checkpoint(step, state, {**metadata, "hub": hub_state})))
 
     def save_training_state(self, *, actor_state_data: dict[str, Any] | None = None, **state: Any) -> None:
         """Write a checkpoint, and a buffer if asked to, of the drop-in API.
@@ -288,26 +287,22 @@ class ActorLogic:
         try:
             path = write()
         except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
-            self._num_save_failures += 1
-            failures = Point(
-                "persistence/save_failures", self._num_save_failures, _plain_step(step), self._wall_clock()
-            )
-            self._ledger.add_points([failures])
-            self._sinks.wake()
+            self._status.note_failed_save(_plain_step(step))
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
-        self.tracking.note_checkpoint(path)
+        with suppress(JournalFullError):  # it is safe, although the trackers do not know it
+            self.tracking.note_checkpoint(path)
         return path
 
-    def load_initial_state(self) -> LoadedTrainingState:
+    def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
         """Return what an earlier attempt or run left, by the rules of the config, and go on with its open windows."""
         self._check_open()
         loaded, restored = self.files.load_initial_state()
-        self._go_on_from(restored)
+        self._go_on_from(restored, key)
         return loaded
 
     def restore(
-        self, *, group: str | None = None, config_hash: str | None = None
+        self, *, group: str | None = None, config_hash: str | None = None, key: str = ""
     ) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and where it comes from; open windows go on as they were.
 
@@ -317,20 +312,21 @@ class ActorLogic:
         Args:
             group: The sweep that the run belongs to; its other members are never resumed.
             config_hash: Only a run with the same one is resumed.
+            key: See `log_event`.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         self._check_open()
         restored = self.files.find_checkpoint(group=group, config_hash=config_hash)
-        self._go_on_from(restored)
+        self._go_on_from(restored, key)
         return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
-    def _go_on_from(self, restored: Restored | None) -> None:
+    def _go_on_from(self, restored: Restored | None, key: str) -> None:
         if restored is not None and self._ledger.is_final(restored.identity):
             self._ledger.keep()
         else:
-            self.set_state({} if restored is None else restored.hub_state)
+            self.set_state({} if restored is None else restored.hub_state, key=key)
 
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint keeps of the hub, as plain data.
@@ -343,13 +339,13 @@ class ActorLogic:
         self._sinks.wake()
         return state
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:
         """Go on where `get_state` left off; an empty state is that of a run that begins.
 
         What came since is superseded: the history and TensorBoard show it no more.
         """
         self._check_open()
-        kept = self._ledger.rewind(state)
+        kept = self._ledger.rewind(state, key=key)
         self._state.restore_from_state(dict(state))
         if kept is not None:
             self._sinks.rewind(kept)
@@ -362,11 +358,11 @@ class ActorLogic:
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return last, min, max and step of the points of each metric, over all attempts."""
-        return {name: MetricSummary(**seen) for name, seen in self._ledger.stats.summary.items()}
+        return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
 
     def health(self) -> dict[str, Any]:
-        """Return the state of each sink, counts of events, drops by reason, failed saves, the journal and the process."""
-        return {**self._status.health(), "save_failures": self._num_save_failures}
+        """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""
+        return self._status.health()
 
     def shutdown(self, status: RunStatus = "FINISHED") -> None:
         """Log what is left, close the sinks and record how the run ended; a second call does nothing."""
@@ -397,7 +393,7 @@ class ActorLogic:
             if status == "FINISHED":
                 self.files.history.roll(force=True)
         finally:
-            self.files.close(status, self._ledger.stats.summary)
+            self.files.close(status, self.summary())
 
 
 def _plain_step(step: Any) -> int:

@@ -178,6 +178,9 @@ class Flusher:
         self._is_closing = True
         try:
             self.flush()
+        except (KeyboardInterrupt, SystemExit):
+            say(f"run {self._run_name!r}: {self.num_waiting} values are not logged")
+            raise
         finally:
             self._give_up()
             self._thread.join(LONGEST_FAREWELL_S)  # it may be in a call that is never answered

@@ -1,19 +1,19 @@
 """Fold: what the records of the journal add up to: queued events, windows, points; the same whenever it is replayed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from trieye.actor_state import ActorState
 from trieye.config import StatsConfig
-from trieye.ledger_marks import AttemptMark, LedgerState, Pass
+from trieye.ledger_marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.persistence.event_payloads import Drop, decode_events
 from trieye.persistence.history import History
 from trieye.persistence.journal import Record
 from trieye.stats.batch import EventBatch
-from trieye.stats.operations import Item, from_bytes
+from trieye.stats.operations import Item, Medium, from_bytes
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
 
@@ -30,28 +30,26 @@ class Fold:
         config: The metrics.
         history: Where points and operations go.
         queue: Events that are in no window yet.
-        undeclared: What to do with events that no metric reads; None: what the config says.
 
     Attributes:
         stats: Windows of the metrics.
         num_accepted: Events accepted, over all attempts.
         num_processed: Events put into windows.
-        has_news: Whether events came since the last pass that closed windows.
+        has_news: Whether a pass may find windows that are complete.
         num_known: Items that are in the history already, and are to come first.
     """
 
-    def __init__(self, config: StatsConfig, history: History, queue: ActorState, *, undeclared: Any = None) -> None:
+    def __init__(self, config: StatsConfig, history: History, queue: ActorState) -> None:
         self.queue = queue
         self.num_accepted = self.num_processed = 0
         self.has_news = False
         self.num_known = 0
         self._history = history
-        self._undeclared = undeclared
         self.stats = self.processor(config)
 
     def processor(self, config: StatsConfig, mark: AttemptMark | None = None) -> StatsProcessor:
         """Return empty windows of an attempt."""
-        made = StatsProcessor(config, sinks=self, undeclared=self._undeclared)
+        made = StatsProcessor(config, sinks=self)
         if mark is not None:
             made.aggregator.started = mark.started - mark.at
             made.aggregator.attempt_started = mark.started
@@ -71,7 +69,7 @@ class Fold:
         self.stats.aggregator.restore(state.aggregator)
         self.has_news = True
         for kind, payload in state.pending:
-            self._queue(kind, payload)
+            self._take(kind, payload)
 
     def state(self) -> LedgerState:
         """Return the state; nothing may be queued."""
@@ -82,22 +80,38 @@ class Fold:
             num_processed=self.num_processed,
         )
 
+    def rewound(
+        self, state: Mapping[str, Any], own: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
+    ) -> LedgerState:
+        """Return what to go on from at a rewind.
+
+        Args:
+            state: State of a checkpoint.
+            own: Kind and payload of records that count again.
+            mark: The present attempt.
+            at: Journal time in seconds of the rewind.
+        """
+        stats = self.processor(self.stats.config, mark)
+        stats.aggregator.restore(state.get("stats", {}), shift_s=at - float(place_of(state).get("at", at)))
+        num_own = sum(len(decode_events(payload)[0]) for kind, payload in own if kind != OPERATION)
+        num_before = self.num_accepted - num_own
+        return LedgerState(stats.aggregator.to_state(), own, num_accepted=num_before, num_processed=num_before)
+
     def apply(self, record: Record) -> list[Point]:
         """Apply a record and return the points of the windows that it closed."""
-        match record.kind:
-            case "events" | "rows" | "drops":
-                self._queue(record.kind, record.payload)
-            case "operation":
-                self.write([from_bytes(record.payload)])
-            case "points":
-                self.write([_point(*row) for row in msgspec.msgpack.decode(record.payload)])
-            case "pass":
-                return self._pass(Pass.from_bytes(record.payload), record.at)
+        if record.kind == PASS:
+            return self._pass(Pass.from_bytes(record.payload), record.at)
+        self._take(record.kind, record.payload)
         return []
 
-    def _queue(self, kind: str, payload: bytes) -> None:
-        batch, drops = decode_events(payload)
-        self.add(kind, batch, drops)
+    def _take(self, kind: str, payload: bytes) -> None:
+        match kind:
+            case "events" | "rows" | "drops":
+                self.add(kind, *decode_events(payload))
+            case "operation":
+                self.write([from_bytes(payload)])
+            case "points":
+                self.write([_point(*row) for row in msgspec.msgpack.decode(payload)])
 
     def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
         """Queue the events of a record, and count what was dropped."""
@@ -114,7 +128,7 @@ class Fold:
         if asked.ingest_only:
             self.has_news = True
             return []
-        self.has_news = False
+        self.has_news = asked.step is not None  # beyond that step, later ones may have completed windows, too
         close = self.stats.flush if asked.force else self.stats.advance
         points = close(at=at, step=asked.step)
         self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.aggregator.latest())
@@ -133,6 +147,15 @@ class Fold:
         known = min(self.num_known, len(points))
         self.num_known -= known
         self._history.append(points[known:])
+
+
+def counts_again(record: Record) -> bool:
+    """Tell whether a rewind takes a record of its attempt over to the branch that goes on.
+
+    Parameters, tags and files are not taken back in the first place.
+    """
+    is_medium = record.kind == OPERATION and isinstance(from_bytes(record.payload), Medium)
+    return is_medium or record.kind in {EVENTS, ROWS, DROPS}
 
 
 def points_payload(points: Sequence[Point]) -> bytes:

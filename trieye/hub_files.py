@@ -162,7 +162,7 @@ class HubFiles:
         self._save_record()
 
     def _save_record(self) -> None:
-        if self.makes_run:
+        if self.makes_run and self._hub_lock.is_held:  # not by a sink that is late: it may be another attempt's by now
             self.record.save(self.paths.run_record_path)
 
     def directory_params(self) -> dict[str, str]:

@@ -3,7 +3,9 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from heapq import nlargest
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from trieye.hub_files import HubFiles
 from trieye.ledger import Ledger
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.point import Point
+from trieye.stats_processor import StatsProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class HubStatus:
         self._every_s, self._clock, self._wall_clock = every_s, clock, wall_clock
         self._logged_at = clock()
         self._full: str | None = None
+        self._num_failed_saves = 0
         self._shown: dict[str, Any] = {}
 
     def update(self) -> None:
@@ -71,8 +75,16 @@ class HubStatus:
         """
         shown = {**self.health(), "metrics": self._metrics()}
         if shown != self._shown:
-            self._shown = shown
             self._files.journal.set_meta(STATUS_KEY, msgspec.json.encode({"time": self._wall_clock(), **shown}))
+            self._shown = shown
+
+    def note_failed_save(self, step: int) -> None:
+        """Count a checkpoint that could not be written."""
+        self._num_failed_saves += 1
+        failures = Point("persistence/save_failures", self._num_failed_saves, step, self._wall_clock())
+        with suppress(JournalFullError):  # often for the same reason; the next point has the number
+            self._ledger.add_points([failures])
+        self._sinks.wake()
 
     def note_full(self, error: JournalFullError | None) -> None:
         """Remember whether the journal can grow, and say so when that changes."""
@@ -83,28 +95,34 @@ class HubStatus:
         self._full = None if error is None else str(error)
 
     def health(self) -> dict[str, Any]:
-        """Return the state of the sinks, counts of events, what was dropped or late, and the journal."""
-        aggregator = self._ledger.stats.aggregator
+        """Return the state of the sinks, counts of events, what was dropped or late, the journal and failed saves."""
+        late, dropped = self._ledger.read(
+            lambda stats: (dict(stats.aggregator.late_by_metric), dict(stats.aggregator.drops.by_reason))
+        )
         journal = self._files.journal
         return {
             "pid": os.getpid(),
             "attempt": self._files.record.attempt,
             "sinks": [asdict(health) for health in self._sinks.health()],
             **self._ledger.counts,
-            "late_by_metric": dict(aggregator.late_by_metric),
-            "dropped": dict(aggregator.drops.by_reason),
+            "late_by_metric": late,
+            "dropped": dropped,
             "points": self._files.history.end,
             "journal_bytes": journal.size_bytes,
             "journal_error": self._full,
             "journal_damage": list(journal.damage),
+            "save_failures": self._num_failed_saves,
         }
 
     def _metrics(self) -> dict[str, Any]:
-        newest = sorted(self._ledger.stats.summary.items(), key=lambda item: item[1]["step"], reverse=True)
-        return {name: dict(seen) for name, seen in newest[:MAX_SHOWN_METRICS]}
+        def newest(stats: StatsProcessor) -> dict[str, Any]:
+            found = nlargest(MAX_SHOWN_METRICS, stats.summary.items(), key=lambda item: item[1]["step"])
+            return {name: dict(seen) for name, seen in found}
+
+        return self._ledger.read(newest)
 
     def _own_points(self) -> list[Point]:
-        step, now = max(self._ledger.stats.highest_step, 0), self._wall_clock()
+        step, now = max(self._ledger.read(lambda stats: stats.highest_step), 0), self._wall_clock()
         values: dict[str, float] = {**self._ledger.counts, "journal_bytes": self._files.journal.size_bytes}
         for sink in self._sinks.health():
             values[f"sink_lag/{sink.name}"] = sink.backlog

@@ -7,26 +7,29 @@ applies it; a restarted one begins with the newest snapshot and applies the reco
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from trieye.actor_state import ActorState
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
-from trieye.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, points_payload
-from trieye.ledger_marks import AttemptMark, LedgerState, Pass, begin_mark
-from trieye.persistence.event_payloads import Drop, admit, decode_events, encode_events
+from trieye.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, counts_again, points_payload
+from trieye.ledger_marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
+from trieye.persistence.event_payloads import Drop, admit, batch_of, encode_events
 from trieye.persistence.history import History
 from trieye.persistence.journal import Journal, Record, Snapshot
-from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation, to_bytes
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
 
+Seen = TypeVar("Seen")
+
 MAX_UNDECIDED_BYTES = 32 << 20
 """Events of this attempt that are kept until it is known whether it begins with a checkpoint."""
 
+RECORD_BYTES = 64  # besides its payload
 SNAPSHOT_AFTER_BYTES = 8 << 20
 SNAPSHOT_AFTER_S = 10.0
 SNAPSHOT_AFTER_POINTS = 20_000
@@ -58,13 +61,15 @@ class Ledger:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._config = config
+        # a part of the config, so that a replay does with them what the attempt did
+        self._config = config if undeclared is None else config.model_copy(update={"undeclared": undeclared})
         self._journal, self._history, self._queue = journal, history, queue
-        self._fold = Fold(config, history, queue, undeclared=undeclared)
+        self._fold = Fold(self._config, history, queue)
         self._clock, self._wall_clock = clock, wall_clock
         self._lock = threading.RLock()
         self._zero = clock()
         self._mark: AttemptMark
+        self._applied = 0
         self._unsaved_bytes = self._undecided_bytes = 0
         self._snapshot_at = 0.0
         self._is_finished = False
@@ -98,20 +103,28 @@ class Ledger:
             self._fold.stats = self._fold.processor(earlier.stats_config() or self._config, earlier)
         snapshot = self._journal.snapshot()
         if snapshot is not None:
-            self._fold.load(LedgerState.from_bytes(snapshot.payload))
             self._history.skip_to(snapshot.index)
             self._fold.num_known = self._history.end - snapshot.index
-        for record in self._journal.records(0 if snapshot is None else snapshot.pos):
+            self._fold.load(LedgerState.from_bytes(snapshot.payload))
+            self._applied = snapshot.pos
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        for record in self._journal.records(self._applied):
+            self._note(record.pos, len(record.payload))
             self._fold.apply(record)
-            self._unsaved_bytes += len(record.payload)
-            self._undecided_bytes += len(record.payload)
+
+    def _note(self, pos: int, num_bytes: int) -> None:
+        self._applied = pos
+        self._unsaved_bytes += num_bytes + RECORD_BYTES
+        self._undecided_bytes += num_bytes + RECORD_BYTES
 
     def _begin(self, attempt: int, created: float, earlier: AttemptMark | None) -> None:
         if len(self._queue):
             self.ingest()
         self._mark = begin_mark(
             attempt,
-            pos=self._journal.last_pos,
+            pos=self._applied,
             index=self._history.end,
             at=self._at(),
             now=self._wall_clock(),
@@ -152,26 +165,15 @@ class Ledger:
             drops: Those that were dropped before, as (reason, name, count).
             key: The same when the call is repeated, and never again; empty: it is not repeated.
         """
-        try:
-            batch = EventBatch.from_rows(rows)
-        except (OverflowError, TypeError, ValueError):
-            good, bad = salvage(rows)
-            batch = EventBatch.from_rows(good)
-            drops = [*drops, *((reason, name, 1) for reason, name in bad)]
-        return self._accept(ROWS, batch, drops, client=key, seq=None)
+        batch, refused = batch_of(rows)
+        return self._accept(ROWS, batch, [*drops, *refused], client=key, seq=None)
 
     def _accept(self, kind: str, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
         batch, refused = admit(batch, self._fold.stats.aggregator.context_keys)
-        drops = [*drops, *refused]
-        payload = encode_events(batch, drops)
+        payload = encode_events(batch, [*drops, *refused])
         with self._lock:
             self._check_open()
-            pos = self._journal.append(kind, payload, at=self._at(), client=client, seq=seq)
-            if pos is not None:
-                self._fold.add(kind, batch, drops)
-                self._unsaved_bytes += len(payload)
-                self._undecided_bytes += len(payload)
-            return pos is not None
+            return self._append(kind, payload, client, seq)
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped elsewhere; see `accept_rows`."""
@@ -182,8 +184,7 @@ class Ledger:
         payload = to_bytes(operation)
         with self._lock:
             self._check_open()
-            if self._journal.append(OPERATION, payload, at=self._at(), client=key) is not None:
-                self._fold.write([operation])
+            self._append(OPERATION, payload, key)
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Put points into the history that no event stands for."""
@@ -226,10 +227,16 @@ class Ledger:
         with self._lock:
             self._append(PASS, Pass(ingest_only=True).to_bytes())
 
-    def _append(self, kind: str, payload: bytes) -> None:
+    def _append(self, kind: str, payload: bytes, client: str = "", seq: int | None = None) -> bool:
+        """Store a record and apply it; return False if it was taken before."""
         at = self._at()
-        pos = self._journal.append(kind, payload, at=at)
-        self._fold.apply(Record(pos or 0, kind, at, "", 0, payload))
+        pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
+        if self._journal.last_pos - self._applied > (pos is not None):  # a call before failed, and its record is there
+            self._catch_up()
+        elif pos is not None:
+            self._note(pos, len(payload))
+            self._fold.apply(Record(pos, kind, at, client, seq or 0, payload))
+        return pos is not None
 
     # snapshots
 
@@ -264,10 +271,15 @@ class Ledger:
             self._save_snapshot(self._fold.state())
 
     def _save_snapshot(
-        self, state: LedgerState, *, supersede: tuple[int, int] | None = None, discontinuous: bool = False
+        self,
+        state: LedgerState,
+        *,
+        index: int = 0,
+        supersede: tuple[int, int] | None = None,
+        discontinuous: bool = False,
     ) -> None:
         at, end = self._at(), self._history.end
-        snapshot = Snapshot(self._journal.last_pos, end, at, state.to_bytes())
+        snapshot = Snapshot(self._applied, max(index, end), at, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),
@@ -277,9 +289,9 @@ class Ledger:
             discontinuous=discontinuous,
         )
         self._history.committed(end)
-        self._unsaved_bytes = 0
+        self._history.skip_to(snapshot.index)
+        self._unsaved_bytes, self._snapshot_at = 0, at
         self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
-        self._snapshot_at = at
 
     # checkpoints
 
@@ -310,13 +322,14 @@ class Ledger:
         with self._lock:
             self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
 
-    def rewind(self, state: Mapping[str, Any]) -> int | None:
+    def rewind(self, state: Mapping[str, Any], *, key: str = "") -> int | None:
         """Go on from a state of `to_state`; what came after it is superseded, except the events of this attempt.
 
         An attempt that went back before, or that saved the state itself, has no events besides those in the state.
 
         Args:
             state: The state; empty for the very beginning of the run.
+            key: The same when the call is repeated, and never again; empty: it is not repeated.
 
         Returns:
             The index up to which the history goes on; None if nothing has to be taken back.
@@ -325,15 +338,17 @@ class Ledger:
             JournalFullError: Nothing was changed.
         """
         with self._lock:
-            if not state and (self._mark.resumed or not self._mark.pos):
+            if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
                 return None
-            own, end = self._own_branch(state)
-            kept = min(_place(state).get("index", end if state else 0), end)
+            own, first, end = self._own_branch(state)
+            index = place_of(state).get("index", first if state else 0)
+            kept = min(index, first)
             superseded = (kept, end) if kept < end else None
-            rewound = self._rewound(state, own)
-            before, self._mark = self._mark, msgspec.structs.replace(self._mark, decided=True, resumed=True)
+            rewound = self._fold.rewound(state, own, self._mark, at=self._mark.at if own else self._at())
+            before, self._mark = self._mark, msgspec.structs.replace(self._mark, decided=True, resumed=True, key=key)
             try:
-                self._save_snapshot(rewound, supersede=superseded, discontinuous=True)
+                # a journal that lost its end: no index before the checkpoint's may go to another item
+                self._save_snapshot(rewound, index=index, supersede=superseded, discontinuous=True)
             except BaseException:
                 self._mark = before
                 raise
@@ -343,48 +358,43 @@ class Ledger:
                 self._history.supersede(*superseded)
             return None if superseded is None else kept
 
-    def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int]:
-        """Return events of this attempt that are to be counted again, and the index before which all is superseded."""
-        if self._mark.resumed or _place(state).get("attempt") == self._mark.number:
-            return [], self._history.end
+    def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
+        """Return what of this attempt counts again, and the indices from which on and before which all is superseded.
+
+        The former is that of the checkpoint if it is lower.
+        """
+        end = self._history.end
+        if self._mark.resumed or place_of(state).get("attempt") == self._mark.number:
+            return [], end, end
         if self._mark.decided:  # too many to be kept: what they gave so far stays
             self._append(PASS, Pass(force=True).to_bytes())
-            return [], self._mark.index
+            return [], self._mark.index, self._mark.index
+        self._catch_up()
         records = self._journal.records(self._mark.pos)
-        return [(r.kind, r.payload) for r in records if r.kind in {EVENTS, ROWS, DROPS}], self._history.end
-
-    def _rewound(self, state: Mapping[str, Any], own: list[tuple[str, bytes]]) -> LedgerState:
-        at = self._mark.at if own else self._at()
-        stats = self._fold.processor(self._config, self._mark)
-        stats.aggregator.restore(state.get("stats", {}), shift_s=at - float(_place(state).get("at", at)))
-        return LedgerState(
-            aggregator=stats.aggregator.to_state(),
-            pending=own,
-            num_accepted=self._fold.num_accepted - sum(len(decode_events(payload)[0]) for _, payload in own),
-            num_processed=self._fold.num_processed,
-        )
+        return [(r.kind, r.payload) for r in records if counts_again(r)], self._mark.index, self._history.end
 
     # reading
 
     @property
     def stats(self) -> StatsProcessor:
-        """Windows and summary of the run; change nothing there."""
+        """Windows and summary of the run, for those who have the lock: see `read`; change nothing there."""
         return self._fold.stats
+
+    def read(self, what: Callable[[StatsProcessor], Seen]) -> Seen:
+        """Return what is found in windows and summary while nothing changes there."""
+        with self._lock:
+            return what(self._fold.stats)
 
     @property
     def counts(self) -> dict[str, int]:
         """Events `accepted` and `processed`, over all attempts; those that are `queued`; `late` ones."""
-        return {
-            "accepted": self._fold.num_accepted,
-            "processed": self._fold.num_processed,
-            "queued": len(self._queue),
-            "late": self._fold.stats.aggregator.num_late,
-        }
+        with self._lock:
+            return {
+                "accepted": self._fold.num_accepted,
+                "processed": self._fold.num_processed,
+                "queued": len(self._queue),
+                "late": self._fold.stats.aggregator.num_late,
+            }
 
     def _at(self) -> float:
         return self._clock() - self._zero
-
-
-def _place(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    place: Mapping[str, Any] = state.get("journal", {})
-    return place

@@ -1,5 +1,6 @@
 """What the ledger writes into the journal besides events: passes, its state, and the beginning of an attempt."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import msgspec
@@ -51,6 +52,12 @@ class LedgerState(_Stored, frozen=True):
     num_processed: int
 
 
+def place_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `index` of the history, the journal time `at` and the `attempt` at which a checkpoint was made."""
+    place: Mapping[str, Any] = state.get("journal", {})
+    return place
+
+
 class AttemptMark(_Stored, frozen=True):
     """Where an attempt began.
 
@@ -65,6 +72,7 @@ class AttemptMark(_Stored, frozen=True):
             because they are too many.
         resumed: Whether it is known what it goes on from.
         config: The metrics, as JSON.
+        key: Key of the call that said what it goes on from.
     """
 
     number: int
@@ -76,6 +84,7 @@ class AttemptMark(_Stored, frozen=True):
     decided: bool
     resumed: bool
     config: str
+    key: str = ""
 
     def stats_config(self) -> StatsConfig | None:
         """Return the metrics of the attempt; None if this version cannot read them."""

@@ -30,13 +30,13 @@ config = trieye.TrieyeConfig(
 )
 with trieye.Run(config) as run:
     for step in range(300):
+        run.step = step
         if step == 200:
             deadline = time.monotonic() + 30
             run.flush()
             while next(s for s in run.health()["sinks"] if s["name"] == "tensorboard")["backlog"]:
                 assert time.monotonic() < deadline
             if saves:
-                run.step = step
                 run.save(weights=[1.0, 2.0])
         run.log({"loss": 1.0 / (step + 1), "reward": float(step)}, step=step)
     run.step = 300
@@ -110,8 +110,9 @@ def losses(first=0, end=STEPS):
 
 
 def contents(directory):
-    """Return what is in every file below a directory."""
-    return {path: path.read_bytes() for path in sorted(Path(directory).rglob("*")) if path.is_file()}
+    """Return what is in every file below a directory; SQLite's shared memory is nothing that is kept."""
+    files = [path for path in sorted(Path(directory).rglob("*")) if path.is_file() and path.suffix != ".db-shm"]
+    return {path: path.read_bytes() for path in files}
 
 
 def wait_until(condition):

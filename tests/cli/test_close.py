@@ -1,7 +1,9 @@
+import contextlib
 import json
 import os
 import socket
 
+import msgspec
 import pytest
 
 import trieye
@@ -15,7 +17,8 @@ from tests.cli.conftest import (
 )
 from trieye.cli import main
 from trieye.cli.run_status import read_status
-from trieye.persistence.journal import Journal
+from trieye.persistence.journal import Journal, Snapshot
+from trieye.run_lock import RunLock
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -112,6 +115,17 @@ def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run, cap
     assert record_of(run).status == "KILLED"
     assert Journal(run / "journal.db").damage == []
     capsys.readouterr()
+
+
+def test_a_run_that_cannot_be_opened_stays_one_to_be_closed(killed_run):
+    run = killed_run()
+    with contextlib.closing(Journal(run / "journal.db")) as journal:
+        journal.commit(Snapshot(journal.last_pos, 0, 0.0, b"of another version"), keep_after=0)
+    with pytest.raises(msgspec.MsgspecError):
+        main(["close", str(run)])
+    record = record_of(run)
+    assert (record.status, record.ended) == ("RUNNING", None)
+    RunLock(run / "run.lock").acquire().release()
 
 
 def test_close_says_what_the_user_can_do_about_a_run_that_is_not_where_runs_are(killed_run, tmp_path, capsys):

@@ -197,7 +197,7 @@ def test_an_unknown_command_exits_with_2(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["nwe"])
     assert stop.value.code == 2
-    assert "unknown command 'nwe'; did you mean 'new'? (known: new)" in capsys.readouterr().err
+    assert "unknown command 'nwe'; did you mean 'new'? (known: new, watch, " in capsys.readouterr().err
 
 
 def test_each_question_has_a_text_and_a_default_that_can_be_used():

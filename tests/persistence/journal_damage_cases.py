@@ -6,7 +6,7 @@ A soak runs the complete form: `problems(directory, stride=1, bits=8)`. The test
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from trieye.persistence.journal_wal import FRAME_BYTES, HEADER_BYTES
 PAGE = 4096
 NAME = "journal.db"
 WAL = NAME + "-wal"
+KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
 """Records that lie on one page at most."""
 
@@ -105,29 +106,33 @@ def contents(journal: Journal, truth: Truth) -> dict[str, object]:
     }
 
 
-def make(directory: Path, kind: str, seed: int = 0) -> Truth:
+def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
     """Write the files of a journal as a killed process leaves them.
 
     Args:
         directory: Where; it is made.
-        kind: `file` if all is in the file, `log` if nearly all is in the write-ahead log, `both`.
+        kind: Where it is: all in the `file`, nearly all in the write-ahead `log`, some here and some there (`both`), or
+            in the log and `copied` into the file already.
+        rounds: How much is written.
         seed: Of the contents.
     """
     scratch = directory / "scratch"
     writer = Writer(scratch / NAME, seed)
-    for _ in range(4):
-        writer.append(25)
+    for _ in range(rounds):
+        writer.append(12)
         writer.commit()
         writer.note()
     writer.roll()
-    writer.append(20)
+    writer.append(12)
     if kind == "both":
         writer.journal._store._connection.execute("PRAGMA wal_checkpoint(RESTART)")
-        writer.append(10)
+        writer.append(4)
         writer.note()
     for _ in range(5):
         writer.append(1)
         writer.truth.latest.append(contents(writer.journal, writer.truth))
+    if kind == "copied":
+        writer.journal._store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     if kind == "file":
         writer.journal.close()
     for name in (NAME, WAL):
@@ -158,6 +163,13 @@ def flips(data: bytes, *, is_log: bool, bits: int, seed: int) -> Iterator[tuple[
             flipped = bytearray(data)
             flipped[place] ^= 1 << bit
             yield f"bit {bit} of byte {place} flipped", bytes(flipped)
+
+
+def wipes(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Write zeros over one block of the disk after the other, as a power loss may."""
+    for start in range(0, len(data), PAGE):
+        end = min(start + PAGE, len(data))
+        yield f"bytes {start} to {end - 1} zero", data[:start] + bytes(end - start) + data[end:]
 
 
 def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
@@ -219,14 +231,16 @@ def damaged(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterat
         is_log = name == WAL
         for text, changed in cuts(data, stride):
             yield f"{name} {text}", {**files, name: changed}, is_log
-        for text, changed in flips(data, is_log=is_log, bits=bits, seed=seed):
+        for text, changed in (*flips(data, is_log=is_log, bits=bits, seed=seed), *wipes(data)):
             yield f"{name} {text}", {**files, name: changed}, False
 
 
-def problems(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterator[str]:
+def problems(
+    directory: Path, kinds: Sequence[str] = KINDS, *, stride: int, bits: int, rounds: int = 4, seed: int = 0
+) -> Iterator[str]:
     """Yield what goes wrong with damaged journals below a directory; nothing should."""
-    for kind in ("file", "log", "both"):
-        truth = make(directory / kind, kind, seed)
+    for kind in kinds:
+        truth = make(directory / kind, kind, rounds=rounds, seed=seed)
         for text, files, is_cut_log in damaged(directory / kind, stride=stride, bits=bits, seed=seed):
             scratch = directory / "scratch"
             scratch.mkdir()

@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 from history_run import NOW, Written, drain, exact, is_of_a_branch, point, points, random_items, seeded
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 from trieye.exceptions import JournalError
 from trieye.persistence import history_rolling, history_tail
 from trieye.persistence.history import Cursor, History
-from trieye.persistence.journal import Journal
+from trieye.persistence.history_chunks import encode_chunk
+from trieye.persistence.history_columns import Columns
+from trieye.persistence.journal import Chunk, Journal, Snapshot
 from trieye.stats.operations import LogImage, LogParams, LogText
 from trieye.stats.point import Point
 
@@ -300,6 +304,22 @@ def test_a_full_disk_costs_nothing(written):
     written.roll(force=False)
     assert written.files() == ["points-0-100000.parquet"]
     assert drain(written.history) == written.items
+
+
+def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
+    columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
+    columns.operations[3] = msgspec.msgpack.encode({"type": "LogVideo", "name": "v"})
+    written.journal.append("pass", b"", at=0.0)
+    chunks = [Chunk(0, 5, encode_chunk(columns))]
+    written.journal.commit(Snapshot(1, 5, 0.0, b""), chunks=chunks, keep_after=1)
+    written.journal.close()
+    written.open()
+    for _ in range(2):
+        assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(2), point(4)]
+        assert written.history.num_lost == 1
+        written.roll()
+    assert pq.read_table(written.path_of(0))["kind"].to_pylist()[3] == "LogVideo"
+    assert "LogVideo" in caplog.text
 
 
 def test_superseded_points_of_another_kind_are_no_points(written):

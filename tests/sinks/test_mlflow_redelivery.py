@@ -1,12 +1,15 @@
 """Points that come twice: after a kill of the hub with the same times, after a rewind with other ones."""
 
+import dataclasses
 import random
 
 import pytest
 from mlflow import MlflowClient
 
 from trieye.sinks.mlflow import MlflowSink
+from trieye.sinks.runner import SinkThread
 from trieye.stats.point import Point
+from trieye.testing import MemorySource
 
 METRICS = ("loss", "episode/return", "acc@1")
 NUM_STEPS = 2500
@@ -101,3 +104,14 @@ def test_a_write_that_is_repeated_leaves_the_same_points_out(run):
     for _ in range(2):
         first.write(points_of("loss", 12, at=1.8e9))
     assert sorted(histories(run, first, ["loss"])["loss"]) == expected()[:12]
+
+
+def test_a_store_that_knows_nothing_of_the_run_gets_all_of_it(run):
+    source = MemorySource(points_of("loss", 30))
+    assert SinkThread(MlflowSink(), run, source).close("KILLED", 60.0)
+    assert source.cursor("mlflow").index == 30
+    elsewhere = dataclasses.replace(run, tracking_uri=f"sqlite:///{run.mlflow_dir / 'other.db'}")
+    source.append(points_of("loss", 40)[30:])
+    sink = MlflowSink()
+    assert SinkThread(sink, elsewhere, source).close("FINISHED", 60.0)
+    assert sorted(step for _, step in histories(elsewhere, sink, ("loss",))["loss"]) == list(range(40))

@@ -34,6 +34,8 @@ def params_of(run):
 
 
 class TestContract(SinkContract):
+    exactly_once = True
+
     def make_sink(self):
         return TensorboardSink()
 

@@ -27,6 +27,7 @@ class StoreSink(MemorySink):
     def __init__(self, points):
         super().__init__()
         self.points, self.shown = points, set()
+        self.is_empty = not points
 
     def write(self, points):
         new = [point for point in points if (point.metric, point.step, point.value) not in self.shown]

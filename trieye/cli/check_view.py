@@ -27,7 +27,7 @@ def _parts(found: RunCheck) -> RenderableType:
     table.add_column("state", no_wrap=True)
     for part in found.parts:
         state = Text("damaged", "red") if part.damage else Text("whole", "green") if part.is_there else Text("-")
-        table.add_row(part.name, part.found, _size(part.size_bytes), state)
+        table.add_row(part.name, part.found, _size(part.size_bytes) if part.size_bytes else "", state)
     return table
 
 
@@ -39,14 +39,16 @@ def _sinks(found: RunCheck) -> RenderableType:
     table.add_column("behind", justify="right")
     table.add_column("state", overflow="fold")
     for sink in found.sinks:
-        table.add_row(sink.name, f"{sink.index:,}", f"{sink.behind:,}", _state(sink, is_alive=found.is_alive))
+        # nobody knows which points the last records of a killed run give
+        behind = f"{sink.behind:,}" + (" or more" if found.is_killed else "")
+        table.add_row(sink.name, f"{sink.index:,}", behind, _state(sink, found))
     return table
 
 
-def _state(sink: SinkPlace, *, is_alive: bool) -> Text:
-    if not sink.behind:
+def _state(sink: SinkPlace, found: RunCheck) -> Text:
+    if not sink.behind and not found.is_killed:
         return Text("has everything", "green")
-    if not is_alive:
+    if not found.is_alive:
         return Text("`trieye close` delivers the rest", "yellow")
     return Text(short(sink.error), "red") if sink.error else Text("gets the rest now")
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from trieye.actor_logic import ActorLogic
-from trieye.cli.run_config import config_of, json_of, sinks_of
+from trieye.cli.run_config import config_of, json_of, only, sinks_of
 from trieye.cli.run_status import read_status
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
@@ -77,6 +77,8 @@ class OfflineHub:
     def forget(self, sinks: Sequence[str]) -> None:
         """Let some sinks begin at the beginning of the history, once the hub is opened.
 
+        The others are left alone, unless they are to be told how a killed run ended.
+
         Raises:
             ConfigurationError: The run has no such sink.
         """
@@ -86,6 +88,8 @@ class OfflineHub:
                 has = f"it has: {', '.join(known)}" if known else "it has none"
                 raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, known)} ({has})")
         self._anew = tuple(sinks)
+        if self.record.status != "RUNNING":
+            self.config.sinks = only(self.config.sinks, sinks)
 
     def __enter__(self) -> Self:
         # as a driver holds it: until all is written down, so that nobody begins another attempt meanwhile
@@ -93,14 +97,21 @@ class OfflineHub:
         try:
             self.record = _record_of(self._run_dir)
             self._ended = self.record.ended or self._last_sign_of_life()
-            self._logic = ActorLogic(self.config)
-            self._logic.files = _Files(self.config, self._anew)
-            self._logic.open(owns_run=False, extra_config=json_of(self._paths.config_path))
-            self.findings = list(self._logic.files.journal.damage)
+            self._open()
         except BaseException:
             self._lock.release()
             raise
         return self
+
+    def _open(self) -> None:
+        self._logic = ActorLogic(self.config)
+        self._logic.files = _Files(self.config, self._anew)
+        try:
+            self._logic.open(owns_run=False, extra_config=json_of(self._paths.config_path))
+        except BaseException:  # the hub has recorded that the run failed, which nobody would close then
+            self._write_down(self.record.status, self.record.ended)
+            raise
+        self.findings = list(self._logic.files.journal.damage)
 
     def _last_sign_of_life(self) -> float:
         try:
@@ -114,10 +125,13 @@ class OfflineHub:
         try:
             self._logic.shutdown(self.status)
         finally:
-            record = _record_of(self._run_dir)
-            record.ended = self._ended  # this is no part of the attempt
-            record.save(self._paths.run_record_path)
+            self._write_down(self.status, self._ended)  # this was no part of the attempt
             self._lock.release()
+
+    def _write_down(self, status: RunStatus, ended: float | None) -> None:
+        record = _record_of(self._run_dir)
+        record.status, record.ended = status, ended
+        record.save(self._paths.run_record_path)
 
     def wait(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
         """Wait until every sink has everything, but not for ever.

@@ -54,5 +54,5 @@ def _nothing_found(given: str, root: Path, runs: list[Path]) -> str:
     names = sorted(_full_name(run) for run in runs)
     hint = did_you_mean(given, {name for run in runs for name in (_full_name(run), run.name)})
     shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if names[MAX_SHOWN:] else "")
-    where = f"there is none in {root.absolute()}{hint} (runs there: {shown or 'none'})"
+    where = f"there is none in {root.resolve()}{hint} (runs there: {shown or 'none'})"
     return f"run {given!r}: {where}; give its directory, or with --root the directory of all apps"

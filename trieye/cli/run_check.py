@@ -27,7 +27,7 @@ class SinkPlace:
     Attributes:
         name: Name of the sink.
         index: Everything in the history before it has arrived.
-        behind: Items of the history that it has not got.
+        behind: Items of the history that it has not got, as far as known.
         error: Why it did not work when the hub said so last, or None.
     """
 
@@ -61,6 +61,11 @@ class RunCheck:
     def damage(self) -> list[Damage]:
         """What is damaged."""
         return [damage for part in self.parts for damage in part.damage]
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether nobody writes to the run, and nobody recorded how it ended."""
+        return self.status == "RUNNING" and not self.is_alive
 
 
 def check_run(run_dir: Path) -> RunCheck:
@@ -140,7 +145,7 @@ def _journal(run_dir: Path) -> tuple[Inspection | None, Part]:
         damage = Damage(str(error), "what was accepted last may be lost", "see the message")
         return None, Part("journal", "not readable", size_bytes, [damage])
     since = held.last_pos - held.snapshots[-1][0] if held.snapshots else held.num_records
-    found = f"{held.num_records:,} records, {max(since, 0):,} of them newer than the last snapshot"
+    found = f"{held.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
     damage_found = [
         Damage(
             f"the journal is damaged: {finding}",

@@ -2,11 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sinks.registry import make_sinks
 
@@ -54,6 +55,14 @@ def sinks_of(config: TrieyeConfig) -> list[str]:
         ConfigurationError: The library of one is not installed.
     """
     return [sink.name for sink in make_sinks(config.sinks) if not getattr(sink, "live_only", False)]
+
+
+def only(config: SinksConfig, names: Collection[str]) -> SinksConfig:
+    """Return a config in which no other of trieye's own sinks is enabled."""
+    kinds = SinksConfig.model_fields
+    return config.model_copy(
+        update={kind: getattr(config, kind).model_copy(update={"enabled": kind in names}) for kind in kinds}
+    )
 
 
 @contextlib.contextmanager

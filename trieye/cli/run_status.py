@@ -9,7 +9,7 @@ from typing import Any
 
 from trieye.exceptions import RunLockedError
 from trieye.hub_status import STATUS_KEY
-from trieye.persistence.journal_reading import read_meta
+from trieye.persistence.journal_reading import read_cursors, read_meta
 from trieye.run_lock import RunLock
 
 
@@ -21,6 +21,20 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     """
     held = read_meta(run_dir / "journal.db", STATUS_KEY)
     status: dict[str, Any] = {} if held is None else json.loads(held)
+    return status
+
+
+def last_status(run_dir: Path) -> dict[str, Any]:
+    """Return `read_status` with the sinks as they were left: they went on after the hub published it.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    status, cursors = read_status(run_dir), read_cursors(run_dir / "journal.db")
+    for sink in status.get("sinks", ()):
+        sink["backlog"] = max(status["points"] - cursors.get(sink["name"], 0), 0)
+        sink["lag_s"] = 0.0
+        sink["error"] = sink["error"] if sink["backlog"] else None
     return status
 
 

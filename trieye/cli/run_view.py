@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trieye.cli.run_status import is_alive, read_status
+from trieye.cli.run_status import is_alive, last_status, read_status
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.persistence.checkpoints import CHECKPOINT_DIRECTORY, CheckpointStore
 from trieye.persistence.run_record import RunRecord
@@ -21,7 +21,7 @@ RATES_OVER_S = 10.0
 """The hub publishes once a second: over fewer seconds the rates would jump."""
 
 MIN_METRICS = 3
-MAX_ERROR = 100
+MAX_ERROR = 80
 """Characters of an error; that of a server that is away has hundreds."""
 
 COLORS = {"RUNNING": "green", "FINISHED": "cyan", "FAILED": "red", "KILLED": "yellow"}
@@ -90,13 +90,14 @@ def read_view(run_dir: Path, before: RunView | None) -> RunView:
     if record is None:
         raise ConfigurationError(f"the run {run_dir} is gone")
     problem, status = None, {} if before is None else before.status
+    alive = record.status == "RUNNING" and is_alive(run_dir)
     try:
-        status = read_status(run_dir)
+        status = read_status(run_dir) if alive else last_status(run_dir)
     except JournalError as error:  # it is being repaired, or somebody else's
         problem = str(error)
     return RunView(
         record=record,
-        is_alive=record.status == "RUNNING" and is_alive(run_dir),
+        is_alive=alive,
         status=status,
         samples=_samples(status, () if before is None else before.samples),
         checkpoint=_checkpoint(run_dir / CHECKPOINT_DIRECTORY, None if before is None else before.checkpoint),

@@ -69,8 +69,8 @@ class PersistenceConfig(TolerantModel):
     keep_checkpoints: int = Field(default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all.")
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
-        description="What an accepted event survives: `process` = the death of every process, `interval` = also a power "
-        "loss, but for the last 0.1 s, `always` = a power loss (slow).",
+        description="What an accepted event survives: `process` = the death of every process, `interval` = also a "
+        "power loss, but for the last 0.1 s, `always` = a power loss (slow).",
     )
     auto_resume_latest: bool = Field(
         default=True, description="Start a fresh run from the newest compatible run of the app."

@@ -44,7 +44,10 @@ class WandbSinkConfig(StrictModel):
     )
     system_metrics: bool = Field(default=False, description="Log CPU, memory, GPU and so on of the hub's machine.")
     flush_interval_s: float = Field(
-        default=5.0, gt=0, le=600, description="Seconds after which a point is safe from a kill of the hub."
+        default=5.0,
+        gt=0,
+        le=600,
+        description="Seconds between two waits until wandb has written everything to its file.",
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from trieye.exceptions import SerializationError
-from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
+from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch, EventRow, salvage
 
 MAX_CONTEXT_TEXT = 1000
 """Characters of a text in a context; a longer one is no number that a metric could read."""
@@ -75,6 +75,15 @@ def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
     return batch, held.drops
 
 
+def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
+    """Return events as a batch, and (reason, name, count) of those that do not fit into one."""
+    try:
+        return EventBatch.from_rows(rows), []
+    except (OverflowError, TypeError, ValueError):
+        good, bad = salvage(rows)
+        return EventBatch.from_rows(good), [(reason, ascii(name[:MAX_SHOWN]), 1) for reason, name in bad]
+
+
 def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, list[Drop]]:
     """Return the events that can be stored, and (reason, name, count) of the others.
 
@@ -83,6 +92,8 @@ def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, 
         context_keys: What metrics read of contexts; nothing else is kept.
     """
     drops: list[Drop] = []
+    if any(type(name) is not str for name in batch.names):  # NumPy's strings
+        batch = replace(batch, names=tuple(map(str.__str__, batch.names)))
     refused = {code: reason for code, name in enumerate(batch.names) if (reason := _refusal(name)) is not None}
     if refused:
         for code, reason in refused.items():
@@ -97,10 +108,15 @@ def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, 
 def _refusal(name: str) -> str | None:
     if len(name) > MAX_NAME_LENGTH:
         return "name_too_long"
+    return None if name and _is_text(name) else "unnamed"
+
+
+def _is_text(text: str) -> bool:
     try:
-        return None if name.encode() else "unnamed"
+        text.encode()
     except UnicodeEncodeError:
-        return "unnamed"
+        return False
+    return True
 
 
 def project_contexts(
@@ -122,7 +138,7 @@ def _plain(value: Any) -> float | int | str | None:
         number = int(value)
         return number if -(1 << 63) <= number < 1 << 63 else float_or_none(number)
     if isinstance(value, str):
-        return value if len(value) <= MAX_CONTEXT_TEXT else None
+        return str.__str__(value) if len(value) <= MAX_CONTEXT_TEXT and _is_text(value) else None
     return float_or_none(value)
 
 

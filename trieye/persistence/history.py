@@ -4,6 +4,7 @@ What is new is in memory; with the next snapshot it goes into chunks of the jour
 reads finds it by its index, wherever it is.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from trieye.persistence.history_tail import Tail
 from trieye.persistence.journal import Chunk, Journal
 from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
 from trieye.stats.point import Point
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 8 << 20
 """Bytes of the operations that one `read` returns, unless a single one has more."""
@@ -58,6 +61,7 @@ class History:
         self._superseded = journal.superseded()
         self._tail = Tail(end)
         self._chunks: list[Stored] = []
+        self._unknown: set[int] = set()
         self._rolling = (
             None if directory is None else Rolling(journal, self._store, directory, lambda: self._superseded)
         )
@@ -74,8 +78,8 @@ class History:
 
     @property
     def num_lost(self) -> int:
-        """Items that are missing or damaged, as far as known."""
-        return self._store.num_lost
+        """Items that are missing, damaged or of a kind that only a later version knows, as far as they were met."""
+        return self._store.num_lost + len(self._unknown)
 
     @property
     def num_superseded(self) -> int:
@@ -163,7 +167,9 @@ class History:
         except SerializationError as error:  # an operation that a later version wrote
             if len(columns) > 1:
                 return self._decoded(columns.part(columns.first, columns.first + len(columns) // 2))
-            self._store.note_lost((columns.first, columns.end), f"item {columns.first}", error)
+            if columns.first not in self._unknown:
+                logger.warning("item %d of the history is left out: %s", columns.first, error)
+            self._unknown.add(columns.first)
             return columns.first, [], columns.end
 
     def superseded(self, before: int) -> Iterator[Point]:

@@ -70,7 +70,7 @@ class Columns:
         """Raise ValueError if the fields do not fit together."""
         arrays = (self.name_codes, self.values, self.steps, self.times, self.target_codes, self.counts)
         sizes = {len(array) for array in arrays}
-        if len(sizes) != 1 or not set(self.operations) <= set(range(len(self))):
+        if len(sizes) != 1 or not all(0 <= offset < len(self) for offset in self.operations):
             raise ValueError(f"columns of {sorted(sizes)} items")
 
     @classmethod

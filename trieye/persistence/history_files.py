@@ -66,6 +66,7 @@ def survey(directory: Path | None, segments: Sequence[Segment], chunks: Sequence
     present = {path.name: path for path in directory.glob("points-*.parquet")} if directory is not None else {}
     whole = [segment for segment in segments if _has_size(present.get(segment.name), segment.size_bytes)]
     broken = [segment for segment in segments if segment.name in present and segment not in whole]
+    # the size is enough: what is damaged inside is found when it is read, and a checksum of all takes seconds
     known = merged([*(segment[:2] for segment in whole), *chunks])
     registered = {segment.name for segment in segments}
     strays = [path for name, path in present.items() if name not in registered and range_of(name) is not None]

@@ -26,7 +26,7 @@ def open_store(journal: Journal, directory: Path | None) -> tuple[Store, int]:
     store = Store(journal, found.stored, lambda name: (place / name).open("rb"))
     for segment in found.adopted:
         _adopt(journal, segment, segments)
-    if found.adopted or journal.damage:
+    if found.adopted or journal.damage:  # rows of superseded items may be lost, too
         known = journal.superseded()
         for said in superseded_by_files(found, store.open_file):
             for span in uncovered(*said, known):
@@ -40,6 +40,7 @@ def open_store(journal: Journal, directory: Path | None) -> tuple[Store, int]:
 def _adopt(journal: Journal, segment: Segment, known: Sequence[Segment]) -> None:
     logger.warning("%s was not known to the journal, and is part of the history again", segment.name)
     inside = [other.first for other in known if not uncovered(*other[:2], [segment[:2]])]
+    # the journal has one file for each first index
     same = [other.first for other in known if other.first == segment.first]
     journal.replace_chunks(segment, segments=sorted({*inside, *same}))
 

@@ -8,6 +8,7 @@ from itertools import accumulate, islice, takewhile
 from pathlib import Path
 
 from trieye.exceptions import JournalFullError, SerializationError
+from trieye.persistence.atomic import fsync_directory
 from trieye.persistence.history_columns import Columns
 from trieye.persistence.history_files import Stored
 from trieye.persistence.history_ranges import Range
@@ -69,7 +70,7 @@ class Rolling:
         """
         with self._lock:
             try:
-                self._directory.mkdir(parents=True, exist_ok=True)
+                self._make_directory()
                 for run in self._due_runs(force=force):
                     deque(self._rewrite(run), maxlen=0)
                 self._is_due = False
@@ -84,6 +85,11 @@ class Rolling:
                     f"{self._directory}: cannot be written now, tried again later: {error}"
                 ) from error
 
+    def _make_directory(self) -> None:
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True)
+            fsync_directory(self._directory.parent)
+
     def _due_runs(self, *, force: bool) -> list[list[Stored]]:
         chunks = [p for p in self._store.stored if p.segment is None and not self._store.has_lost(p[:2])]
         is_due = (
@@ -92,6 +98,7 @@ class Rolling:
             or sum(part.end - part.first for part in chunks) >= ROLL_ITEMS
             or sum(part.size_bytes for part in chunks) >= ROLL_BYTES
         )
+        # a chunk that is damaged stays where it is, and ends the file before it
         return _neighbors([part for part in chunks if self._is_readable(part)]) if is_due else []
 
     def _is_readable(self, part: Stored) -> bool:
@@ -101,6 +108,7 @@ class Rolling:
         """Write neighbors into one file, forget them where they were; yields after each row group."""
         segment = yield from write_segment(self._directory, self._columns_of(run), self._superseded)
         old = [part.segment for part in run if part.segment is not None]
+        # a kill before this leaves a file that nobody knows, one after it files that nobody needs: `history_opening`
         self._journal.replace_chunks(segment, segments=[file.first for file in old])
         self._store.replace(segment)
         for file in old:
@@ -109,7 +117,7 @@ class Rolling:
     def _columns_of(self, run: Sequence[Stored]) -> Iterator[Columns]:
         index, end = run[0].first, run[-1].end
         while index < end:
-            found = self._store.load(index, keep=False)
+            found = self._store.load(index, keep=False)  # what is kept is for readers, who are elsewhere
             if not isinstance(found, Columns):
                 raise SerializationError(f"item {index} of the history is lost")
             yield found

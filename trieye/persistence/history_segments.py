@@ -109,6 +109,7 @@ def write_segment(
 
     scratch = directory / SCRATCH.replace("*", secrets.token_hex(4))
     try:
+        # closing the writer comes first, on errors too: Arrow keeps the file until then
         with ChecksumFile(scratch) as file, pq.ParquetWriter(_Sink(file), file_schema(), **_OPTIONS) as writer:
             groups = []
             for columns in regrouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):

@@ -144,9 +144,9 @@ def _copy(path: Path, copy: Path) -> None:
             source.backup(target)
     except sqlite3.Error:
         # damaged, or in a directory that cannot be written, where nobody writes to it: its files as they are
-        for source_file, target_file in ((path, copy), (wal_path(path), wal_path(copy))):
+        for file_of in (Path, wal_path, rollback_path):
             with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(source_file, target_file)
+                shutil.copyfile(file_of(path), file_of(copy))
 
 
 def _is_at_rest(path: Path) -> bool:

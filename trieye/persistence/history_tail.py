@@ -88,6 +88,7 @@ class Tail:
         """Take note that everything before an index is stored elsewhere, and forget the oldest of it."""
         with self._lock:
             self._stored_end = end
+            # what is not stored yet stays, however much it is
             first = max(self._first, self._first + len(self._items) - KEPT_ITEMS)
             total = 0
             for index, size in reversed(self._sizes):

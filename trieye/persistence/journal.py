@@ -61,7 +61,8 @@ class Journal:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
         for pos, at, client, seq in self._store.read(query, self._state.deleted_to):
             self._taken.add(client, seq, pos)
-            self.last_pos, self.last_at = pos, at
+            # the newest ones may have been lost
+            self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
     # writing
 

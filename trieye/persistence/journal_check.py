@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trieye.exceptions import JournalError
 from trieye.persistence.journal_file import is_circumstance, open_for_reading, rollback_path, wal_path, worded
+from trieye.persistence.journal_salvage import salvage
 from trieye.persistence.journal_schema import (
     APPLICATION_ID,
     PAGE_SIZE,
@@ -37,7 +38,8 @@ def examine(path: Path) -> list[str]:
     found = [*_in_header(head), read_wal(log).damage]
     if head[18:20] == b"\1\1" and log:
         found.append("the header denies that there is a write-ahead log")
-    found += _in_content(path, head)
+    if head:  # SQLite deletes the log of an empty file
+        found += _in_content(path, head)
     return [finding for finding in found if finding]
 
 
@@ -49,10 +51,10 @@ def _read(path: Path, size: int = -1) -> bytes:
 
 
 def _check_owner(path: Path, head: bytes, log: bytes) -> None:
-    """Raise JournalError if neither the header nor the tables say that this is a journal: damage hits one of them."""
+    """Raise JournalError if nothing says that this is a journal: a mark in the header, the tables, or a row in them."""
     is_ours = _number(head, 68) == APPLICATION_ID or _SCHEMA_MARK in head or _SCHEMA_MARK in log
     is_rest_of_one = len(head) < 100 and empty_first_page().startswith(head[:18])  # noqa: PLR2004 - size of the header
-    if not (is_ours or is_rest_of_one):
+    if not (is_ours or is_rest_of_one or any(salvage(path).rows.values())):
         raise JournalError(f"{path} is no journal of a run; move it away, or choose another run_name")
 
 
@@ -85,7 +87,7 @@ def _in_content(path: Path, head: bytes) -> list[str]:
         if is_circumstance(error):
             raise worded(error, path) from error
         problem = f"SQLite says: {error}"
-    if not has_our_tables and _number(head, 60) > VERSION:
+    if not has_our_tables and _number(head, 68) == APPLICATION_ID and _number(head, 60) > VERSION:
         raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to go on with this run")
     return [problem]
 
@@ -98,7 +100,8 @@ def _roll_back(path: Path) -> None:
 
 def _in_trees(connection: sqlite3.Connection) -> list[str]:
     # `quick_check` leaves out indexes, of which there are none
-    return [f"SQLite says: {text}" for (text,) in connection.execute("PRAGMA quick_check(3)") if text != "ok"]
+    texts = [" ".join(text.split()) for (text,) in connection.execute("PRAGMA quick_check(3)")]
+    return [f"SQLite says: {text}" for text in texts if text != "ok"]
 
 
 def _in_rows(connection: sqlite3.Connection) -> list[str]:

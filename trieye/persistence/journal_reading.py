@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trieye.exceptions import JournalError
 from trieye.persistence.journal_file import rollback_path, wal_path
-from trieye.persistence.journal_schema import is_whole, select
+from trieye.persistence.journal_schema import Row, is_whole, select
 
 _BUSY_TIMEOUT_S = 5.0
 
@@ -34,11 +34,25 @@ def read_meta(path: Path, key: str) -> bytes | None:
     Raises:
         JournalError: The journal cannot be read.
     """
+    return next((value for _, value in _rows(path, "meta", "WHERE name = ?", key)), None)
+
+
+def read_cursors(path: Path) -> dict[str, int]:
+    """Return the index of each sink; nothing if there is no journal yet.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    return {sink: index for sink, index, _ in _rows(path, "cursors")}
+
+
+def _rows(path: Path, table: str, condition: str = "", *values: object) -> list[Row]:
+    """Return those rows that are whole, without their checksums."""
     if not path.exists():
-        return None
+        return []
     with contextlib.closing(connect_read_only(path)) as connection:
         try:
-            row = connection.execute(select("meta", "WHERE name = ?"), (key,)).fetchone()
+            rows = connection.execute(select(table, condition), values).fetchall()
         except sqlite3.Error as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
-    return row[1] if row is not None and is_whole("meta", row) else None
+    return [row[:-1] for row in rows if is_whole(table, row)]

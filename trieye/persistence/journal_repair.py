@@ -17,6 +17,7 @@ from trieye.persistence.journal_file import create, wal_path, worded
 from trieye.persistence.journal_salvage import Salvaged, salvage
 from trieye.persistence.journal_schema import REPAIR, STATE, State, insert, put
 
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
     "clients": "which batches some senders sent last: one that is sent again now counts twice",
     "calls": "which calls came: one that is repeated now counts twice",
@@ -25,9 +26,6 @@ _LOSSES = {
     "superseded": "what rewinds left out: it may be shown again",
     "meta": "parts of the description of the run",
 }
-
-
-_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 def prepare(path: Path) -> None:
@@ -133,14 +131,14 @@ def _losses(found: Salvaged) -> tuple[list[str], int, State]:
 def _state(found: Salvaged) -> State:
     state = State.from_bytes(found.held_state)
     records, snapshots = found.ordered("records"), found.ordered("snapshots")
-    seen = [*records[-1:], *[row[1:] for row in snapshots[-1:]]]
-    positions = [state.last_pos, *[row[0] for row in seen]]
-    # index 2 is the journal time of a record, and of a snapshot
-    times = [state.last_at, *[row[2] for row in seen]]
+    # a snapshot knows of the newest record, but has a time of its own
+    ends = [(state.last_pos, True, state.last_at)]
+    ends += [(row[0], True, row[2]) for row in records[-1:]] + [(row[1], False, row[3]) for row in snapshots[-1:]]
+    last_pos, _, last_at = max(ends)
     deleted_to = state.deleted_to
     if found.held_state is None and "meta" in found.broken:  # nobody knows what was deleted before the first record
-        deleted_to = (records[0][0] - 1) if records else max(positions)
-    return state._replace(deleted_to=deleted_to, last_pos=max(positions), last_at=max(times))
+        deleted_to = (records[0][0] - 1) if records else last_pos
+    return state._replace(deleted_to=deleted_to, last_pos=last_pos, last_at=last_at)
 
 
 def _missing_items(found: Salvaged) -> list[tuple[int, int]]:

@@ -78,12 +78,10 @@ class JournalStore:
             try:
                 self._clean_up()
                 yield self._connection
-                if self._sync is not None:
-                    self._sync.note_written()
-            except (sqlite3.Error, OSError) as error:
-                if isinstance(error, JournalError):
-                    raise
+            except sqlite3.Error as error:
                 raise self._failed(error) from error
+            if self._sync is not None:
+                self._sync.note_written()
 
     def _clean_up(self) -> None:
         """Begin the log anew after a write that failed: it may have left frames there that were never committed."""
@@ -91,9 +89,7 @@ class JournalStore:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._is_clean = True
 
-    def _failed(self, error: sqlite3.Error | OSError) -> JournalError:
-        if isinstance(error, OSError):
-            return JournalError(f"the journal {self._path} could not be brought to the disk: {error}")
+    def _failed(self, error: sqlite3.Error) -> JournalError:
         found = worded(error, self._path)
         if isinstance(found, JournalFullError):
             self._is_clean = False

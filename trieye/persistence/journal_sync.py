@@ -1,11 +1,10 @@
 """A thread that brings what was written to the disk, a few times a second."""
 
-import logging
 import os
 import threading
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from trieye.exceptions import JournalError
 
 INTERVAL_S = 0.1
 
@@ -18,7 +17,7 @@ class IntervalSync:
     """
 
     def __init__(self, path: Path) -> None:
-        self.error: OSError | None = None
+        self._error: OSError | None = None
         self._path = path
         self._written = threading.Event()
         self._stopped = threading.Event()
@@ -29,12 +28,12 @@ class IntervalSync:
         """Let the thread know that there is something to be synced.
 
         Raises:
-            OSError: What was written before could not be synced.
+            JournalError: What was written before could not be synced.
         """
         self._written.set()
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise JournalError(f"{self._path} cannot be brought to the disk: {error.strerror}") from error
 
     def stop(self) -> None:
         """End the thread; SQLite syncs the rest when it closes the file."""
@@ -55,5 +54,4 @@ class IntervalSync:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                logger.warning("%s could not be brought to the disk: %s", self._path, error)
-                self.error = error
+                self._error = error

@@ -51,7 +51,9 @@ def read_wal(data: bytes) -> WriteAheadLog:
     header = np.frombuffer(data, ">u4", 8).astype(np.uint32)
     is_header_whole = _is_header(data, header)
     follows, is_whole = _verify(frames, heads[:, 4:], header)
-    is_own = (heads[:, 2:4] == (header[4:6] if is_header_whole else heads[0, 2:4])).all(axis=1)
+    salts = heads[:, 2:4]
+    is_own = (salts == (header[4:6] if is_header_whole else _most_frequent(salts))).all(axis=1)
+    is_own |= ~heads.any(axis=1)  # only a power loss leaves zeros
     num_run = _num_leading(follows & is_own) if is_header_whole else 0
     if num_run < count and follows[num_run]:
         is_own[num_run] = True  # only its salt is damaged: the checksum says that it continues what is before it
@@ -136,6 +138,12 @@ def _weights(count: int) -> tuple[_Words, _Words]:
     weights = np.stack([fibonacci[count - 1 :: -1], fibonacci[count:0:-1]], axis=1)
     carry = np.array([fibonacci[[count - 1, count]], fibonacci[[count, count + 1]]])
     return weights, carry
+
+
+def _most_frequent(rows: _Words) -> _Words:
+    different, counts = np.unique(rows, axis=0, return_counts=True)
+    found: _Words = different[np.argmax(counts)]
+    return found
 
 
 def _num_leading(flags: _Flags) -> int:

@@ -77,7 +77,9 @@ class RayChannel:
         except ray.exceptions.ActorDiedError as error:
             raise TrieyeError(f"the hub of run {self.run_name!r} is gone for good: {_why(error)}") from error
         except ray.exceptions.RayActorError as error:
-            raise ConnectionError(f"the hub of run {self.run_name!r} is gone for now; Ray starts it again if it died") from error
+            raise ConnectionError(
+                f"the hub of run {self.run_name!r} is gone for now; Ray starts it again if it died"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayChannel, (self._actor, self.run_name, self.key)

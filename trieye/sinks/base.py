@@ -88,8 +88,8 @@ class Sink(Protocol):
     A call that raised is repeated as a whole, so a sink that took half of the points before it raised gets them twice.
     After the death of the hub, points since the last cursor come again, equal in every field and in the same order.
 
-    A sink with an attribute `live_only = True` (the console) begins at the end of the history, and is not told again
-    what happened before.
+    A sink with an attribute `live_only = True` (the console) that has no cursor yet begins at the end of the history,
+    and is not told what happened before.
     """
 
     @property
@@ -176,8 +176,19 @@ class Resumable(Protocol):
 
 @runtime_checkable
 class Rerunning(Protocol):
-    """A sink that cannot take points back, and leaves out a point that an earlier branch of the run has shown."""
+    """A sink that cannot take points back, and leaves out a point that an earlier branch of the run has shown.
+
+    It is given superseded points that it may not have got, too: what it shows must not depend on when a kill came.
+
+    Attributes:
+        is_empty: After `open`: whether it shows nothing of the run, in whatever attempt that is; then all of it comes.
+    """
+
+    is_empty: bool
 
     def note_superseded(self, points: Iterable[Point]) -> None:
-        """Remember points that it has shown and that a rewind has superseded; called after `open` and at a rewind."""
+        """Remember points that it shows and that a rewind has superseded; some of them may come again.
+
+        Called after `open` and at a rewind.
+        """
         ...

@@ -176,17 +176,23 @@ class RerunningBookmark(Bookmark):
         self._calls = Calls(self._sink)
 
     def begin(self) -> None:
-        """Tell the sink what was superseded, and give it what it has not shown of that."""
-        while self._source.num_superseded != self._num_told:
-            self._tell(self._source.num_superseded)
+        """Tell the sink what was superseded, and give it what it has not shown of that.
+
+        A sink that shows nothing, because what earlier attempts wrote was deleted, begins at the beginning.
+        """
+        if self._rerunning.is_empty:
+            self.index = self.touched = self._flushed = 0
+            self._num_told = self._source.num_superseded
+        self.follow()
 
     def rewind(self, kept: int) -> None:  # noqa: ARG002 - all that was superseded counts
-        """Do the same as in the beginning."""
-        self.begin()
+        """Tell the sink what was superseded since, and give it what it has not shown of that."""
+        self.follow()
 
     def follow(self) -> None:
-        """Do the same as in the beginning."""
-        self.begin()
+        """Tell the sink what was superseded since, and give it what it has not shown of that."""
+        while self._source.num_superseded != self._num_told:
+            self._tell(self._source.num_superseded)
 
     def _tell(self, num_superseded: int) -> None:
         num_shown = sum(1 for _ in self._source.superseded(self.index))

@@ -38,6 +38,7 @@ class MlflowSink:
 
     Attributes:
         run_id: Id of the MLflow run; None until `open` has worked.
+        is_empty: Whether the MLflow run is a new one.
         refused: Points and parameters that MLflow does not take.
     """
 
@@ -51,6 +52,7 @@ class MlflowSink:
         system_metrics_interval_s: float | None = None,
     ) -> None:
         self.run_id: str | None = None
+        self.is_empty = False
         self.refused = 0
         self._on_run_id = on_run_id
         self._given_client = client
@@ -61,6 +63,7 @@ class MlflowSink:
         self._told: set[tuple[str, ...]] = set()
         self._superseded = SupersededPoints()
         self._parent_id: str | None = None
+        self._sweep: tuple[str, str] | None = None
         self._system_metrics_interval_s = system_metrics_interval_s
         self._system_metrics: SystemMetrics | None = None
 
@@ -191,8 +194,8 @@ class MlflowSink:
         if status != "RUNNING":
             with self._explained("close"):
                 self._client.set_terminated(self.run_id, status)
-                if self._parent_id is not None:
-                    mlflow_run.end_sweep(self._client, self._parent_id)
+                if self._sweep is not None:
+                    mlflow_run.end_sweep(self._client, str(self.run_id), *self._sweep)
 
     def _connect(self, run: RunInfo) -> str:
         from mlflow import MlflowClient
@@ -207,8 +210,10 @@ class MlflowSink:
             self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
             experiment_id = mlflow_run.experiment_id(self._client, run)
             if run.group is not None:
+                self._sweep = experiment_id, run.group
                 self._parent_id = mlflow_run.sweep_parent(self._client, experiment_id, run.group)
         known = mlflow_run.find(self._client, run, experiment_id)
+        self.is_empty = known is None
         if known is None:
             return mlflow_run.create(self._client, run, experiment_id)
         self._params = dict(known.data.params)

@@ -84,8 +84,8 @@ def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
     """Return the id of the MLflow run below which the members of a sweep are shown; it is created if need be.
 
     Many processes may ask at the same time. No store offers "create if absent", so each that finds none creates one and
-    then looks again: the oldest is the parent, and whoever made a younger one deletes it. (Two machines whose clocks
-    differ by more than the time between their starts may end up with a parent each; nothing is lost then.)
+    then looks again: the oldest is the parent, and whoever made a younger one deletes it. Where one was on its way when
+    another looked, there are two for a while; `end_sweep` settles that.
     """
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
@@ -106,14 +106,26 @@ def sweep_name(group: str) -> str:
     return "/".join(PurePath(group).parts[-2:]).lstrip("/") or group
 
 
-def end_sweep(client: Any, parent_id: str) -> None:
-    """Mark the parent of a sweep as finished; the next member that opens marks it as running again."""
-    try:
-        client.set_terminated(parent_id, "FINISHED")
-    except Exception as error:
-        if getattr(error, "error_code", None) not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-            raise
-        log.warning("the parent of the sweep in MLflow, run %s, was deleted: %s", parent_id, error)
+def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> None:
+    """Mark the parent of a sweep as finished; the next member that opens marks it as running again.
+
+    Args:
+        client: The client.
+        member_id: The member that ends; it comes below the oldest parent if it is below another one.
+        experiment_id: The experiment of both.
+        group: The sweep.
+    """
+    parents = _sweep_parents(client, experiment_id, group)
+    if not parents:
+        log.warning("the parent of the sweep %s in MLflow was deleted; its runs are no longer nested", group)
+        return
+    oldest = parents[0].info.run_id
+    before = client.get_run(member_id).data.tags.get(PARENT_TAG)
+    if before != oldest:
+        client.set_tag(member_id, PARENT_TAG, oldest)
+        for younger in parents[1:]:
+            client.delete_run(younger.info.run_id)
+    client.set_terminated(oldest, "FINISHED")
 
 
 def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:

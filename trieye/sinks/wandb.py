@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ _MAX_GROUP_LENGTH = 128
 _INIT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 60.0
 """How long the end of a run, and of the process, waits for a server that is away; the data stay on disk."""
+_WRITE_INTERVAL_S = 0.1
+"""How often wandb's process writes to its file. By default it holds 15 s back: in 7 of 14 kills up to 65 of the newest
+1000 points, of which it had confirmed the receipt, were lost."""
+_SETTLE_S = 0.3
 _EXIT_CODES: Mapping[RunStatus, int] = {"FINISHED": 0, "RUNNING": 1, "FAILED": 1, "KILLED": 130}
 
 
@@ -77,13 +82,16 @@ class WandbSink:
                 run.log(row)
 
     def flush(self) -> None:
-        """Wait until wandb's process has everything: a kill of this one costs nothing from then on.
+        """Wait until wandb's process has everything and has had the time to write it to its file.
+
+        After a kill of both, `wandb sync` sends what is there.
 
         Raises:
             TrieyeError: wandb's process is gone.
         """
         with self._explained("flush"):
             self._connected().status()
+            time.sleep(_SETTLE_S)  # wandb does not say when it has written
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Add parameters to the run's config; those that it has already stay as they are.
@@ -181,6 +189,7 @@ class WandbSink:
                 init_timeout=_INIT_TIMEOUT_S,
                 finish_timeout=_FINISH_TIMEOUT_S,
                 finish_timeout_raises=True,
+                x_transaction_log_flush_interval=_WRITE_INTERVAL_S,
                 x_disable_stats=not self._config.system_metrics,
             ),
         )

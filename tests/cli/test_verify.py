@@ -1,0 +1,163 @@
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import contents
+from trieye.cli import main
+from trieye.cli.run_check import check_run
+from trieye.persistence.history import History
+from trieye.persistence.journal import Journal, Snapshot
+
+ALIVE = """
+import sys, trieye
+config = trieye.TrieyeConfig(
+    app_name="agents",
+    run_name="first",
+    runtime={"kind": "local"},
+    persistence={"root_data_dir": sys.argv[1]},
+    sinks={"tensorboard": {"enabled": True}},
+    stats={"processing_interval_seconds": 0.01},
+)
+with trieye.Run(config) as run:
+    step = 0
+    while True:
+        run.log("loss", 1.0, step=step)
+        if step == 100:
+            run.flush()
+            print("logging", flush=True)
+        step += 1
+"""
+
+
+@pytest.fixture
+def damaged_run(killed_run):
+    """A run with everything that can be damaged: closed, with history, journal and checkpoint."""
+    run = killed_run("saves")
+    assert main(["close", str(run)]) == 0
+    with contextlib.closing(Journal(run / "journal.db")) as journal:
+        History(journal, run / "history").roll(force=True)
+    return run
+
+
+def flip(path, place=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
+    run = killed_run("mlflow", "saves")
+    before = contents(run)
+    assert main(["verify", str(run)]) == 0
+    assert contents(run) == before
+    shown = capsys.readouterr().out
+    assert "RUNNING, no process writes to it" in shown
+    assert "everything is whole" in shown
+    assert "1, the highest step is 200" in shown
+    sinks = {sink.name: sink for sink in check_run(run).sinks}
+    assert sinks["mlflow"].index == 0
+    assert sinks["mlflow"].behind > 200
+    assert sinks["tensorboard"].index > 200
+    assert shown.count("`trieye close` delivers the rest") == 2
+
+
+def test_a_closed_run_is_whole_and_is_left_as_it_is(damaged_run, capsys):
+    before = contents(damaged_run)
+    assert main(["verify", str(damaged_run)]) == 0
+    assert contents(damaged_run) == before
+    assert "has everything" in capsys.readouterr().out
+
+
+def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ALIVE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout.readline() == "logging\n"
+        for _ in range(10):
+            found = check_run(tmp_path / "agents" / "runs" / "first")
+            assert (found.damage, found.is_alive, found.status) == ([], True, "RUNNING")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "harm", "what", "advice"),
+    [
+        ("run.json", cut, "run.json, which says who the run is, cannot be read", "restore it from a backup"),
+        ("configs.json", cut, "configs.json, the config of the run, cannot be read", "restore it from a backup"),
+        ("journal.db", flip, "the journal is damaged", "`trieye close` it: that repairs the journal"),
+        ("history/points-*.parquet", flip, "is damaged: 3", "from a backup; otherwise nothing is to be done"),
+        ("history/points-*.parquet", cut, "is damaged: 3", "from a backup; otherwise nothing is to be done"),
+        ("history/points-*.parquet", lambda path: path.unlink(), "is missing: 3", "from a backup"),
+        ("checkpoints/checkpoint_step_200/*.safetensors", flip, "its checksum does not match", "restore one from a"),
+        ("checkpoints/checkpoint_step_200/MANIFEST.json", cut, "MANIFEST.json is damaged", "choose another run_name"),
+    ],
+)
+def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsys, pattern, harm, what, advice):
+    (path, *_) = sorted(damaged_run.glob(pattern))
+    harm(path)
+    before = contents(damaged_run)
+    assert main(["verify", str(damaged_run)]) == 1
+    assert contents(damaged_run) == before
+    shown = " ".join(capsys.readouterr().out.split())
+    assert what in shown
+    assert advice in shown
+    assert "everything is whole" not in shown
+
+
+def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_run):
+    directory = damaged_run / "checkpoints"
+    (directory / "checkpoint_step_300").mkdir()
+    (damage,) = check_run(damaged_run).damage
+    assert "checkpoint_step_300/MANIFEST.json is missing" in damage.what
+    assert "of step 200, is used instead" in damage.advice
+
+
+def test_a_lost_journal_is_damage_where_there_is_a_history(damaged_run):
+    for path in damaged_run.glob("journal.db*"):
+        path.unlink()
+    whats = [damage.what for damage in check_run(damaged_run).damage]
+    assert "there is a history, and no journal" in whats
+
+
+def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
+    (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
+    journal = Journal(tmp_path / "journal.db")
+    journal.commit(Snapshot(0, 10, 0.0, b""), chunks=[(4, 10, b"")], keep_after=0)
+    journal.close()
+    (damage,) = check_run(tmp_path).damage
+    assert "journal.db lacks a part of the history: 4 items are lost (0 to 3)" in damage.what
+
+
+def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
+    (damaged_run / "journal.db.damaged-1").write_bytes(b"old")
+    assert main(["verify", str(damaged_run)]) == 0
+    assert "note: journal.db.damaged-1 was found damaged and set aside" in capsys.readouterr().out
+
+
+def test_scripts_get_json(damaged_run, capsys):
+    flip(next(damaged_run.glob("history/*.parquet")))
+    assert main(["verify", str(damaged_run), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["is_whole"] is False
+    assert found["run_dir"] == str(damaged_run)
+    parts = {part["name"]: part for part in found["parts"]}
+    assert {"what", "meaning", "advice"} == set(parts["history"]["damage"][0])
+    assert [(sink["name"], sink["behind"]) for sink in found["sinks"]] == [("tensorboard", 0)]
+
+
+def test_a_run_that_has_only_just_begun_is_whole(tmp_path, capsys):
+    (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
+    assert main(["verify", str(tmp_path)]) == 0
+    assert "not made yet" in capsys.readouterr().out

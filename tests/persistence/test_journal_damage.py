@@ -1,0 +1,21 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+from journal_damage_cases import KINDS, problems
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A directory in memory where there is one: hundreds of journals are opened, and each is synced."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as made:
+        yield Path(made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_cut_off_or_flipped_no_value_is_wrong_and_what_is_lost_is_reported(directory, kind):
+    assert list(problems(directory, [kind], stride=64, bits=1, rounds=2)) == []
