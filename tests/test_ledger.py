@@ -263,6 +263,38 @@ def test_a_state_of_this_attempt_replaces_what_came_since(hub):
     assert steps_of(hub.points("every")) == [1, 2, 3, 4]
 
 
+def test_a_branch_that_was_left_comes_back_with_its_checkpoint(hub):
+    hub.start()
+    hub.log(*range(1, 11), name="every")
+    old = hub.ledger.to_state(10)
+    hub.log(*range(11, 21), name="every")
+    new = hub.ledger.to_state(20)
+    hub.die()
+    hub.start()
+    hub.ledger.rewind(old)
+    hub.log(11, 12, name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 11), 11, 12]
+    hub.die()
+    hub.start()
+    assert hub.ledger.rewind(new) == old["journal"]["index"]
+    hub.log(21, name="every")
+    hub.ledger.advance(force=True)
+    assert [(p.step, p.value) for p in hub.points("every")] == [(step, step * 0.1) for step in range(1, 22)]
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    assert steps_of(hub.points("every")) == list(range(1, 22))
+
+
+def test_a_state_of_another_run_takes_nothing_of_this_one(hub):
+    hub.start()
+    hub.log(*range(1, 11), name="every")
+    state = hub.ledger.to_state(10)
+    foreign = {**state, "journal": {**state["journal"], "run": "another", "index": 3}}
+    hub.ledger.rewind(foreign)
+    assert steps_of(hub.points("every")) == list(range(1, 11))
+
+
 def test_parameters_survive_a_rewind(hub):
     hub.start()
     state = hub.ledger.to_state(0)

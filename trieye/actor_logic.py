@@ -115,7 +115,7 @@ class ActorLogic:
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
-        goes_on = self._ledger.open(attempt=record.attempt, created=record.created)
+        self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         for number, batch in enumerate(early):  # which comes again with each hub of this attempt
             self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
@@ -123,8 +123,7 @@ class ActorLogic:
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
         self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), self.files.history)
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
-        if not goes_on:
-            self.tracking.begin(extra_config)
+        self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
         if self.files.journal.num_lost:
             self._ledger.count_dropped([("journal_damage", "*", self.files.journal.num_lost)])
         self._status = HubStatus(
@@ -216,9 +215,9 @@ class ActorLogic:
         """Close the windows that later steps have completed; the timer calls it every processing interval."""
         try:
             self._pass(step=None)
-            self._status.update()
             self._ledger.compact()
             self.files.history.roll()
+            self._status.update()
         except JournalFullError as error:
             self._status.note_full(error)
         else:
@@ -295,10 +294,11 @@ class ActorLogic:
         return path
 
     def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
-        """Return what an earlier attempt or run left, by the rules of the config, and go on with its open windows."""
+        """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
         self._check_open()
         loaded, restored = self.files.load_initial_state()
-        self._go_on_from(restored, key)
+        if restored is None or not self._ledger.is_under_way(restored.hub_state):
+            self._go_on_from(restored, key)
         return loaded
 
     def restore(

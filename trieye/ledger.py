@@ -18,6 +18,7 @@ from trieye.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, coun
 from trieye.ledger_marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
 from trieye.persistence.event_payloads import Drop, admit, batch_of, encode_events
 from trieye.persistence.history import History
+from trieye.persistence.history_ranges import first_difference, merged
 from trieye.persistence.journal import Journal, Record, Snapshot
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation, to_bytes
@@ -76,12 +77,13 @@ class Ledger:
 
     # the attempt
 
-    def open(self, *, attempt: int, created: float) -> bool:
+    def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
         """Bring everything up to where the journal ends, and begin an attempt unless it is this one that goes on.
 
         Args:
             attempt: Number of the attempt.
             created: Unix time in seconds at which the run began.
+            run_id: Identity of the run.
 
         Returns:
             Whether the attempt goes on after the death of its hub.
@@ -91,11 +93,11 @@ class Ledger:
             earlier = None if held is None else AttemptMark.from_bytes(held)
             self._replay(earlier)
             self._zero = self._clock() - self._journal.last_at
-            if earlier is not None and earlier.number == attempt:
+            if earlier is not None and earlier.is_of(run_id, attempt):
                 self._mark = earlier
                 self._fold.adopt(self._config, earlier)
                 return True
-            self._begin(attempt, created, earlier)
+            self._begin(attempt, created, earlier, run_id)
             return False
 
     def _replay(self, earlier: AttemptMark | None) -> None:
@@ -119,11 +121,12 @@ class Ledger:
         self._unsaved_bytes += num_bytes + RECORD_BYTES
         self._undecided_bytes += num_bytes + RECORD_BYTES
 
-    def _begin(self, attempt: int, created: float, earlier: AttemptMark | None) -> None:
+    def _begin(self, attempt: int, created: float, earlier: AttemptMark | None, run_id: str) -> None:
         if len(self._queue):
             self.ingest()
         self._mark = begin_mark(
             attempt,
+            run_id=run_id,
             pos=self._applied,
             index=self._history.end,
             at=self._at(),
@@ -144,16 +147,13 @@ class Ledger:
             batch: The events.
             drops: What the client had to leave out, to be counted.
             client: Who sends it.
-            seq: Number of the batch, one more than that of the client's last one; None: `client` is a key that is used
-                once, or empty.
+            seq: Number of the batch, one more than that of the client's last one; None: `client` is used once or empty.
 
         Returns:
             False if it was accepted before.
 
         Raises:
-            SequenceGapError: The batch before it is missing.
-            JournalFullError: It cannot be stored now.
-            RunClosedError: The last pass is made.
+            JournalFullError, RunClosedError, SequenceGapError: It was not accepted.
         """
         return self._accept(EVENTS, batch, drops, client=client, seq=seq)
 
@@ -162,7 +162,7 @@ class Ledger:
 
         Args:
             rows: The events; one that does not fit into a batch is counted, and costs nothing else.
-            drops: Those that were dropped before, as (reason, name, count).
+            drops: What was dropped before.
             key: The same when the call is repeated, and never again; empty: it is not repeated.
         """
         batch, refused = batch_of(rows)
@@ -170,9 +170,12 @@ class Ledger:
 
     def _accept(self, kind: str, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
         batch, refused = admit(batch, self._fold.stats.aggregator.context_keys)
-        payload = encode_events(batch, [*drops, *refused])
+        return self._append_open(kind, encode_events(batch, [*drops, *refused]), client, seq)
+
+    def _append_open(self, kind: str, payload: bytes, client: str, seq: int | None = None) -> bool:
         with self._lock:
-            self._check_open()
+            if self._is_finished:
+                raise RunClosedError("the run is closed; start it again to log more")
             return self._append(kind, payload, client, seq)
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
@@ -181,10 +184,7 @@ class Ledger:
 
     def record(self, operation: Operation, *, key: str = "") -> None:
         """Put an operation into the history, once for each key."""
-        payload = to_bytes(operation)
-        with self._lock:
-            self._check_open()
-            self._append(OPERATION, payload, key)
+        self._append_open(OPERATION, to_bytes(operation), key)
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Put points into the history that no event stands for."""
@@ -217,10 +217,6 @@ class Ledger:
         with self._lock:
             self.advance(force=force)
             self._is_finished = True
-
-    def _check_open(self) -> None:
-        if self._is_finished:
-            raise RunClosedError("the run is closed; start it again to log more")
 
     def ingest(self) -> None:
         """Put what was accepted into windows and close none, so that memory stays bounded."""
@@ -260,11 +256,7 @@ class Ledger:
             return True
 
     def snapshot(self) -> None:
-        """Take a snapshot now.
-
-        Raises:
-            JournalFullError: There is no room for it.
-        """
+        """Take a snapshot now; raises JournalFullError if there is no room for it."""
         with self._lock:
             if len(self._queue):
                 self.ingest()
@@ -275,7 +267,7 @@ class Ledger:
         state: LedgerState,
         *,
         index: int = 0,
-        supersede: tuple[int, int] | None = None,
+        superseded: Sequence[tuple[int, int]] | None = None,
         discontinuous: bool = False,
     ) -> None:
         at, end = self._at(), self._history.end
@@ -284,7 +276,7 @@ class Ledger:
             snapshot,
             chunks=self._history.pending(),
             keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
-            supersede=supersede,
+            superseded=superseded,
             meta={"attempt": self._mark.to_bytes()},
             discontinuous=discontinuous,
         )
@@ -304,7 +296,8 @@ class Ledger:
         with self._lock:
             asked = Pass(ingest_only=True) if complete_step is None else Pass(step=complete_step)
             self._append(PASS, asked.to_bytes())
-            place = {"index": self._history.end, "at": self._at(), "attempt": self._mark.number}
+            ranges = self._history.superseded_ranges
+            place = self._mark.place(index=self._history.end, at=self._at(), superseded=ranges)
             stats = self._fold.stats.aggregator.to_state()
             return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
 
@@ -328,41 +321,46 @@ class Ledger:
         An attempt that went back before, or that saved the state itself, has no events besides those in the state.
 
         Args:
-            state: The state; empty for the very beginning of the run.
+            state: The state; empty, or that of another run, for the very beginning of this one.
             key: The same when the call is repeated, and never again; empty: it is not repeated.
 
         Returns:
-            The index up to which the history goes on; None if nothing has to be taken back.
+            The first index that is shown and was not, or was and is not any more; None if there is none.
 
         Raises:
             JournalFullError: Nothing was changed.
         """
         with self._lock:
+            state = self._mark.own(state)
             if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
                 return None
             own, first, end = self._own_branch(state)
             index = place_of(state).get("index", first if state else 0)
-            kept = min(index, first)
-            superseded = (kept, end) if kept < end else None
+            ranges, dead = self._history.superseded_ranges, (*self._mark.dead, (first, max(first, index)))
+            before_it = map(tuple, place_of(state).get("superseded", ranges))
+            superseded = merged([*before_it, (min(index, first), end), *dead])
             rewound = self._fold.rewound(state, own, self._mark, at=self._mark.at if own else self._at())
-            before, self._mark = self._mark, msgspec.structs.replace(self._mark, decided=True, resumed=True, key=key)
+            before = self._mark
+            self._mark = msgspec.structs.replace(before, decided=True, resumed=True, key=key, dead=tuple(merged(dead)))
             try:
                 # a journal that lost its end: no index before the checkpoint's may go to another item
-                self._save_snapshot(rewound, index=index, supersede=superseded, discontinuous=True)
+                self._save_snapshot(rewound, index=index, superseded=superseded, discontinuous=True)
             except BaseException:
                 self._mark = before
                 raise
             self._fold.stats = self._fold.processor(self._config, self._mark)
             self._fold.load(rewound)
-            if superseded is not None:
-                self._history.supersede(*superseded)
-            return None if superseded is None else kept
+            self._history.set_superseded(superseded)
+            return first_difference(ranges, superseded)
+
+    def is_under_way(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether this attempt went on from a state before, or made this one itself."""
+        with self._lock:
+            made_by = place_of(self._mark.own(state)).get("attempt")
+            return self._mark.resumed or made_by == self._mark.number
 
     def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
-        """Return what of this attempt counts again, and the indices from which on and before which all is superseded.
-
-        The former is that of the checkpoint if it is lower.
-        """
+        """Return what of this attempt counts again, and from which index (the state's if lower) to which all dies."""
         end = self._history.end
         if self._mark.resumed or place_of(state).get("attempt") == self._mark.number:
             return [], end, end

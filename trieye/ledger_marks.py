@@ -1,6 +1,6 @@
 """What the ledger writes into the journal besides events: passes, its state, and the beginning of an attempt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -53,7 +53,7 @@ class LedgerState(_Stored, frozen=True):
 
 
 def place_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `index` of the history, the journal time `at` and the `attempt` at which a checkpoint was made."""
+    """Return where a checkpoint was made: `index` of the history, journal time `at`, `attempt`, `run`, `superseded`."""
     place: Mapping[str, Any] = state.get("journal", {})
     return place
 
@@ -72,7 +72,9 @@ class AttemptMark(_Stored, frozen=True):
             because they are too many.
         resumed: Whether it is known what it goes on from.
         config: The metrics, as JSON.
+        run_id: Identity of the run.
         key: Key of the call that said what it goes on from.
+        dead: Indices that no checkpoint brings back: the journal had lost them when one was gone on from.
     """
 
     number: int
@@ -84,7 +86,22 @@ class AttemptMark(_Stored, frozen=True):
     decided: bool
     resumed: bool
     config: str
+    run_id: str = ""
     key: str = ""
+    dead: tuple[tuple[int, int], ...] = ()
+
+    def is_of(self, run_id: str, number: int) -> bool:
+        """Tell whether it is that of an attempt."""
+        return (self.run_id, self.number) == (run_id, number)
+
+    def place(self, *, index: int, at: float, superseded: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Return where a checkpoint of this attempt is made, for `place_of`."""
+        spans = [list(span) for span in superseded]
+        return {"index": index, "at": at, "attempt": self.number, "run": self.run_id, "superseded": spans}
+
+    def own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state, or an empty one if it is of another run."""
+        return state if place_of(state).get("run", self.run_id) == self.run_id else {}
 
     def stats_config(self) -> StatsConfig | None:
         """Return the metrics of the attempt; None if this version cannot read them."""
@@ -94,9 +111,10 @@ class AttemptMark(_Stored, frozen=True):
             return None
 
 
-def begin_mark(
+def begin_mark(  # noqa: PLR0913 - all of them are stored
     number: int,
     *,
+    run_id: str,
     pos: int,
     index: int,
     at: float,
@@ -111,6 +129,7 @@ def begin_mark(
 
     Args:
         number: Number of the attempt.
+        run_id: Identity of the run.
         pos: Last position of the journal.
         index: End of the history.
         at: Journal time in seconds.
@@ -130,4 +149,6 @@ def begin_mark(
         decided=earlier is None,
         resumed=False,
         config=config.model_dump_json(),
+        run_id=run_id,
+        dead=() if earlier is None else earlier.dead,
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trieye.hub_files import HubFiles
 from trieye.sinks.fan_out import FanOut
@@ -22,6 +22,13 @@ CLOSE_TIMEOUT_S = 10.0
 """Clients of the drop-in API wait 15 s for `shutdown`."""
 
 
+class Recording(Protocol):
+    """Puts an operation into the history of the run, once for each key."""
+
+    def __call__(self, operation: Operation, *, key: str = "") -> None:
+        """Put it there."""
+
+
 class Tracking:
     """Records parameters, tags and files in the trackers, and in the run's own files.
 
@@ -35,7 +42,7 @@ class Tracking:
 
     def __init__(
         self,
-        record: Callable[[Operation], None],
+        record: Recording,
         sinks: FanOut,
         files: HubFiles,
         check_open: Callable[[], None],
@@ -45,11 +52,16 @@ class Tracking:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
         self._ready_by = time.monotonic() + _ready_within_s(sent_at)
 
-    def begin(self, extra_config: Mapping[str, Any]) -> None:
-        """Record the directories of the run and its config."""
-        self._record(LogParams(self._files.directory_params()))
+    def begin(self, extra_config: Mapping[str, Any], *, key: str) -> None:
+        """Record the directories of the run and its config.
+
+        Args:
+            extra_config: What configs.json holds besides the config of trieye.
+            key: The same for all hubs of an attempt: it is recorded once.
+        """
+        self._record(LogParams(_texts(self._files.directory_params())), key=f"{key}:params")
         if self._files.makes_run:
-            self._record(LogArtifact(str(self._files.save_config(extra_config)), "config"))
+            self._record(LogArtifact(str(self._files.save_config(extra_config)), "config"), key=f"{key}:config")
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
@@ -78,7 +90,7 @@ class Tracking:
         tags = {"trieye.latest_checkpoint": str(path)}
         if paths.best_checkpoint_path.resolve() == path.resolve():
             tags["trieye.best_checkpoint"] = str(path)
-        self._record(SetTags(tags))
+        self._record(SetTags(_texts(tags)))
 
     def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or did not answer in time.

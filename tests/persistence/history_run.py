@@ -97,20 +97,20 @@ class Written:
         self.history.append(items)
         return self
 
-    def commit(self, supersede=None):
+    def commit(self, superseded=None):
         end = self.history.end
         self.journal.append("pass", b"", at=0.0)
         self.journal.commit(
             Snapshot(self.journal.last_pos, end, 0.0, b"state"),
             chunks=self.history.pending(),
             keep_after=self.journal.last_pos,
-            supersede=supersede,
+            superseded=superseded,
         )
         self.history.committed(end)
         return self
 
     def supersede(self, first, end):
-        self.commit((first, end))
+        self.commit(sorted([*self.history.superseded_ranges, (first, end)]))
         self.history.supersede(first, end)
         self.superseded.update(range(first, end))
         return self

@@ -206,7 +206,7 @@ def test_a_commit_stores_all_of_its_parts(reopened):
         snapshot_at(journal, index=12),
         chunks=chunks,
         keep_after=0,
-        supersede=(3, 5),
+        superseded=[(3, 5)],
         meta={"attempt": b"1", "final": b""},
     )
     journal = reopened.again()
@@ -237,7 +237,7 @@ def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
     for _ in range(2):
         journal.append("events", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal, b"before"), keep_after=0)
-    journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, supersede=(0, 4))
+    journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, superseded=[(0, 4)])
     held = journal._store.rows("snapshots")
     assert [row[1:] for row in held] == [(2, 0, 1.5, b"rewound")] * 2
     assert positions(journal) == []

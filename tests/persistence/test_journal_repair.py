@@ -153,7 +153,9 @@ def test_without_any_snapshot_the_loss_of_the_state_is_reported(path):
 def test_other_damaged_rows_are_dropped_and_reported(path):
     journal = write(path)
     chunks = [Chunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
-    journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, supersede=(3, 4), meta={"key": b"v"})
+    journal.commit(
+        Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
+    )
     journal.replace_chunks(Segment(0, 10, "a.parquet", 1, 2))
     for sink in ("mlflow", "tensorboard"):
         journal.set_cursor(sink, 5, None)

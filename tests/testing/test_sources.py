@@ -21,7 +21,7 @@ def test_superseded_items_are_left_out_and_their_points_can_be_asked_for():
     source.supersede(3, 5)
     assert source.read(0, 5) == (POINTS[:3], 5)
     assert source.read(5, 100) == ([SetTags({"a": "1"}), *POINTS[6:]], 11)
-    assert source.num_superseded == 4
+    assert source.branch == 4
     assert list(source.superseded(4)) == POINTS[3:4]
     assert list(source.superseded(11)) == POINTS[3:6]
 

@@ -5,7 +5,8 @@ reads finds it by its index, wherever it is.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,9 +83,9 @@ class History:
         return self._store.num_lost + len(self._unknown)
 
     @property
-    def num_superseded(self) -> int:
-        """How many indices rewinds have superseded: another number says that there was another rewind."""
-        return sum(end - first for first, end in self._superseded)
+    def branch(self) -> int:
+        """A number for what rewinds have superseded: another one says that there was another rewind."""
+        return zlib.crc32(repr(self._superseded).encode()) if self._superseded else 0
 
     # writing
 
@@ -112,7 +113,16 @@ class History:
 
     def supersede(self, first: int, end: int) -> None:
         """Leave out the points and media with the indices [first, end) from now on; the journal has to know it, too."""
-        self._superseded = merged([*self._superseded, (first, end)])
+        self.set_superseded([*self._superseded, (first, end)])
+
+    def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Leave out the points and media with indices in these ranges, no others; the journal has to know it, too."""
+        self._superseded = merged(ranges)
+
+    @property
+    def superseded_ranges(self) -> list[tuple[int, int]]:
+        """Indices that are left out, ascending and apart from each other."""
+        return list(self._superseded)
 
     def roll(self, *, force: bool = False) -> None:
         """Move items from the journal to Parquet files if there are enough, and make small files larger ones.

@@ -36,3 +36,9 @@ def overlapping(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
 def is_in(index: int, ranges: Iterable[Range]) -> bool:
     """Tell whether an index lies in one of the ranges."""
     return any(first <= index < end for first, end in ranges)
+
+
+def first_difference(one: Sequence[Range], other: Sequence[Range]) -> int | None:
+    """Return the lowest index in exactly one of two lists of ascending, disjoint ranges; None if there is none."""
+    edges = {edge for span in one for edge in span} ^ {edge for span in other for edge in span}
+    return min(edges, default=None)

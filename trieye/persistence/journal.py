@@ -106,7 +106,7 @@ class Journal:
         *,
         chunks: Sequence[Chunk] = (),
         keep_after: int,
-        supersede: tuple[int, int] | None = None,
+        superseded: Sequence[tuple[int, int]] | None = None,
         meta: Mapping[str, bytes] | None = None,
         discontinuous: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class Journal:
             snapshot: What the records add up to.
             chunks: Items of the history that are not stored yet.
             keep_after: Records after this position are kept.
-            supersede: Indices that a rewind leaves out of the history.
+            superseded: All ranges of indices that the history leaves out from now on, in place of those before.
             meta: Values to be stored.
             discontinuous: The state does not follow from the snapshots and records before it; so it is at a rewind.
 
@@ -126,13 +126,15 @@ class Journal:
             JournalFullError: There is no room now; nothing was changed.
         """
         with self._store.transaction() as connection:
-            older = self._put_snapshot(connection, snapshot, alone=discontinuous or supersede is not None)
+            older = self._put_snapshot(connection, snapshot, alone=discontinuous or superseded is not None)
             for chunk in chunks:
                 put(connection, "chunks", tuple(chunk))
             for key, value in (meta or {}).items():
                 put(connection, "meta", (key, value))
-            if supersede is not None:
-                self._put_superseded(connection, *supersede)
+            if superseded is not None:
+                connection.execute("DELETE FROM superseded")
+                for first, end in superseded:
+                    put(connection, "superseded", (first, end))
             self._put_taken(connection)
             deleted_to = max(self._state.deleted_to, min(keep_after, older, self.last_pos))
             gaps = tuple(gap for gap in self._state.gaps if gap[1] > deleted_to)

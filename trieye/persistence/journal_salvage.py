@@ -24,10 +24,11 @@ from trieye.persistence.journal_schema import (
 )
 from trieye.persistence.journal_wal import read_wal
 
-_IN_PAGES = frozenset({"records", "calls", "snapshots", "chunks", "superseded"})
+_IN_PAGES = frozenset({"records", "calls", "snapshots", "chunks"})
 """Tables of which an old row, found on a page that is in no tree, is never wrong: rows are added, and not changed.
 
-Not `segments`: an old row names a file that was merged into another one, and the history finds its files by itself.
+Not `segments`: an old row names a file that was merged into another one, and the history finds its files by itself. Not
+`superseded`: an old row may hide points that belong to the run again.
 """
 
 

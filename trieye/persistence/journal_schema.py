@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
     """
 
     pos: int
-    index: int
+    index: int  # type: ignore[assignment]  # no tuple's method is needed here
     at: float
     payload: bytes
 
@@ -137,7 +137,7 @@ def put(connection: sqlite3.Connection, table: str, row: Row) -> None:
 
 def is_whole(table: str, row: Row) -> bool:
     """Return whether a row, with its checksum at the end, is as it was written."""
-    return row[-1] == row_crc(table, row[:-1])
+    return bool(row[-1] == row_crc(table, row[:-1]))
 
 
 def statements() -> list[str]:

@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     @property
-    def num_superseded(self) -> int:
+    def branch(self) -> int:
         """How many indices rewinds have superseded: another number says that there was another rewind."""
         ...
 

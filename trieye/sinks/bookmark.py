@@ -127,27 +127,27 @@ class ResumableBookmark(Bookmark):
     def __init__(self, sink: _ResumableSink, source: Source) -> None:
         self._resumable = sink
         self._place: str | None = None
-        self._num_superseded = 0
+        self._branch = 0
         super().__init__(sink, source)
 
     def begin(self) -> None:
         """Go back to the position of the cursor, or begin anew if that cannot be done."""
-        num_superseded, place, is_usable = self._source.num_superseded, None, True
+        branch, place, is_usable = self._source.branch, None, True
         if self._held is not None:
             known, space, place = (self._held.position or "").partition(" ")
-            is_usable = known + space == f"{num_superseded} "
+            is_usable = known + space == f"{branch} "
         if not is_usable or not self._resumable.resume(place):
             self._clear()
         else:
             self._place = place
-        self._num_superseded = num_superseded
+        self._branch = branch
 
     def rewind(self, kept: int) -> None:
         """Begin anew if the sink shows something that was superseded."""
-        num_superseded = self._source.num_superseded
+        branch = self._source.branch
         if self.touched > kept:
             self._clear()
-        self._num_superseded = num_superseded
+        self._branch = branch
 
     def _clear(self) -> None:
         self._resumable.clear()
@@ -156,7 +156,7 @@ class ResumableBookmark(Bookmark):
         self._place = self._resumable.position()
 
     def _position(self) -> str | None:
-        return None if self._place is None else f"{self._num_superseded} {self._place}"
+        return None if self._place is None else f"{self._branch} {self._place}"
 
     def _note_position(self) -> None:
         self._place = self._resumable.position()
@@ -171,7 +171,7 @@ class RerunningBookmark(Bookmark):
 
     def __init__(self, sink: _RerunningSink, source: Source) -> None:
         self._rerunning = sink
-        self._num_told = 0
+        self._told_branch = 0
         super().__init__(sink, source)
         self._calls = Calls(self._sink)
 
@@ -182,7 +182,7 @@ class RerunningBookmark(Bookmark):
         """
         if self._rerunning.is_empty:
             self.index = self.touched = self._flushed = 0
-            self._num_told = self._source.num_superseded
+            self._told_branch = self._source.branch
         self.follow()
 
     def rewind(self, kept: int) -> None:  # noqa: ARG002 - all that was superseded counts
@@ -191,20 +191,20 @@ class RerunningBookmark(Bookmark):
 
     def follow(self) -> None:
         """Tell the sink what was superseded since, and give it what it has not shown of that."""
-        while self._source.num_superseded != self._num_told:
-            self._tell(self._source.num_superseded)
+        while self._source.branch != self._told_branch:
+            self._tell(self._source.branch)
 
-    def _tell(self, num_superseded: int) -> None:
+    def _tell(self, branch: int) -> None:
         num_shown = sum(1 for _ in self._source.superseded(self.index))
         self._rerunning.note_superseded(self._meant(self._source.superseded(self.index)))
         missing = self._meant(islice(self._source.superseded(self._source.end), num_shown, None))
         for points in _unequal(missing):
-            if self._source.num_superseded != num_superseded:  # by another rewind: other points than those counted
+            if self._source.branch != branch:  # by another rewind: other points than those counted
                 return
             with suppress(ProcessingError):  # it may have been refused before, and is of no use any more
                 self._sink.write(points)
             self._rerunning.note_superseded(points)
-        self._num_told = num_superseded
+        self._told_branch = branch
 
     def _meant(self, points: Iterable[Point]) -> Iterator[Point]:
         return (point for point in points if self._calls.meant([point]))

@@ -62,8 +62,8 @@ class MemorySource:
         yield from (item for item in items if isinstance(item, Point))
 
     @property
-    def num_superseded(self) -> int:
-        """How many indices rewinds have superseded."""
+    def branch(self) -> int:
+        """A number for what rewinds have superseded."""
         return len(self._superseded)
 
 
