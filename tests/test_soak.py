@@ -28,33 +28,38 @@ def judged(script, *arguments, timeout_s=240):
 
 @pytest.mark.slow
 def test_killing_the_hub_and_a_producer_loses_and_doubles_nothing():
-    figures = judged("hub_kills", "--kills", 3, "--calm", 2, "--rate", 5000, "--rss-limit", 2)
+    figures = judged("hub_kills", "--kills", 3, "--calm", 1, "--rate", 5000, "--rss-limit", 2)
     assert figures["kills"] == 3
     assert figures["events"] > 10_000
 
 
 @pytest.mark.slow
 def test_killing_the_driver_and_all_that_is_his_loses_and_doubles_nothing():
-    figures = judged("driver_kills", "--kills", 1, "--calm", 2, "--rate", 5000)
+    figures = judged("driver_kills", "--kills", 1, "--calm", 1, "--rate", 5000)
     assert figures["kills"] == 1
 
 
 @pytest.mark.slow
 def test_killing_the_only_process_of_a_local_run_loses_and_doubles_nothing():
-    figures = judged("local_kills", "--kills", 3, "--calm", 1, "--total", 400)
+    figures = judged("local_kills", "--kills", 2, "--calm", 1, "--total", 400)
     assert figures["logging"]["events"] > 0
     assert figures["training"]["events"] == 8000
 
 
 @pytest.mark.slow
+def test_runs_with_damaged_journals_log_no_wrong_value_and_report_what_is_lost():
+    assert judged("journal_damage", "--stride", 4000, "--bits", 0, "--runs", 4)["acknowledged"] > 0
+
+
+@pytest.mark.slow
 def test_a_server_that_is_away_does_not_slow_the_training_and_gets_every_point():
-    figures = judged("mlflow_outage", "--runtime", "local", "--outage", 4, "--calm", 2, "--limit", 1.5)
+    figures = judged("mlflow_outage", "--runtime", "local", "--outage", 4, "--calm", 2, "--limit", 2)
     assert figures["runs"][0]["steps"] > 100
 
 
 @pytest.mark.slow
 def test_a_full_disk_costs_nothing_that_was_accepted():
-    figures = judged("disk_full", "--full", 4)
+    figures = judged("disk_full", "--full", 3)
     assert [run["overflow"] for run in figures["runs"]] == ["block", "drop"]
 
 

@@ -4,6 +4,7 @@ import itertools
 import random
 
 from trieye.persistence.history import History
+from trieye.persistence.history_ranges import merged
 from trieye.persistence.journal import Journal, Snapshot
 from trieye.stats.operations import LogArtifact, LogHistogram, LogImage, LogParams, LogText, SetTags
 from trieye.stats.point import Point
@@ -110,7 +111,7 @@ class Written:
         return self
 
     def supersede(self, first, end):
-        self.commit(sorted([*self.history.superseded_ranges, (first, end)]))
+        self.commit(merged([*self.history.superseded_ranges, (first, end)]))
         self.history.supersede(first, end)
         self.superseded.update(range(first, end))
         return self
