@@ -150,7 +150,6 @@ def test_tensors_inside_tuples_and_named_tuples_leave_their_graph_and_device():
 @pytest.mark.parametrize(
     "content",
     [[1, 2], (1, 2), deque([1, 2], maxlen=2), np.array([1, 2]), iter([1, 2])],
-    ids=repr,
     ids=lambda items: type(items).__name__,
 )
 def test_any_iterable_of_items_is_a_buffer(content):
