@@ -64,7 +64,8 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     ]
     stats = trieye.StatsConfig(processing_interval_seconds=2.0, metrics=metrics)
     first, config = start(stats=stats)
-    run_id = ray.get(first.get_mlflow_run_id.remote(), timeout=10)
+    run_id = ray.get(first.wait_mlflow_run_id.remote(60.0))
+    assert ray.get(first.get_mlflow_run_id.remote(), timeout=10) == run_id
     assert ray.get(first.load_initial_state.remote()).checkpoint_data is None
     for step in range(1, 101):
         first.log_event.remote(event("Loss/Total", 0.5, step))
@@ -90,7 +91,7 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     assert state.checkpoint_data.global_step == 100
     assert state.checkpoint_data.model_state_dict == {"param": 100}
     assert len(state.buffer_data.buffer_list) == 100
-    assert ray.get(second.get_mlflow_run_id.remote()) not in {None, run_id}
+    assert ray.get(second.wait_mlflow_run_id.remote(60.0)) not in {None, run_id}
 
 
 def test_the_actor_answers_while_a_checkpoint_is_saved(start):
