@@ -60,8 +60,9 @@ class Producer:
         self._note("acknowledged", sent)
 
     def _note(self, what: str, number: int) -> None:
-        with self._file.with_suffix(f".{what}").open("w") as file:
-            file.write(str(number))
+        # in one write, and without emptying the file first: a kill leaves the old number or the new one
+        with self._file.with_suffix(f".{what}").open("ab") as file:
+            file.write(b"%d\n" % number)
 
 
 def figures(directory: Path, name: str, life: int) -> tuple[int, int]:
@@ -69,6 +70,6 @@ def figures(directory: Path, name: str, life: int) -> tuple[int, int]:
 
     def read(what: str) -> int:
         file = directory / f"{name}_{life}.{what}"
-        return int(file.read_text() or 0) if file.exists() else 0
+        return int(file.read_text().splitlines()[-1]) if file.exists() else 0
 
     return read("acknowledged"), read("sent")
