@@ -70,6 +70,9 @@ def figures(directory: Path, name: str, life: int) -> tuple[int, int]:
 
     def read(what: str) -> int:
         file = directory / f"{name}_{life}.{what}"
-        return int(file.read_text().splitlines()[-1]) if file.exists() else 0
+        lines = (
+            file.read_text().split("\n")[:-1] if file.exists() else []
+        )  # a last one that is not whole does not count
+        return int(lines[-1]) if lines else 0
 
     return read("acknowledged"), read("sent")
