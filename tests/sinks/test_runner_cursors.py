@@ -301,6 +301,28 @@ def test_a_rewind_drops_what_a_failing_sink_was_about_to_get(run):
     assert thread.close("FINISHED", SOON_S)
 
 
+def test_a_rewind_between_two_calls_shows_nothing_twice(run):
+    class Stuck(FileSink):
+        is_stuck = True
+
+        def write(self, points):
+            if self.is_stuck and points[0].step == 20:
+                raise ConnectionError("away")
+            super().write(points)
+
+    # because something is left out, how far the sink is, is known only after the second call
+    source, file = MemorySource([*points(0, 5), *points(10, 3), SetTags({"a": "b"}), *points(20, 3)]), []
+    source.supersede(0, 5)
+    thread = SinkThread(sink := Stuck(file), run, source, first_delay_s=1000)
+    wait_until(lambda: thread.error)
+    source.append(points(30, 2))
+    source.supersede(12, 14)
+    sink.is_stuck = False
+    thread.rewind(12)
+    assert thread.close("FINISHED", SOON_S)
+    assert file == points(10, 3) + points(20, 3)
+
+
 def test_a_branch_that_a_store_never_saw_does_not_hide_the_next_one(run):
     source, store = MemorySource(points(0, 10)), {}
     sink = StoreSink(store)

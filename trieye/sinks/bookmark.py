@@ -143,9 +143,9 @@ class ResumableBookmark(Bookmark):
         self._branch = branch
 
     def rewind(self, kept: int) -> None:
-        """Begin anew if the sink shows something that was superseded."""
+        """Begin anew if the sink shows something that was superseded, or more than its index says: it comes again."""
         branch = self._source.branch
-        if self.touched > kept:
+        if self.touched > kept or not self.is_exact:
             self._clear()
         self._branch = branch
 
