@@ -35,7 +35,7 @@ def config_of(root: Path, run_name: str) -> trieye.TrieyeConfig:
         app_name="soak",
         run_name=run_name,
         runtime={"kind": "local", "flush_interval_s": 0.05},
-        persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": SAVE_EVERY, "keep_checkpoints": 2},
+        persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": SAVE_EVERY, "keep_last": 2},
         stats={
             "processing_interval_seconds": 0.2,
             "metrics": [

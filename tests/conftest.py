@@ -13,7 +13,7 @@ import trieye
 def _own_environment(monkeypatch, tmp_path_factory):
     """Keep the user's key and tracking server out of the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
-    for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY_FILE"):
+    for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -1,10 +1,12 @@
 import random
+import signal
 
 import numpy as np
 import pytest
 
 import trieye
 from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.persistence.history import read_history
 
 
 class Walk(trieye.Experiment):
@@ -188,8 +190,6 @@ def test_a_save_checkpoint_without_return_is_an_error(loop_config):
 
 
 def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follows(loop_config):
-    import signal
-
     class AskedLate(Walk):
         def step(self):
             if self.steps_done == 9:
@@ -199,3 +199,66 @@ def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follo
     with pytest.raises(trieye.RunInterrupted, match="was finished"):
         trieye.run_experiment(AskedLate, loop_config(steps=10))
     assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10
+
+
+class Episodes(Walk):
+    """A walk in episodes of 14 steps that can be saved exactly at their ends only."""
+
+    length = 14
+
+    @property
+    def can_save(self):
+        return self.steps_done % self.length == 0
+
+
+def saved_steps(result):
+    checkpoints = (result.run_dir / "checkpoints").glob("checkpoint_step_*")
+    return sorted(int(path.name.rpartition("_")[2]) for path in checkpoints)
+
+
+def evaluated_steps(result):
+    table = read_history(result.run_dir)
+    names = zip(table["metric"].to_pylist(), table["step"].to_pylist(), strict=True)
+    return [step for metric, step in names if metric == "eval/return"]
+
+
+def test_what_is_due_waits_until_the_experiment_can_be_saved(loop_config):
+    config = loop_config(steps=60, evaluate_every_steps=20)
+    result = trieye.run_experiment(Episodes, config)
+    assert saved_steps(result) == [14, 28, 42, 56, 60]
+    assert evaluated_steps(result) == [28, 42, 60]
+
+
+def test_it_does_not_wait_for_ever(loop_config):
+    class Endless(Episodes):
+        length = 10_000
+
+    config = loop_config(steps=230, every=50, evaluate_every_steps=200)
+    result = trieye.run_experiment(Endless, config)
+    assert saved_steps(result) == [150, 230]  # due at 50, 100 steps of patience
+    assert evaluated_steps(result) == [230]
+
+
+def test_a_signal_is_not_kept_waiting(loop_config):
+    class Stopped(Episodes):
+        def step(self):
+            if self.steps_done == 16:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step()
+
+    config = loop_config(steps=60, every=1)
+    with pytest.raises(trieye.RunInterrupted, match="its state at step 17 is saved"):
+        trieye.run_experiment(Stopped, config)
+
+
+def test_an_evaluation_that_waits_is_not_forgotten_when_the_run_is_interrupted(loop_config):
+    class Stopped(Episodes):
+        def step(self):
+            if self.steps_done == 23:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step()
+
+    config = loop_config(steps=40, evaluate_every_steps=20)
+    with pytest.raises(trieye.RunInterrupted):
+        trieye.run_experiment(Stopped, config)
+    assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]

@@ -1,4 +1,5 @@
 import logging
+import stat
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,34 @@ def test_the_drop_in_buffer_fits_the_checkpoint(tmp_path):
     assert choose("/nowhere", "earlier") == earlier.get_buffer_path(9)
     with pytest.raises(ConfigurationError, match="run_name"):
         choose(None, "../../elsewhere")
+
+
+def test_a_private_run_is_closed_to_others_also_if_it_was_open(tmp_path):
+    run_dir = tmp_path / "a" / "runs" / "r"
+    make(tmp_path, private=True).create_run_directories()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    run_dir.chmod(0o755)
+    make(tmp_path).create_run_directories()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o755
+    make(tmp_path, private=True).create_run_directories()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("part", ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"])
+def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
+    (tmp_path / "elsewhere").mkdir()
+    config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
+    place = tmp_path / "root" / "a" / "runs" / "r" / part
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside of root_data_dir"):
+        PathManager(config).create_run_directories()
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    (tmp_path / "big_disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "big_disk")
+    PathManager(
+        PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
+    ).create_run_directories()
+    assert (tmp_path / "big_disk" / "a" / "runs" / "r" / "checkpoints").is_dir()

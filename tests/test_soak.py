@@ -47,6 +47,17 @@ def test_killing_the_only_process_of_a_local_run_loses_and_doubles_nothing():
 
 
 @pytest.mark.slow
+def test_a_run_killed_while_it_saves_goes_on_from_what_was_safe():
+    assert judged("checkpoint_kills", "--kills", 3, "--size-mb", 50)["steps"] > 0
+
+
+@pytest.mark.slow
+def test_a_killed_dqn_resumes_bit_for_bit_also_where_only_the_ends_of_episodes_can_be_saved():
+    figures = judged("exact_resume", "--kills", 3, "--steps", 150, "--fork")
+    assert figures["runs"]["CartPole-v1"]["updates"] > 300
+
+
+@pytest.mark.slow
 def test_runs_with_damaged_journals_log_no_wrong_value_and_report_what_is_lost():
     assert judged("journal_damage", "--stride", 4000, "--bits", 0, "--runs", 4)["acknowledged"] > 0
 

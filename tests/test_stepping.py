@@ -9,7 +9,7 @@ from trieye.stepping import key_metrics, steps
 class Run:
     """As much of a run as the loop needs."""
 
-    name, step, saved_step, stop_requested = "run", 0, -1, False
+    name, step, saved_step, stop_requested, exit_code = "run", 0, -1, False, 130
 
     def key_metrics(self):
         return {}

@@ -1,6 +1,7 @@
 """TrieyeActor: the hub as a Ray actor; it only forwards to `ActorLogic`."""
 
 import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,10 +12,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trieye.actor_logic import ActorLogic
 from trieye.actor_state import ActorState
 from trieye.config import TrieyeConfig
+from trieye.detached_hub import Drivers, describe_hub, find_hub, this_job
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
+from trieye.run_lock import RunLock
 from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
+from trieye.signals import outlive_signals
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -45,6 +49,31 @@ def _call_id() -> str:
     return str(ray.get_runtime_context().get_task_id())
 
 
+def _resolved(value: Any) -> Any:
+    """Return a value with what the `ObjectRef`s inside its containers stand for; Ray itself sees only those outside."""
+    if isinstance(value, ray.ObjectRef):
+        return _resolved(ray.get(value))
+    if isinstance(value, Mapping):
+        return _like(value, {key: _resolved(item) for key, item in value.items()})
+    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
+        return _like(value, [_resolved(item) for item in value])
+    return value
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Return the items in a container as the old one was, which is the old one itself if nothing was replaced."""
+    pairs = zip(old.values(), new.values(), strict=True) if isinstance(old, Mapping) else zip(old, new, strict=True)
+    if all(one is other for one, other in pairs):
+        return old
+    if isinstance(old, deque):
+        return deque(new, old.maxlen)
+    if hasattr(old, "_make"):
+        return old._make(new)
+    if isinstance(old, OrderedDict):
+        return OrderedDict(new)
+    return new if isinstance(old, Mapping) else type(old)(new)
+
+
 def _is_restart() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own use of what it deprecates
@@ -64,7 +93,7 @@ class TrieyeActor:
     Args:
         config: The config of the run.
         _path_manager: File names to use; then no directories, log file or config dump are made.
-        _serializer: Reads and writes states.
+        _serializer: Reads and writes states, with the key of the driver.
         _actor_state: Pending events.
         _mlflow_client: MLflow client to use.
         _tb_writer: TensorBoard writer to use.
@@ -84,6 +113,9 @@ class TrieyeActor:
         _owns_run: bool = True,
         _extra_config: Mapping[str, Any] | None = None,
     ) -> None:
+        outlive_signals()
+        describe_hub()
+        self._drivers = Drivers()
         self._logic = ActorLogic(
             config,
             _actor_state,
@@ -173,11 +205,16 @@ class TrieyeActor:
         env_config_dict: dict[str, Any] | None = None,
         user_data: dict[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint, and a buffer if asked to; raises if nothing was written."""
+        """Write a checkpoint, and a buffer if asked to; what raises has written nothing.
+
+        Models, optimizers and buffers may be objects with a `state_dict()`; `ObjectRef`s may be anywhere in the lists,
+        tuples, sets, deques and dicts of the arguments.
+        """
         # asked of the ingest thread, so that every event sent before this call is in it
         hub_state = ray.get(ray.get_runtime_context().current_actor.get_state.remote())
         self._logic.save_training_state(
             actor_state_data=hub_state,
+            resolve=_resolved,
             nn_state_dict=nn_state_dict,
             optimizer_state_dict=optimizer_state_dict,
             buffer_content=buffer_content,
@@ -249,6 +286,14 @@ class TrieyeActor:
         """Return a deep copy of the config."""
         return self._logic.config.model_copy(deep=True)
 
+    def add_driver(self, job_id: str) -> None:
+        """Count a driver that goes on with this hub."""
+        self._drivers.add(job_id)
+
+    def living_drivers(self) -> list[str]:
+        """Return the processes that use this hub, as far as they started it or called `get_or_create`."""
+        return self._drivers.living()
+
     def health(self) -> dict[str, Any]:
         """Return the state of each sink, drops by reason, late events and failed saves."""
         return self._logic.health()
@@ -261,11 +306,17 @@ class TrieyeActor:
 def get_or_create(config: TrieyeConfig, **options: Any) -> Any:
     """Return the detached actor of a run, from any script on the cluster.
 
+    An actor that holds the run is found in every namespace and under any name, also after the death of its driver.
+
     Args:
         config: The config of the run, for a new actor.
         **options: Ray options, such as `namespace` (`trieye` if not given).
     """
-    own = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": on_this_node()}
-    return TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
-        name=actor_name(config.run_name), get_if_exists=True, **{**own, **options}
-    ).remote(config=config)
+    actor = find_hub(RunLock(PathManager(config.persistence).lock_path))
+    if actor is None:
+        own = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": on_this_node()}
+        actor = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
+            name=actor_name(config.run_name), get_if_exists=True, **{**own, **options}
+        ).remote(config=config, _serializer=Serializer.of_this_process())
+    actor.add_driver.remote(this_job())
+    return actor

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trieye.actor_state import ActorState, rows_of
+from trieye.actor_state import ActorState, plain_step, rows_of
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError
 from trieye.hub_files import HubFiles, Restored
@@ -23,7 +23,7 @@ from trieye.sinks.registry import make_sinks
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 from trieye.ticker import Ticker
-from trieye.tracking import CLOSE_TIMEOUT_S, Tracking
+from trieye.tracking import Tracking, close_timeout_s
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class ActorLogic:
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
         if not self._closed:
-            self._ledger.advance(step=None if step is None else _plain_step(step), force=force)
+            self._ledger.advance(step=None if step is None else plain_step(step), force=force)
             self._sinks.wake()
 
     # saving and loading
@@ -266,11 +266,14 @@ class ActorLogic:
         """
         return str(self._saved(step, lambda: self.files.save_checkpoint(step, state, {**metadata, "hub": hub_state})))
 
-    def save_training_state(self, *, actor_state_data: dict[str, Any] | None = None, **state: Any) -> None:
+    def save_training_state(
+        self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any
+    ) -> None:
         """Write a checkpoint, and a buffer if asked to, of the drop-in API.
 
         Args:
             actor_state_data: State of the hub; the present one if None.
+            resolve: Replaces what stands for a value elsewhere.
             **state: `nn_state_dict`, `optimizer_state_dict`, `buffer_content`, `global_step`, `episodes_played`,
                 `total_simulations_run`, `is_best`, `save_buffer`, `model_config_dict`, `env_config_dict`, `user_data`.
 
@@ -278,15 +281,15 @@ class ActorLogic:
             CheckpointError: Nothing was written; counted in `persistence/save_failures`.
         """
         step = state["global_step"]
-        hub_state = self.get_state(_plain_step(step)) if actor_state_data is None else actor_state_data
-        self._saved(step, lambda: self.files.save_training_state(hub_state, **state))
+        hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
+        self._saved(step, lambda: self.files.save_training_state(hub_state, **resolve(state)))
 
     def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
         self._check_open()
         try:
             path = write()
         except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
-            self._status.note_failed_save(_plain_step(step))
+            self._status.note_failed_save(plain_step(step))
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
         with suppress(JournalFullError):  # it is safe, although the trackers do not know it
@@ -389,12 +392,9 @@ class ActorLogic:
 
     def _close(self, status: RunStatus) -> None:
         try:
-            self._sinks.close(status, CLOSE_TIMEOUT_S)
+            self._sinks.close(status, close_timeout_s(status))
+            self.tracking.release()
             if status == "FINISHED":
                 self.files.history.roll(force=True)
         finally:
             self.files.close(status, self.summary())
-
-
-def _plain_step(step: Any) -> int:
-    return step if isinstance(step, int) and abs(step) < 1 << 62 else 0

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from trieye.schemas import LogContext, RawMetricEvent
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
@@ -206,3 +208,9 @@ def rows_of(events: Iterable[Any], *, arrived: float) -> tuple[list[EventRow], l
         else:
             drops.append(("invalid", type(event).__name__, 1))
     return rows, drops
+
+
+def plain_step(step: Any) -> int:
+    """Return a step as an int of Python; 0 for what is none, which is refused elsewhere with a message."""
+    plain = int(step) if isinstance(step, int | np.integer) else 0
+    return plain if abs(plain) < 1 << 62 else 0

@@ -6,10 +6,12 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.flusher import flusher_of
+from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
+from trieye.persistence.mirror_restore import restore_run
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
 from trieye.run_lock import RunLock
@@ -41,15 +43,19 @@ class Attempt:
     def __init__(self, config: TrieyeConfig, group: str | None) -> None:
         self.group = group or _sweep()
         self.config_hash = config_hash(config)
-        self.saves = PendingSaves(config.run_name)
+        self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
         self.number = 0
         self._name = config.run_name
+        self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = PathManager(config.trieye.persistence)
         self._paths.create_run_directories()
-        self._lock = RunLock(self._paths.lock_path).acquire()
+        self._lock = _taken(RunLock(self._paths.lock_path), config)
         try:
+            if (restored := restore_run(self._paths, config.persistence.mirror)) is not None:
+                say(restored)
             self._record = self._begin(config)
             self.number = self._record.attempt
+            self._tell_waiting()
             self.hub = self._start_hub(config)
         except BaseException:
             self._lock.release()
@@ -81,6 +87,13 @@ class Attempt:
                 "if that is not meant, choose another run_name"
             )
 
+    def _tell_waiting(self) -> None:
+        """Say so if the hub of an attempt that was killed has not ended yet; the next one waits for it."""
+        try:
+            RunLock.check(self._paths.hub_lock_path)
+        except RunLockedError:
+            say(f"run {self._name!r}: waiting for the hub of its last attempt to end, {HUB_GONE_AFTER_S:.0f} s at most")
+
     def _start_hub(self, config: TrieyeConfig) -> Hub:
         try:
             return start_hub(_for_the_hub(config), config.model_dump(mode="json"))
@@ -91,14 +104,15 @@ class Attempt:
     def close(self, status: RunStatus) -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
 
-        The first Ctrl-C or SIGTERM meanwhile is put off; the second one ends the waiting.
+        The first signal meanwhile is put off until the end; the second one ends the waiting.
 
         Raises:
             CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
             ProcessingError: The hub did not take all metrics; likewise.
+            RunInterrupted: A signal came, and nothing else ends the program.
         """
-        message = f"closing run {self._name!r}; press Ctrl-C again to stop at once"
-        with StopSignals(lambda: None, message):
+        message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
+        with StopSignals(lambda _: None, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
                 self.flusher.close()
                 self.saves.report(wait=True)
@@ -110,6 +124,8 @@ class Attempt:
                     self._close_hub(status)
                 finally:
                     self._lock.release()
+        if signals.exit_code is not None and status == "FINISHED":
+            raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
 
     def _close_hub(self, status: RunStatus) -> None:
         try:
@@ -119,6 +135,19 @@ class Attempt:
             if record is not None and record.status == "RUNNING":
                 record.close(self._paths.run_record_path, status)
             raise
+
+
+def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
+    """Take the lock of a run, also from a detached hub of the same cluster that has no driver any more."""
+    try:
+        return lock.acquire()
+    except RunLockedError:
+        if config.runtime.kind != "cluster" or not lock.is_of_hub:
+            raise
+    from trieye.runtime.ray_orphan import take_over
+
+    take_over(config, lock)
+    return lock.acquire(HUB_GONE_AFTER_S)
 
 
 def _sweep() -> str | None:

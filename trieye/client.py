@@ -12,16 +12,18 @@ from trieye.attempt import Attempt
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
-from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
+from trieye.pending_saves import SaveHandle
 from trieye.persistence import rng
+from trieye.persistence.adapters import stateful
 from trieye.persistence.encoding import decode, encode
 from trieye.progress import say
 from trieye.recorder import Recorder
 from trieye.run_client import RunClient
 from trieye.schemas import RunStatus
-from trieye.signals import ExitOnTerm
+from trieye.signals import LeaveOnSignal
 from trieye.stepping import key_metrics, steps
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Run(Recorder):
         restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
         saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
+        exit_code: What the program should exit with then.
     """
 
     def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
@@ -64,13 +67,16 @@ class Run(Recorder):
         self.config = config
         self.resumed = False
         self.restored: Mapping[str, Any] = {}
-        self.stop_requested = False
+        self.stop_requested, self.exit_code = False, 130
         self.saved_step = -1
         self.dir = PathManager(config.trieye.persistence).run_base_dir
         self._group = group
         self._attempt: Attempt | None = None
         self._replay: ReplayBuffer | None = None
-        self._on_term = ExitOnTerm()
+        self._on_signal = LeaveOnSignal(
+            f"leaving run {self.name!r}; start it again with run_name={self.name} to go on",
+            requeue_exit_code=config.runtime.requeue_exit_code,
+        )
 
     # life
 
@@ -80,7 +86,10 @@ class Run(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or (isinstance(error, SystemExit) and not error.code):
+        if isinstance(error, RunInterrupted):
+            self._close_after(error, "KILLED")
+            error.tell(say)
+        elif kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close("FINISHED")
         elif issubclass(kind, (KeyboardInterrupt, SystemExit)):
             self._close_after(error, "KILLED")
@@ -91,16 +100,20 @@ class Run(Recorder):
     def open(self) -> Self:
         """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
 
-        In the main thread a SIGTERM ends the program from now on by `SystemExit(143)`, so that the run is closed,
-        unless the program has a handler of its own.
+        In the main thread SIGTERM, SIGUSR1 and SIGXCPU end the program from now on by `RunInterrupted`, so that the run
+        is closed, unless the program has handlers of its own.
 
         Raises:
             ConfigurationError: The directory cannot be used.
             RunLockedError: Another process writes to the run.
         """
         if self._attempt is None:
-            with self._on_term:  # what Ray makes of the signal is replaced, too
+            self._on_signal.take()
+            try:
                 self._attempt = Attempt(self.config, self._group)
+            except BaseException:
+                self._on_signal.give_back()
+                raise
             self._use(self._attempt.flusher, self._forget)
             atexit.register(self._close_at_exit)
         return self
@@ -111,6 +124,7 @@ class Run(Recorder):
         Raises:
             CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
             ProcessingError: The hub did not take all metrics; likewise.
+            RunInterrupted: A signal came meanwhile.
         """
         if self._attempt is not None:
             attempt = self._attempt
@@ -120,14 +134,14 @@ class Run(Recorder):
             try:
                 attempt.close(status)
             finally:
-                self._on_term.give_back()
+                self._on_signal.give_back()
 
     def _forget(self) -> None:
         if self._flusher is not None:  # in a forked child, which has no right to close the run of its parent
             self._let_go()
             self._attempt = None
             atexit.unregister(self._close_at_exit)
-            self._on_term.give_back()
+            self._on_signal.give_back()
 
     def _close_at_exit(self) -> None:
         say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
@@ -249,37 +263,52 @@ class Run(Recorder):
 
     @property
     def save_due(self) -> bool:
-        """Whether to save at the end of this step: it is its turn, or a signal asked the run to stop."""
-        every = self.config.persistence.checkpoint_save_freq_steps
-        return self.stop_requested or (every > 0 and self.step % every == 0)
+        """Whether to save at the end of this step: it is its turn, or a signal asked the run to stop.
 
-    def save(self, *, objective: float | None = None, **objects: Any) -> None:
+        It stays true until something is saved, so that a loop may wait for the end of an episode.
+        """
+        every = self.config.persistence.checkpoint_save_freq_steps
+        return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
+
+    def save(self, *, objective: float | None = None, **objects: Any) -> SaveHandle:
         """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
 
-        The step, the random generators of python, numpy and torch and the replay buffer are included.
+        The step, the random generators of python, numpy and torch and the replay buffer are included. Of a buffer, only
+        what is new since the last checkpoint is copied and written.
 
         Args:
             objective: How good this state is; the best one can be found again.
-            **objects: Objects with `state_dict()`, or plain data, arrays and tensors.
+            **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
+                arrays and tensors.
+
+        Returns:
+            What tells when it is safe on disk. A save that fails is also reported by the next one, and by `close`.
 
         Raises:
             CheckpointError: An earlier save failed.
         """
         attempt = self._opened()
-        attempt.saves.make_room()
+        saves, hub, step, rated = attempt.saves, attempt.hub, self.step, objective is not None
+        saves.make_room(rated=rated)
         if self._replay is not None and self.config.persistence.save_buffer:
             objects["replay"] = self._replay
-        state = encode({"objects": objects, "rng": rng.capture(), "step": self.step}, copy=not attempt.hub.copies)
+        held = {"objects": objects, "rng": rng.capture(), "step": step}
+        state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
+        hub_state = hub.get_state(step)
         metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
-        attempt.saves.add(attempt.hub.save(self.step, state, metadata))
-        self.saved_step = self.step
+        handle = saves.add(
+            step, lambda: hub.save(step, state, metadata, hub_state), parts=state.parts.keys(), rated=rated
+        )
+        self.saved_step = step
+        return handle
 
     def restore(self, **objects: Any) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
 
         Args:
-            **objects: Objects with `load_state_dict()`, under the names given to `save`.
+            **objects: Objects with `load_state_dict()`, random generators and environments, under the names given to
+                `save`.
 
         Returns:
             Whether there was something to restore.
@@ -294,6 +323,7 @@ class Run(Recorder):
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False
         encoded, origin = found
+        attempt.saves.restored(encoded.parts.keys() if origin["is_own"] else ())
         state = decode(encoded)
         held = state["objects"]
         if "replay" in held and "replay" not in objects and self.config.persistence.save_buffer:
@@ -304,12 +334,13 @@ class Run(Recorder):
                     f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} "
                     f"(it holds: {', '.join(held)})"
                 )
-            if not callable(getattr(target, "load_state_dict", None)):
+            adapted = stateful(target)
+            if not callable(getattr(adapted, "load_state_dict", None)):
                 raise ConfigurationError(
                     f"restore({name}=...): a {type(target).__name__} has no load_state_dict(); "
                     f"call restore() without it and read run.restored[{name!r}]"
                 )
-            target.load_state_dict(held[name])
+            adapted.load_state_dict(held[name])
         self.restored = held
         rng.restore(state["rng"])
         self.step = self.saved_step = state["step"]
@@ -322,7 +353,8 @@ class Run(Recorder):
     def steps(self, total: int | None) -> Iterator[int]:
         """Yield the numbers of the steps that are left, 1 to `total`, with a progress bar.
 
-        The first signal (Ctrl-C, SIGTERM) lets the step end and makes `save_due` true; a second one stops at once.
+        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the step end and makes `save_due` true; a second one
+        stops at once.
 
         Args:
             total: The last step; None: go on until the loop is left.
@@ -330,7 +362,7 @@ class Run(Recorder):
         Raises:
             RunInterrupted: A signal asked the run to stop.
         """
-        return steps(self, total)
+        return steps(self, total, requeue_exit_code=self.config.runtime.requeue_exit_code)
 
     def key_metrics(self) -> Mapping[str, float]:
         """Return the last value logged under each name, those for the progress bar only, the objective first."""

@@ -10,11 +10,16 @@ TrieyeError
 │   ├── JournalFullError (OSError)             it cannot grow now: the disk is full, or a limit is reached; try again
 │   └── SequenceGapError                       a batch came before the one that it follows; send that one first
 ├── RunLockedError                             another process is writing to this run
-└── RunClosedError                             the run was closed and takes nothing more
+├── RunClosedError                             the run was closed and takes nothing more
+├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
+├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room, or no rows, for as long as one would wait
+└── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
 
-KeyboardInterrupt
-└── RunInterrupted                             a signal asked the run to stop; its state is saved
+KeyboardInterrupt, SystemExit
+└── RunInterrupted                             a signal asked the run to stop; the next start goes on
 """
+
+from collections.abc import Callable
 
 
 class TrieyeError(Exception):
@@ -72,13 +77,36 @@ class RunClosedError(TrieyeError):
     """Raised when something is logged to or saved in a run that was closed."""
 
 
-class RunInterrupted(KeyboardInterrupt):
-    """Raised at the end of `Run.steps` when a signal asked the run to stop.
+class ReplayClosedError(TrieyeError):
+    """Raised when something is asked of a replay buffer, or of its writer or reader, that was closed."""
+
+
+class ReplayTimeoutError(TrieyeError, TimeoutError):
+    """Raised when a replay buffer had no room for rows, or none to draw, for as long as the caller would wait."""
+
+
+class LeaseExpiredError(TrieyeError, LookupError):
+    """Raised when chunks of a fragment buffer are read whose lease was released or ran out."""
+
+
+class RunInterrupted(KeyboardInterrupt, SystemExit):
+    """Raised where a signal asked a run to stop, at the end of `Run.steps` if it is under way.
+
+    A program that does not catch it ends without a traceback, with the exit code.
 
     Attributes:
-        exit_code: What the process should exit with (130 for Ctrl-C, 143 for SIGTERM).
+        exit_code: What the process should exit with: 130 for Ctrl-C; for other signals `runtime.requeue_exit_code`, or
+            else 128 + their number.
+        is_told: Whether the user has read the message.
     """
 
     def __init__(self, message: str, exit_code: int = 130) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = self.code = exit_code
+        self.is_told = False
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Show the message and the notes to the user, unless that was done; `say` shows a text."""
+        if not self.is_told:
+            self.is_told = True
+            say("; ".join([str(self), *getattr(self, "__notes__", ())]))

@@ -19,6 +19,8 @@ from trieye.persistence import rng
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.progress import say
 
+_MIN_PATIENCE_STEPS = 100
+
 ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
 
 
@@ -57,6 +59,17 @@ class Experiment(Generic[ConfigT]):
         """
         return {}
 
+    @property
+    def can_save(self) -> bool:
+        """Whether a training that goes on from the present state goes on exactly; asked when it is to be saved.
+
+        Override it where that is not always so, as in the middle of an episode of an environment that cannot be saved
+        there (`EnvState.can_save` knows). While it is False, an evaluation or a save that is due waits for the first
+        step after which it is True: for as many steps as lie between two of them, or 100 if that is more. What a signal
+        asks for, and the last save, do not wait. It must depend on nothing but the state.
+        """
+        return True
+
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:
         """Return the state, or write it as files.
 
@@ -64,8 +77,8 @@ class Experiment(Generic[ConfigT]):
             checkpoint_dir: An empty directory for files.
 
         Returns:
-            Plain data, arrays, tensors and objects with `state_dict()`, which trieye writes without pickle; or None if
-            the state was written to `checkpoint_dir`.
+            Plain data, arrays, tensors, random generators, environments and objects with `state_dict()`, which trieye
+            writes without pickle; or None if the state was written to `checkpoint_dir`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
 
@@ -146,7 +159,7 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
     result = loop.result(reason)
     say(result.sentence(config.loop.objective))
     if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
-        raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop")
+        raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop", run.exit_code)
     return result
 
 
@@ -161,14 +174,14 @@ class _Loop:
         self._earlier_s = 0.0
         self._began: float | None = None
         self._best: float | None = None
-        self._evaluated_step = -1
+        self._evaluated_step: int | None = -1
         self._objective: float | None = None
 
     def drive(self) -> str:
         """Train until a limit is reached, and return which one it was."""
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
-            self._evaluated_step = run.step
+            self._evaluated_step = run.step if self._evaluated_step is None else self._evaluated_step
         else:  # parameters never change; the config of each attempt is in its files
             run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
         reason = self._reason_to_stop()
@@ -194,7 +207,7 @@ class _Loop:
             if reason is not None or self._evaluation_due():
                 self._evaluate()
                 reason = reason or self._reason_to_stop()
-            if reason is not None or self._run.save_due:
+            if reason is not None or self._save_due():
                 self._save()
             if reason is not None:
                 break
@@ -211,8 +224,19 @@ class _Loop:
         self._run.log(values)
 
     def _evaluation_due(self) -> bool:
-        every = self._limits.evaluate_every_steps
-        return every > 0 and self._run.step % every == 0
+        return self._is_turn(self._limits.evaluate_every_steps, self._evaluated_step)
+
+    def _save_due(self) -> bool:
+        run = self._run
+        return run.stop_requested or self._is_turn(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
+
+    def _is_turn(self, every: int, last_step: int | None) -> bool:
+        """Tell whether to do what is done every so many steps; it waits for an experiment that cannot be saved now."""
+        periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
+        waited = self._run.step - periods * every
+        if every <= 0 or waited < 0:
+            return False
+        return waited >= max(every, _MIN_PATIENCE_STEPS) or self._experiment.can_save
 
     def _evaluate(self) -> None:
         if self._evaluated_step == self._run.step:
@@ -269,10 +293,12 @@ class _Loop:
         return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env_steps": self._env_steps, "time_s": self._time_s(), "best": self._best}
+        times = {"time_s": self._time_s(), "evaluated_step": self._evaluated_step}
+        return {"env_steps": self._env_steps, "best": self._best, **times}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._env_steps, self._earlier_s, self._best = state["env_steps"], state["time_s"], state["best"]
+        self._evaluated_step = state.get("evaluated_step")
 
 
 def _worse(value: float, target: float, mode: str) -> bool:

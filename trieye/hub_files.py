@@ -4,23 +4,30 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, SerializationError
+from trieye.exceptions import CheckpointError
 from trieye.path_manager import PathManager
+from trieye.persistence.checkpoint_artifacts import CheckpointArtifacts
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.history import History
 from trieye.persistence.journal import Journal
+from trieye.persistence.legacy import unreadable
 from trieye.persistence.manifest import read_manifest
+from trieye.persistence.mirror import Mirror
+from trieye.persistence.mirror_restore import restore_run
 from trieye.persistence.resume import ResumePoint, find_resume
+from trieye.persistence.retention import Mode, Retention
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.run_lock import RunLock
-from trieye.schemas import CheckpointData, LoadedTrainingState, MetricSummary, RunStatus
+from trieye.schemas import LoadedTrainingState, MetricSummary, RunStatus
 from trieye.serializer import Serializer
 from trieye.sinks.base import RunInfo
+from trieye.training_states import TrainingStates
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ class Restored:
         state: What was saved; None where the caller has read it already.
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own.
         identity: What tells this checkpoint from another of the same step.
-        origin: Where it comes from: `path`, `reason`, `run_name`.
+        origin: Where it comes from: `path`, `reason`, `run_name`, and whether that is this run: `is_own`.
     """
 
     state: EncodedState | None
@@ -61,6 +68,8 @@ class HubFiles:
         record: Identity of the run; set by `open`.
         journal: The durable log of the run; set by `open`.
         history: Its points and operations; set by `open`.
+        artifacts: Checkpoints that the trackers are to get.
+        mirror: Copies the run to an object store, if the config asks for it; set by `open`.
     """
 
     def __init__(self, config: TrieyeConfig, paths: PathManager | None, serializer: Serializer) -> None:
@@ -69,10 +78,18 @@ class HubFiles:
         self.record: RunRecord
         self.journal: Journal
         self.history: History
+        self.mirror: Mirror | None = None
         self._config = config
         self._serializer = serializer
-        self._checkpoints = CheckpointStore(self.paths.checkpoint_dir)
-        self._buffers = CheckpointStore(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
+        checksum, key, allow_pickle = config.persistence.checksum, serializer.key, serializer.allow_pickle
+        store = partial(CheckpointStore, checksum=checksum, key=key, allow_pickle=allow_pickle)
+        self._checkpoints = store(self.paths.checkpoint_dir)
+        buffers = store(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
+        self._training_states = TrainingStates(config.persistence, self.paths, serializer, self._checkpoints, buffers)
+        chosen = config.persistence
+        self.artifacts = CheckpointArtifacts(
+            self.paths.run_base_dir / "artifacts", chosen.log_checkpoints, with_parts=chosen.log_replay
+        )
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._log_file: logging.FileHandler | None = None
@@ -99,9 +116,12 @@ class HubFiles:
             self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0)
         try:
             self._hub_lock.acquire(HUB_GONE_AFTER_S)
+            if owns_run:
+                restore_run(self.paths, self._config.persistence.mirror)
             self.record = self._read_record(new_attempt=owns_run and not is_restart)
             self._open_log_file()
             self._open_journal(self.paths.journal_path)
+            self.mirror = Mirror.of(self._config.persistence, self.paths)
         except BaseException:
             self._let_go()
             raise
@@ -200,58 +220,25 @@ class HubFiles:
         """
         whose = {"run_name": self._config.run_name, "attempt": self.record.attempt}
         path = self._checkpoints.save(step, state, metadata={**metadata, **whose})
-        mode: Literal["max", "min"] = "min" if metadata.get("mode") == "min" else "max"
+        mode: Mode = "min" if metadata.get("mode") == "min" else "max"
         rated = metadata.get("objective") is not None
-        best = self._checkpoints.best(mode) if rated else None
-        self.paths.update_checkpoint_links(
-            path, bool(metadata.get("is_best")) or (best is not None and best.path == path)
-        )
-        if self._config.persistence.keep_checkpoints:
-            self._checkpoints.prune(self._config.persistence.keep_checkpoints, mode=mode)
+        ranked = self._checkpoints.ranked(mode) if rated else []  # without this one if its objective is not finite
+        is_best = bool(metadata.get("is_best")) or any(entry.path == path for entry in ranked[:1])
+        self.paths.update_checkpoint_links(path, is_best)
+        chosen = self._config.persistence
+        self._checkpoints.prune(Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, mode))
+        if self.mirror is not None:
+            self.mirror.wake()
         return path
 
     def save_training_state(self, hub_state: Mapping[str, Any], **state: Any) -> Path:
         """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
 
         Raises:
-            CheckpointError: A part is not what it should be; the checkpoint is written although the buffer cannot be.
+            CheckpointError: A part is not what it should be; nothing is written.
+            SerializationError: It could not be written.
         """
-        data = self._checkpoint_data(hub_state, state)
-        metadata = {"is_best": state["is_best"], "hub": hub_state}
-        path = self.save_checkpoint(data.global_step, self._serializer.encode(data, copy=False), metadata)
-        if state["save_buffer"] and self._config.persistence.save_buffer:
-            self._save_buffer(data.global_step, state["buffer_content"])
-        return path
-
-    def _save_buffer(self, step: int, content: Any) -> None:
-        buffer = self._serializer.prepare_buffer_data(content)
-        if buffer is None:
-            raise CheckpointError(f"the buffer is a {type(content).__name__}, not a list of items; the rest is saved")
-        self.paths.update_buffer_link(self._buffers.save(step, self._serializer.encode(buffer, copy=False)))
-
-    def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:
-        try:
-            return CheckpointData(
-                run_name=self._config.run_name,
-                global_step=state["global_step"],
-                episodes_played=state["episodes_played"],
-                total_simulations_run=state["total_simulations_run"],
-                model_state_dict=self._model_state(state["nn_state_dict"]),
-                optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
-                actor_state=dict(hub_state),
-                user_data=state["user_data"] or {},
-                model_config_dict=state["model_config_dict"] or {},
-                env_config_dict=state["env_config_dict"] or {},
-            )
-        except ValueError as error:  # pydantic's, or a number of another type
-            raise CheckpointError(f"the state is not valid: {error}") from error
-
-    def _model_state(self, model: Any) -> dict[str, Any]:
-        try:
-            return self._serializer.prepare_optimizer_state(model)
-        except SerializationError as error:
-            kind = type(model).__name__
-            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
+        return self._training_states.save(hub_state, state, self.save_checkpoint)
 
     def load_initial_state(self) -> tuple[LoadedTrainingState, Restored | None]:
         """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
@@ -285,22 +272,32 @@ class HubFiles:
 
         Raises:
             ConfigurationError: `load_checkpoint_path` does not exist.
-            CheckpointError: There are checkpoints, and none of them is whole.
+            CheckpointError: There are checkpoints, and none of them is whole, or it is one of the drop-in API.
+            UntrustedPickleError: It is a file of trieye 0.1.5.
         """
         point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group)
         if point is None:
             return None
+        if point.path.is_file():
+            raise unreadable(point.path)
         hub_state = read_manifest(point.path).metadata.get("hub", {})
-        return self._restored(point, self._checkpoints.read(point.path), hub_state)
+        state = self._checkpoints.read(point.path)
+        if "model_state_dict" in state.tree:
+            raise CheckpointError(
+                f"{point.path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
+                "trieye.Serializer().load_checkpoint(path), and choose another run_name"
+            )
+        return self._restored(point, state, hub_state)
 
     def _restored(self, point: ResumePoint, state: EncodedState | None, hub_state: Mapping[str, Any]) -> Restored:
-        self._note_origin(point.path)
-        is_own = self.paths.checkpoint_dir in point.path.parents
+        self._note_origin(point)
+        # a file of 0.1.5 has no curves of ours that could go on
+        is_own = self.paths.checkpoint_dir in point.path.parents and point.path.is_dir()
         return Restored(
             state=state,
             hub_state=hub_state if is_own else {},
             identity=_identity(point.path) if is_own else "",
-            origin={"path": str(point.path), "reason": point.reason, "run_name": point.run_name},
+            origin={"path": str(point.path), "reason": point.reason, "run_name": point.run_name, "is_own": is_own},
         )
 
     def final_checkpoint(self, highest_step: int) -> str | None:
@@ -312,8 +309,12 @@ class HubFiles:
         newest = self._checkpoints.latest()
         return _identity(newest.path) if newest is not None and highest_step <= newest.step else None
 
-    def _note_origin(self, path: Path) -> None:
-        self.record.resumed_from = str(path)
+    def _note_origin(self, point: ResumePoint) -> None:
+        self.record.resumed_from = str(point.path)
+        if point.went_back_to is not None:
+            self.record.went_back_to, self.record.went_back_in = point.went_back_to, self.record.attempt
+        elif self.record.went_back_to != self._config.persistence.load_checkpoint_path:
+            self.record.went_back_to = self.record.went_back_in = None
         self._save_record()
 
     @property
@@ -334,6 +335,8 @@ class HubFiles:
                 self.record.summary = dict(summary)
                 self.record.close(self.paths.run_record_path, status)
         finally:
+            if self.mirror is not None:
+                self.mirror.close(self._config.persistence.mirror_close_timeout_s)
             self._let_go()
 
     def _let_go(self) -> None:

@@ -112,6 +112,7 @@ class HubStatus:
             "journal_error": self._full,
             "journal_damage": list(journal.damage),
             "save_failures": self._num_failed_saves,
+            "mirror": None if self._files.mirror is None else self._files.mirror.health(),
         }
 
     def _metrics(self) -> dict[str, Any]:

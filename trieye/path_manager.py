@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PRIVATE_MODE = 0o700
+
 
 class PathManager:
     """Every file name of a run, all absolute; making one creates nothing.
@@ -84,10 +86,13 @@ class PathManager:
     def create_run_directories(self) -> None:
         """Make the directories of the run; that of buffers only if buffers are saved.
 
+        With `private` nobody else may enter that of the run.
+
         Raises:
-            ConfigurationError: `root_data_dir` is a file, or nothing can be written there.
+            ConfigurationError: `root_data_dir` is a file, nothing can be written there, or a link leads out of it.
         """
         wanted = [self.mlflow_dir, self.checkpoint_dir, self.log_dir, self.tb_log_dir, self.profile_dir]
+        self._make_run_base_dir()
         if self.persist_config.save_buffer:
             wanted.append(self.buffer_dir)
         for directory in wanted:
@@ -98,6 +103,27 @@ class PathManager:
         for directory in (self.run_base_dir, *wanted):
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise self._unusable(directory, "Permission denied")
+
+    def _make_run_base_dir(self) -> None:
+        try:
+            self.runs_root_dir.mkdir(parents=True, exist_ok=True)
+            self.run_base_dir.mkdir(exist_ok=True, mode=PRIVATE_MODE if self.persist_config.private else 0o777)
+            if self.persist_config.private:  # it was there already, and open to others
+                self.run_base_dir.chmod(PRIVATE_MODE)
+        except OSError as error:
+            raise self._unusable(self.run_base_dir, error.strerror or str(error)) from error
+        self._check_links()
+
+    def _check_links(self) -> None:
+        directories = (self.checkpoint_dir, self.buffer_dir, self.log_dir, self.tb_log_dir, self.profile_dir)
+        files = (self.journal_path, self.run_record_path, self.config_path, self.lock_path, self.hub_lock_path)
+        root = self.root_data_dir.resolve()
+        for path in (self.run_base_dir, *directories, self.history_dir, *files):
+            if not path.resolve().is_relative_to(root):
+                raise ConfigurationError(
+                    f"{path} is a link to {path.resolve()}, which is outside of root_data_dir, {root}; "
+                    "nothing is written there: remove the link, or let root_data_dir have room for all of the run"
+                )
 
     def get_checkpoint_path(self, step: int | None = None, is_latest: bool = False, is_best: bool = False) -> Path:
         """Return the directory of a step's checkpoint, or the link to the newest (the default) or best one."""
@@ -138,7 +164,7 @@ class PathManager:
         from trieye.persistence.earlier_runs import earlier_runs
 
         runs = earlier_runs(self, current_run_name)
-        return runs[0].name if runs else None
+        return next((run.name for run in runs if run.directory.parent == self.runs_root_dir), None)
 
     def determine_checkpoint_to_load(self, load_path_config: str | None, auto_resume: bool) -> Path | None:
         """Return the checkpoint from which the run goes on; see `trieye.persistence.resume.find_resume`.

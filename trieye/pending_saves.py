@@ -1,37 +1,143 @@
 """PendingSaves: checkpoints that are being written, and those of which the user does not know yet how they ended."""
 
+import threading
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
 
 from trieye.exceptions import CheckpointError
 
 MAX_IN_FLIGHT = 2
-"""Never more states in memory than that: a save beyond it waits for the oldest."""
+"""Never more states in memory than that: a save beyond it waits for the oldest, or replaces the newest."""
+
+Begin = Callable[[], "Future[str]"]
+"""Hands a state over to be written; the result is the path of the checkpoint."""
+
+
+class SaveHandle:
+    """A save that `Run.save` began.
+
+    Attributes:
+        step: The step that it saves.
+    """
+
+    def __init__(self, run_name: str, step: int, parts: Collection[str]) -> None:
+        self.step = step
+        self._run_name = run_name
+        self._parts = frozenset(parts)
+        self._outcome: Future[str] = Future()
+        self._superseded_by: SaveHandle | None = None
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a later save took its place before it was begun (`persistence.save_policy=coalesce`)."""
+        return self._superseded_by is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is safe on disk, or has failed; of a superseded one, whether that is so of its successor."""
+        return self._last()._outcome.done()  # noqa: SLF001 - its own class
+
+    @property
+    def path(self) -> Path | None:
+        """Directory of the checkpoint when it is safe on disk; None before, or if it failed."""
+        outcome = self._last()._outcome  # noqa: SLF001 - its own class
+        return Path(outcome.result()) if outcome.done() and outcome.exception() is None else None
+
+    def wait(self, timeout_s: float | None = None) -> Path:
+        """Return the directory of the checkpoint when it is safe on disk.
+
+        Args:
+            timeout_s: Seconds to wait; None: as long as it takes.
+
+        Raises:
+            CheckpointError: It could not be written.
+            TimeoutError: It is not written yet.
+        """
+        try:
+            return Path(self._last()._outcome.result(timeout_s))  # noqa: SLF001 - its own class
+        except (CheckpointError, TimeoutError):
+            raise
+        except Exception as error:  # a remote call wraps what happened there
+            raise CheckpointError(f"a checkpoint of run {self._run_name!r} was not saved: {error}") from error
+
+    def __repr__(self) -> str:
+        state = "failed" if self.done and self.path is None else "done" if self.done else "under way"
+        return f"<trieye.SaveHandle of step {self.step}, {state}>"
+
+    def _last(self) -> "SaveHandle":
+        last = self
+        while last._superseded_by is not None:
+            last = last._superseded_by
+        return last
 
 
 class PendingSaves:
-    """The saves of a run that were handed over and not yet reported.
+    """The saves of a run that were handed over and not yet reported; used by one thread.
 
     Args:
         run_name: For messages.
+        policy: What happens to a save while two are under way; see `persistence.save_policy`.
     """
 
-    def __init__(self, run_name: str) -> None:
+    def __init__(self, run_name: str, policy: Literal["queue", "coalesce"] = "queue") -> None:
         self._run_name = run_name
-        self._saves: list[Future[str]] = []
+        self._policy = policy
+        self._saves: list[SaveHandle] = []
+        self._waiting: tuple[SaveHandle, Begin, bool] | None = None
+        self._known: frozenset[str] = frozenset()
+        self._lock = threading.RLock()  # results arrive in other threads
 
-    def add(self, save: "Future[str]") -> None:
-        """Take a save that was handed over."""
-        self._saves.append(save)
+    @property
+    def known_parts(self) -> frozenset[str]:
+        """Names of the parts in the newest checkpoint that is safe on disk; see `StateParts`."""
+        return self._known
 
-    def make_room(self) -> None:
+    def restored(self, parts: Collection[str]) -> None:
+        """Take note of the parts in the checkpoint from which the run goes on."""
+        self._known = frozenset(parts)
+
+    def make_room(self, *, rated: bool) -> None:
         """Wait until another save may begin.
+
+        Args:
+            rated: Whether that one says how good its state is; such a save replaces none and is not replaced.
 
         Raises:
             CheckpointError: A save failed.
         """
         self.report(wait=False)
-        while len(self._saves) >= MAX_IN_FLIGHT:
-            self._finish(self._saves.pop(0))
+        while len(self._saves) >= MAX_IN_FLIGHT and not self._may_replace(rated=rated):
+            self._saves.pop(0).wait()
+
+    def add(self, step: int, begin: Begin, *, parts: Collection[str], rated: bool) -> SaveHandle:
+        """Begin a save now, or when the one under way is done if saves coalesce.
+
+        Args:
+            step: The step that it saves.
+            begin: Hands the state over.
+            parts: Names of its parts.
+            rated: Whether it says how good its state is.
+        """
+        handle = SaveHandle(self._run_name, step, parts)
+        with self._lock:
+            if self._may_replace(rated=rated) and self._waiting is not None:
+                replaced = self._waiting[0]
+                replaced._superseded_by = handle  # noqa: SLF001 - its own module
+                self._saves.remove(replaced)
+            has_to_wait = self._policy == "coalesce" and any(not save.done for save in self._saves)
+            self._saves.append(handle)
+            if has_to_wait:
+                self._waiting = handle, begin, rated
+                return handle
+        try:
+            self._begin(handle, begin)
+        except BaseException:
+            self._saves.remove(handle)  # the caller knows
+            raise
+        return handle
 
     def report(self, *, wait: bool) -> None:
         """Forget the saves that went well.
@@ -42,15 +148,38 @@ class PendingSaves:
         Raises:
             CheckpointError: A save failed.
         """
-        done = [save for save in self._saves if wait or save.done()]
-        self._saves = [save for save in self._saves if save not in done]
-        for save in done:
-            self._finish(save)
+        for save in [save for save in self._saves if wait or save.done]:
+            self._saves.remove(save)
+            save.wait()
 
-    def _finish(self, save: "Future[str]") -> None:
+    def _may_replace(self, *, rated: bool) -> bool:
+        waiting = self._waiting
+        return waiting is not None and not waiting[2] and not rated
+
+    def _begin(self, handle: SaveHandle, begin: Begin) -> None:
         try:
-            save.result()
-        except CheckpointError:
+            future = begin()
+        except BaseException as error:
+            self._fail(handle, error)
             raise
-        except Exception as error:  # a remote call wraps what happened there
-            raise CheckpointError(f"a checkpoint of run {self._run_name!r} was not saved: {error}") from error
+        future.add_done_callback(lambda done: self._finish(handle, done))
+
+    def _finish(self, handle: SaveHandle, done: "Future[str]") -> None:
+        error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
+        if error is None:
+            self._known = handle._parts  # noqa: SLF001 - its own module
+            handle._outcome.set_result(done.result())  # noqa: SLF001 - its own module
+        else:
+            self._fail(handle, error)
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:  # in a thread of its own: this one may be Ray's, which must not wait
+            threading.Thread(target=self._begin_late, args=waiting[:2], name="trieye-next-save").start()
+
+    def _begin_late(self, handle: SaveHandle, begin: Begin) -> None:
+        with suppress(Exception):  # the handle has it, and `report` raises it
+            self._begin(handle, begin)
+
+    def _fail(self, handle: SaveHandle, error: BaseException) -> None:
+        self._known = frozenset()  # whatever may be gone is written with the next save
+        handle._outcome.set_exception(error)  # noqa: SLF001 - its own module

@@ -21,6 +21,10 @@ class RunClient(Recorder):
     Ray ends, since nothing can be sent from its exit handlers. So use the client as a context manager, or `flush` or
     `close` it; an actor that holds one does so in its method `__ray_shutdown__`.
 
+    A SIGTERM that a scheduler sends to every process of a job ends Ray's workers, and with them what they logged within
+    the last flush interval; SIGUSR1 (`--signal=USR1@120` of Slurm) leaves those alone that belong to a Ray which the
+    run started.
+
         @ray.remote
         def collect(client):
             with client:

@@ -15,6 +15,18 @@ from trieye.exceptions import ConfigurationError, RunLockedError
 
 logger = logging.getLogger(__name__)
 
+_about: dict[str, str] = {}
+
+
+def describe_process(**about: str) -> None:
+    """Say what this process is, for the record of every lock that it takes from now on.
+
+    Args:
+        **about: `kind` (`driver`, which is what it is if nothing is said, or `hub`); of a hub also `address`,
+            `namespace`, `actor` and `actor_id`, by which Ray knows it.
+    """
+    _about.update(about)
+
 
 class RunLock:
     """Holds a run against other writers, on this machine and on others that share the file system.
@@ -42,7 +54,7 @@ class RunLock:
             lock._lock.acquire(blocking=False)
             lock._lock.release()
         except Timeout as error:
-            raise RunLockedError(lock._refusal()) from error
+            raise RunLockedError(lock.refusal()) from error
         except OSError:
             return  # it cannot be told; `acquire` will say why
 
@@ -50,6 +62,11 @@ class RunLock:
     def is_held(self) -> bool:
         """Whether this object holds the lock."""
         return bool(self._lock.is_locked)
+
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether a hub that does without a driver took it last; such a hub can be taken over when it is an orphan."""
+        return (self.holder() or {}).get("kind") == "hub"
 
     def acquire(self, wait_s: float = 0.0) -> Self:
         """Take the lock; holding it already is fine.
@@ -67,10 +84,11 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=wait_s)
         except Timeout as error:
-            raise RunLockedError(self._refusal()) from error
+            raise RunLockedError(self.refusal()) from error
         except OSError as error:
             raise ConfigurationError(f"the run's lock {self.path} cannot be made: {error.strerror or error}") from error
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        place = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        holder = {"kind": "driver", **_about, **place}
         self._holder_path.write_text(json.dumps(holder))  # who reads half of it takes it for none
         return self
 
@@ -81,21 +99,34 @@ class RunLock:
             self._lock.release()
 
     def holder(self) -> dict[str, Any] | None:
-        """Return `pid`, `host` and `started` (Unix time in seconds) of who took it last and did not give it back."""
+        """Return who took it last and did not give it back.
+
+        Returns:
+            `pid`, `host` and `started` (Unix time in seconds) of the process, and what it said of itself in
+            `describe_process`; None if nobody has it, or the record cannot be read.
+        """
         try:
             found = json.loads(self._holder_path.read_bytes())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
+        """Return what to tell somebody who cannot have the run: who holds it, and what can be done."""
         run = self.path.parent.name
         advice = "wait for it, stop it, or choose another run_name"
         if (found := self.holder()) is None:
             return f"run {run!r} is being written by another process ({self.path} is locked); {advice}"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found.get("started") or 0)))
-        who = f"process {found.get('pid')} on {found.get('host')}"
-        return f"run {run!r} is being written by {who} since {since}; {advice}"
+        who = f"process {found.get('pid')} on {found.get('host')} since {since}"
+        if self.is_of_hub and found.get("actor"):
+            who = f"a hub, the Ray actor {found['actor']!r} at {found.get('address')}: {who}"
+            advice = (
+                f"{advice}, or go on with it: trieye.actor.get_or_create(config), or runtime=cluster, joining there"
+            )
+        if found.get("host") != socket.gethostname():
+            advice = f"{advice}; if that machine is gone for good, delete {self.path}"
+        return f"run {run!r} is being written by {who}; {advice}"
 
     def __enter__(self) -> Self:
         return self.acquire()

@@ -65,6 +65,9 @@ class BufferData(_Schema):
     """The content of a replay buffer of the drop-in API."""
 
     buffer_list: list[Any]
+    state: Any = Field(
+        default=None, description="What `load_state_dict` of a buffer gets that was saved as an object, not as a list."
+    )
 
 
 class LoadedTrainingState(_Schema):

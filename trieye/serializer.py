@@ -1,17 +1,19 @@
 """Serializer: the states of the drop-in API to and from disk."""
 
+import contextlib
 import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from trieye.exceptions import SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.persistence import signing
 from trieye.persistence.atomic import replaced, write_atomic
 from trieye.persistence.encoding import EncodedState, decode, encode
 from trieye.persistence.legacy import load_pickle
@@ -29,11 +31,27 @@ class Serializer:
     Args:
         key: Signs pickled parts; the user's own key if None.
         allow_pickle: Whether unsigned pickles may be read, which runs code; None asks TRIEYE_ALLOW_PICKLE.
+
+    Attributes:
+        key: Signs pickled parts; None: that of the user in whose process it is used.
+        allow_pickle: Whether unsigned pickles may be read; None: what the environment says where it is used.
     """
 
+    # on the class, too: programs of 0.1.5 hand over stand-ins that are made of it
+    key: signing.Key | None = None
+    allow_pickle: bool | None = None
+
     def __init__(self, *, key: bytes | None = None, allow_pickle: bool | None = None) -> None:
-        self._key = key
-        self._allow_pickle = allow_pickle
+        self.key = None if key is None else signing.Key(key)
+        self.allow_pickle = allow_pickle
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Return one with the key and the permission that this process has, to be sent to the hub on another node."""
+        key = None
+        with contextlib.suppress(ConfigurationError):  # the hub looks for one of its own, and says what is wrong
+            key = signing.load_key()
+        return cls(key=key, allow_pickle=signing.pickles_allowed(None) or None)
 
     def write(
         self, encoded: EncodedState, path: Path, *, step: int | None = None, metadata: Mapping[str, Any] | None = None
@@ -43,7 +61,7 @@ class Serializer:
         Raises:
             SerializationError: It could not be written.
         """
-        return save_state(path, encoded, step=step, metadata=metadata, key=self._key)
+        return save_state(path, encoded, step=step, metadata=metadata, key=self.key)
 
     def read(self, path: Path) -> EncodedState:
         """Verify the directory `path` and return its state, encoded.
@@ -52,7 +70,7 @@ class Serializer:
             CheckpointError: A file is missing or damaged.
             UntrustedPickleError: It has pickled parts that this user did not sign, and they were not allowed.
         """
-        return load_state(path, key=self._key, allow_pickle=self._allow_pickle)
+        return load_state(path, key=self.key, allow_pickle=self.allow_pickle)
 
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.persistence.checkpoints.CheckpointStore.save` takes."""
@@ -108,7 +126,14 @@ class Serializer:
         return {key: _on_cpu(value) for key, value in state.items()}
 
     def prepare_buffer_data(self, buffer_content: Any) -> BufferData | None:
-        """Return the items of a buffer, any iterable of them, or None with a message if it is not one."""
+        """Return the items of a buffer, any iterable of them, or None with a message if it is not one.
+
+        A `ReplayBuffer`, or another object with a `state_dict()` or `state_parts()`, is kept as it is, in `state`.
+        """
+        if isinstance(buffer_content, BufferData):
+            return buffer_content
+        if _has_state(buffer_content):
+            return BufferData(buffer_list=[], state=buffer_content)
         if isinstance(buffer_content, str | bytes | bytearray | Mapping) or not isinstance(buffer_content, Iterable):
             logger.error(
                 "a buffer must be a list or another iterable of items, and this is a %s: it is not saved",
@@ -147,9 +172,15 @@ class Serializer:
     def _content(self, path: Path) -> Any:
         if path.is_dir():
             return decode(self.read(path), copy=False)
-        loaded = load_pickle(path, allow_pickle=self._allow_pickle)
+        loaded = load_pickle(path, allow_pickle=self.allow_pickle)
         # the fields of 0.1.5, not its object: classes of a pickle are what they were then
         return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded
+
+
+def _has_state(value: Any) -> bool:
+    if isinstance(value, type):
+        return False
+    return any(callable(getattr(value, name, None)) for name in ("state_parts", "state_dict"))
 
 
 def _on_cpu(value: Any) -> Any:

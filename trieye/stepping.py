@@ -19,12 +19,14 @@ class Stepped(Protocol):
         step: The step that is under way, or the last one that is complete.
         saved_step: The last step that was saved; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
+        exit_code: What the process should exit with then.
     """
 
     name: str
     step: int
     saved_step: int
     stop_requested: bool
+    exit_code: int
 
     def key_metrics(self) -> Mapping[str, float]:
         """Return the values to show, the most important one first."""
@@ -33,8 +35,13 @@ class Stepped(Protocol):
         """Return when what was saved is safe on disk; raises if it is not."""
 
 
-def steps(run: Stepped, total: int | None) -> Iterator[int]:
+def steps(run: Stepped, total: int | None, *, requeue_exit_code: int | None = None) -> Iterator[int]:
     """Yield the numbers of the steps that are left; see `Run.steps`.
+
+    Args:
+        run: The run.
+        total: The last step; None: there is none.
+        requeue_exit_code: What to exit with after a signal that is not Ctrl-C; None: 128 + its number.
 
     Raises:
         RunInterrupted: A signal asked the run to stop.
@@ -44,11 +51,15 @@ def steps(run: Stepped, total: int | None) -> Iterator[int]:
         say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to go on")
         return
 
-    def request_stop() -> None:
-        run.stop_requested = True
+    def request_stop(exit_code: int) -> None:
+        run.stop_requested, run.exit_code = True, exit_code
 
-    message = "stopping after this step and saving; press Ctrl-C again to stop at once"
-    with StopSignals(request_stop, message) as signals, Progress(run.name, total, run.step, run.key_metrics) as bar:
+    stops = StopSignals(
+        request_stop,
+        "stopping after this step and saving; the second signal (or Ctrl-C) stops at once",
+        requeue_exit_code=requeue_exit_code,
+    )
+    with stops, Progress(run.name, total, run.step, run.key_metrics) as bar:
         had_its_chance = False
         while total is None or run.step < total:
             if run.stop_requested and (had_its_chance or run.saved_step == run.step):
@@ -61,7 +72,7 @@ def steps(run: Stepped, total: int | None) -> Iterator[int]:
                 bar.update(run.step)
     if run.stop_requested and (total is None or run.step < total):
         run.wait_for_saves()
-        raise RunInterrupted(_farewell(run), signals.exit_code)
+        raise RunInterrupted(_farewell(run), run.exit_code)
 
 
 def _farewell(run: Stepped) -> str:

@@ -1,13 +1,19 @@
 """Tracking: what a run records besides points: parameters, tags, files, its config."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.hub_files import HubFiles
+from trieye.persistence.checkpoint_artifacts import ARTIFACT_PATH
+from trieye.schemas import RunStatus
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
+
+logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 7.5
 """Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
@@ -20,6 +26,9 @@ RECENT_S = 30.0
 
 CLOSE_TIMEOUT_S = 10.0
 """Clients of the drop-in API wait 15 s for `shutdown`."""
+
+KILLED_CLOSE_TIMEOUT_S = 6.0
+"""A scheduler that sends SIGTERM waits 30 s before it kills, and saving takes its time, too."""
 
 
 class Recording(Protocol):
@@ -85,12 +94,32 @@ class Tracking:
         self._record(LogArtifact(str(self._files.add_to_config(configs)), "config"))
 
     def note_checkpoint(self, path: Path) -> None:
-        """Point from the tracker to a checkpoint, which stays where it is."""
-        paths = self._files.paths
-        tags = {"trieye.latest_checkpoint": str(path)}
-        if paths.best_checkpoint_path.resolve() == path.resolve():
-            tags["trieye.best_checkpoint"] = str(path)
+        """Point from the trackers to a checkpoint, and hand it to them if the config says so."""
+        is_best = self._files.paths.best_checkpoint_path.resolve() == path.resolve()
+        tags = {"trieye.latest_checkpoint": str(path), **({"trieye.best_checkpoint": str(path)} if is_best else {})}
         self._record(SetTags(_texts(tags)))
+        self.release()
+        artifacts, history = self._files.artifacts, self._files.history
+        try:
+            if (staged := artifacts.stage(path, is_best=is_best)) is not None:
+                self._record(LogArtifact(str(staged), ARTIFACT_PATH))
+                artifacts.note_recorded(staged, history.end)
+        except JournalFullError:
+            raise
+        except (SerializationError, OSError) as error:  # it is saved, and deleted again, or there is no room for a copy
+            logger.warning("checkpoint %s is not handed to the trackers: %s", path.name, error)
+
+    def release(self) -> None:
+        """Delete the copies of checkpoints that every tracker has."""
+        try:
+            self._files.artifacts.release(self._delivered(), self._files.history.end)
+        except (JournalError, OSError) as error:  # the next checkpoint or the next attempt does it
+            logger.warning("copies of checkpoints that the trackers have cannot be deleted now: %s", error)
+
+    def _delivered(self) -> int:
+        """Return the index before which every sink has everything, also after a kill."""
+        cursors = [self._files.history.cursor(sink.name) for sink in self._sinks.health()]
+        return min([0 if cursor is None else cursor.index for cursor in cursors], default=self._files.history.end)
 
     def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
@@ -104,6 +133,14 @@ class Tracking:
     def close_tb_writer(self) -> None:
         """Flush and close the TensorBoard sink; the others go on."""
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
+
+
+def close_timeout_s(status: RunStatus) -> float:
+    """Return how long to wait for the sinks at the end: little if the run was asked to stop and may be started again.
+
+    What they do not have by then is delivered by the next attempt.
+    """
+    return KILLED_CLOSE_TIMEOUT_S if status == "KILLED" else CLOSE_TIMEOUT_S
 
 
 def _ready_within_s(sent_at: float | None) -> float:

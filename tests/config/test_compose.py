@@ -90,6 +90,15 @@ def test_relative_paths_of_the_config_belong_to_the_working_directory(project: P
     assert config.persistence.get_app_root_dir() == project.directory / "data" / "tested"
 
 
+@pytest.mark.parametrize("called", ["best", "step:1200", "first_try:best", "first_try:step:1200"])
+def test_a_checkpoint_is_called_on_the_command_line_by_what_it_is(project: Project, called: str):
+    words = [f"persistence.load_checkpoint_path={called}", "persistence.resume_dirs=[old,/data]"]
+    config = compose([*words, "persistence.private=true"], config_path=project.conf)
+    assert config.persistence.load_checkpoint_path == called
+    assert list(config.persistence.get_resume_roots().values()) == [project.directory / "old", Path("/data")]
+    assert config.persistence.private
+
+
 def test_values_of_hydra_can_be_interpolated(project: Project):
     config = compose(["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"], config_path=project.conf)
     assert config.app_name == "app_0"

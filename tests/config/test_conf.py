@@ -67,7 +67,7 @@ def test_metric_sets_merge_and_can_be_left_out():
         "eval/return",
         "time/step_ms",
     ]
-    dqn = ["loss/td", "q/mean", "epsilon", "replay/size"]
+    dqn = ["loss/td", "q/mean", "epsilon"]
     assert names() == core
     assert names("metrics=[core,dqn]") == core + dqn
     assert names("metrics=dqn") == dqn
@@ -76,7 +76,7 @@ def test_metric_sets_merge_and_can_be_left_out():
 
 
 def test_the_core_metrics_are_logged_as_often_as_they_say():
-    metrics = {metric.name: metric for metric in compose(["metrics=[core,dqn]"]).stats.metrics}
+    metrics = {metric.name: metric for metric in compose(["metrics=[core,dqn,replay]"]).stats.metrics}
     rate = metrics["rate/env_steps_per_sec"]
     assert (rate.aggregation, rate.rate_numerator_event) == ("rate", "env_steps")
     assert (rate.log_frequency_steps, rate.log_frequency_seconds) == (0, 5.0)

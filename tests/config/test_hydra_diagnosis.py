@@ -26,7 +26,7 @@ METRIC = (
     [
         ("runtme=local", "there is no key and no group 'runtme'; did you mean 'runtime'? (keys and groups: app_name, "),
         ("runtime=lokal", "'lokal' is no option of runtime; did you mean 'local'? (options: cluster, local, ray)"),
-        ("metrics=[core,dqm]", "'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn)"),
+        ("metrics=[core,dqm]", "'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn, replay)"),
         ("experiment=none/such", "'none/such' is no option of experiment (options: )"),
         ("loop.stps=3", f"there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
         ("loop=3", "3 is no option of loop (options: default)"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trieye.config import PersistenceConfig
-from trieye.config.locations import check_tracking_uri, expanded
+from trieye.config.locations import check_tracking_uri, checkpoint_reference, expanded, is_reference
 from trieye.config.paths import check_paths
 from trieye.exceptions import ConfigurationError
 
@@ -56,3 +56,42 @@ def test_an_address_that_mlflow_takes_is_taken(uri: str):
 def test_an_address_without_a_known_scheme_is_refused(uri: str, message: str):
     with pytest.raises(ValueError, match=message):
         check_tracking_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("best", (None, "best")),
+        ("latest", (None, "latest")),
+        ("step:1200", (None, 1200)),
+        ("first try (2):best", ("first try (2)", "best")),
+        ("best:latest", ("best", "latest")),
+        ("r:step:0", ("r", 0)),
+    ],
+)
+def test_a_checkpoint_may_be_called_by_what_it_is(typed: str, meant: tuple[str | None, str | int]):
+    assert checkpoint_reference(typed) == meant
+    assert is_reference("load_checkpoint_path", typed)
+    assert not is_reference("load_buffer_path", typed)
+    config = PersistenceConfig(load_checkpoint_path=typed)
+    check_paths(config)
+    assert config.anchored(Path("/work")).load_checkpoint_path == typed
+
+
+@pytest.mark.parametrize("typed", ["./best", "runs/best", "Best", "step:", "step:-1", "step:x", "a:b:best", "1200", ""])
+def test_anything_else_is_a_path(typed: str):
+    assert checkpoint_reference(typed) is None
+
+
+def test_directories_to_resume_from_must_exist_and_belong_to_where_the_config_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "old_data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    config = PersistenceConfig(resume_dirs=["old_data", "$SCRATCH/old_data"])
+    monkeypatch.chdir("/")
+    assert set(config.get_resume_roots().values()) == {tmp_path / "old_data"}
+    check_paths(config)
+    with pytest.raises(ConfigurationError, match=r"persistence\.resume_dirs=.*did you mean '.*old_data'"):
+        check_paths(PersistenceConfig(resume_dirs=[str(tmp_path / "old_date")]))

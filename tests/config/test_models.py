@@ -162,9 +162,9 @@ def test_a_number_is_not_made_of_a_truth_value():
 
 
 def test_all_checkpoints_are_kept_by_default():
-    assert PersistenceConfig().keep_checkpoints == 0
+    assert PersistenceConfig().keep_last == 0
     with pytest.raises(ValidationError):
-        PersistenceConfig(keep_checkpoints=-1)
+        PersistenceConfig(keep_last=-1)
 
 
 def test_an_explicit_tracking_uri_is_honored():

@@ -79,12 +79,13 @@ import itertools, pathlib, sys
 import numpy as np
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
+from trieye.persistence.retention import Retention
 store = CheckpointStore(pathlib.Path(sys.argv[1]))
 for step in itertools.count(int(sys.argv[2])):
     for version in (1, 2):
         store.save(step, encode({"step": step, "version": version, "a": np.full(200_000, step)}))
         print(step, flush=True)
-    store.prune(2)
+    store.prune(Retention(keep_last=2))
 """
 
 

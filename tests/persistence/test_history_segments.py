@@ -3,7 +3,7 @@ import pytest
 from history_run import Written, drain, exact, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.checksum import crc32_of
+from trieye.persistence.checksum import sums_of
 from trieye.persistence.history_segments import SegmentFile, range_of, segment_name
 from trieye.stats.operations import LogImage, LogParams
 
@@ -44,7 +44,7 @@ def test_the_journal_knows_size_and_checksum_of_a_segment(written):
     written.segment(random_items(seeded(1), 200))
     (segment,) = written.journal.segments()
     path = written.path_of(0)
-    assert (segment.size_bytes, segment.crc) == (path.stat().st_size, crc32_of(path))
+    assert (segment.size_bytes, segment.crc) == (path.stat().st_size, sums_of(path)[1])
     assert range_of(segment.name) == (0, 200)
     assert segment.name == segment_name(0, 200)
     assert range_of("points-0-200.parquet.bak") is None

@@ -1,11 +1,13 @@
+import io
 import os
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
 from trieye.exceptions import SerializationError, UntrustedPickleError
-from trieye.persistence.legacy import is_whole_pickle, load_pickle, newest_pickle
+from trieye.persistence.legacy import is_whole_pickle, load_pickle, newest_pickle, unreadable
 
 DATA = Path(__file__).parent / "data"
 WHOLE = pickle.dumps("x")
@@ -31,6 +33,34 @@ def test_a_planted_pickle_runs_nothing(tmp_path):
     assert not (tmp_path / "pwned").exists()
     load_pickle(tmp_path / "f", allow_pickle=True)
     assert (tmp_path / "pwned").exists()
+
+
+def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
+    torch = pytest.importorskip("torch")
+    content = io.BytesIO()
+    torch.save(torch.arange(5.0)._typed_storage(), content, _use_new_zipfile_serialization=False)
+    on_gpu = content.getvalue().replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+    assert on_gpu != content.getvalue()
+
+    class Storage:
+        def __reduce__(self):
+            return torch.storage._load_from_bytes, (on_gpu,)
+
+    class Tensor:
+        def __reduce__(self):
+            return torch._utils._rebuild_tensor_v2, (Storage(), 0, (5,), (1,), False, OrderedDict())
+
+    (tmp_path / "f").write_bytes(pickle.dumps({"weight": Tensor()}))
+    assert load_pickle(tmp_path / "f", allow_pickle=True)["weight"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_message_says_how_to_load_what_one_trusts(tmp_path):
+    (tmp_path / "f").write_bytes(WHOLE)
+    with pytest.raises(UntrustedPickleError) as caught:
+        load_pickle(tmp_path / "f")
+    for error in (caught.value, unreadable(tmp_path / "f")):
+        assert f"trieye convert {tmp_path / 'f'} --allow-pickle" in str(error)
+        assert "TRIEYE_ALLOW_PICKLE=1" in str(error)
 
 
 def test_no_cut_file_passes_for_a_whole_one(tmp_path):

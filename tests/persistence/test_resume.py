@@ -38,10 +38,11 @@ class App:
         self.save(name, *steps, buffers=buffers)
         return paths
 
-    def save(self, name, *steps, buffers=()):
+    def save(self, name, *steps, buffers=(), **metadata):
         paths = self.paths(name)
         for step in steps:
-            CheckpointStore(paths.checkpoint_dir).save(step, encode({"step": step, "a": np.zeros(9)}))
+            state = encode({"step": step, "a": np.zeros(9)})
+            CheckpointStore(paths.checkpoint_dir).save(step, state, metadata=metadata)
         for step in buffers:
             CheckpointStore(paths.buffer_dir, prefix=BUFFER_PREFIX).save(step, encode({"buffer_list": [step]}))
 
@@ -277,3 +278,200 @@ def test_a_torn_file_of_0_1_5_is_passed_over(app):
     paths = app.old_run("run_20250102_030405", 5, 10)
     (paths.checkpoint_dir / "checkpoint_step_10.pkl").write_bytes(b"\x80\x04")
     assert where(app.resume()) == ("run_20250102_030405", 5)
+
+
+def rated(app, name, values, mode="max", **record):
+    app.run(name, **record)
+    for step, objective in values.items():
+        app.save(name, step, objective=objective, mode=mode, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "step"), [("best", 20), ("latest", 30), ("step:10", 10), ("now:best", 20), ("now:step:10", 10)]
+)
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_run_goes_back_to_the_own_checkpoint_that_is_called(app, asked, step, own_first):
+    rated(app, "now", {10: 1.0, 20: 3.0, 30: 2.0})
+    point = app.resume(load_checkpoint_path=asked, own_first=own_first)
+    assert where(point) == ("now", step)
+    assert point.went_back_to == asked
+    assert f"goes back to its own checkpoint checkpoint_step_{step} (load_checkpoint_path={asked})" in point.reason
+
+
+def test_the_best_is_the_lowest_where_the_run_says_so(app):
+    rated(app, "now", {10: 1.0, 20: 3.0, 30: 2.0}, mode="min")
+    assert where(app.resume(load_checkpoint_path="best")) == ("now", 10)
+
+
+def test_a_damaged_best_one_is_set_aside_for_the_second_best(app):
+    rated(app, "now", {10: 1.0, 20: 3.0, 30: 2.0})
+    app.damage("now", 20)
+    assert where(app.resume(load_checkpoint_path="best")) == ("now", 30)
+
+
+def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved_since(app):
+    rated(app, "now", {10: 1.0, 20: 3.0, 30: 2.0}, went_back_to="best", went_back_in=2)
+    again = app.resume(load_checkpoint_path="best")
+    assert where(again) == ("now", 20)  # attempt 2 went back, and was killed before it saved anything
+    app.save("now", 21, attempt=2, objective=0.0)
+    since = app.resume(load_checkpoint_path="best")
+    assert where(since) == ("now", 21)
+    assert "its attempt 2 went back already (load_checkpoint_path=best)" in since.reason
+    assert "start it once without that" in since.reason
+    assert since.went_back_to is None
+    assert where(app.resume(load_checkpoint_path="step:10")) == ("now", 10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("best", "has no best checkpoint, since none says how good it is"),
+        ("step:7", r"no checkpoint of step 7 \(steps: 5, 10\)"),
+        ("nobody:best", "app 'app' has no run 'nobody'"),
+        ("nwo:best", "did you mean 'now'"),
+        ("empty:latest", "run 'empty' has no checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_called_and_is_not_there_is_always_an_error(app, asked, said, strict):
+    app.run("empty")
+    app.run("now", 5, 10)
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        app.resume(load_checkpoint_path=asked, strict=strict, own_first=False)
+    assert asked in str(caught.value)
+
+
+def test_where_all_that_are_rated_are_damaged_there_is_no_best_one(app):
+    rated(app, "now", {10: 1.0, 20: None})
+    app.damage("now", 10)
+    with pytest.raises(CheckpointError, match="no whole checkpoint that says how good it is: checkpoint_step_10"):
+        app.resume(load_checkpoint_path="best")
+
+
+def test_where_all_are_damaged_calling_one_says_so(app):
+    app.run("now", 10)
+    (app.paths().checkpoint_dir / "checkpoint_step_10" / "MANIFEST.json").unlink()
+    for asked in ("best", "latest", "step:10"):
+        with pytest.raises(CheckpointError, match="none is whole"):
+            app.resume(load_checkpoint_path=asked)
+
+
+def test_a_run_of_0_1_5_that_is_called_has_to_be_converted(app):
+    app.old_run("old", 5)
+    with pytest.raises(ConfigurationError, match=r"`trieye convert .*old` makes one of checkpoint_step_5\.pkl"):
+        app.resume(load_checkpoint_path="old:best")
+
+
+def test_a_damaged_checkpoint_that_is_called_by_its_step_is_an_error(app):
+    app.run("now", 5, 10)
+    app.damage("now", 5)
+    with pytest.raises(CheckpointError, match="checkpoint_step_5"):
+        app.resume(load_checkpoint_path="step:5")
+
+
+def test_the_best_of_another_run_is_where_a_fresh_run_starts_and_a_preempted_one_does_not(app):
+    rated(app, "teacher", {10: 1.0, 20: 3.0, 30: 2.0})
+    app.run("now")
+    point = app.resume(load_checkpoint_path="teacher:best")
+    assert where(point) == ("teacher", 20)
+    assert "starts from checkpoint_step_20 of 'teacher' (load_checkpoint_path=teacher:best)" in point.reason
+    assert point.went_back_to is None
+    app.save("now", 3)
+    assert where(app.resume(load_checkpoint_path="teacher:best")) == ("now", 3)
+
+
+def test_a_file_called_best_is_meant_by_a_path(app, monkeypatch):
+    app.run("source", 3)
+    monkeypatch.chdir(app.paths("source").checkpoint_dir)
+    os.rename("checkpoint_step_3", "best")  # noqa: PTH104 - relative
+    assert app.resume("fresh", load_checkpoint_path="./best").path.name == "best"
+
+
+def test_earlier_runs_are_looked_for_in_other_roots_which_stay_as_they_are(app, tmp_path):
+    elsewhere = App(tmp_path / "elsewhere")
+    elsewhere.run("far", 7, config_hash="h")
+    elsewhere.run("farther", 9, config_hash="h")
+    elsewhere.damage("farther", 9)
+    before = sorted(str(path) for path in elsewhere.root.rglob("*"))
+    assert app.resume(config_hash="h") is None
+    point = app.resume(config_hash="h", resume_dirs=[str(elsewhere.root)])
+    assert where(point) == ("far", 7)
+    assert str(elsewhere.paths("far").runs_root_dir) in point.reason
+    assert app.resume(config_hash="h", resume_dirs=[str(elsewhere.root)], auto_resume_latest=False) is None
+    called = app.resume(load_checkpoint_path="far:latest", resume_dirs=[str(elsewhere.root)])
+    assert where(called) == ("far", 7)
+    assert sorted(str(path) for path in elsewhere.root.rglob("*")) == before
+    app.run("near", 1, config_hash="h")
+    elsewhere.run("newest", 2, config_hash="h")
+    assert where(app.resume(config_hash="h", resume_dirs=[str(elsewhere.root)])) == ("newest", 2)
+
+
+def test_a_run_of_the_same_name_in_another_root_is_an_earlier_one_also_in_a_sweep(app, tmp_path):
+    elsewhere = App(tmp_path / "elsewhere")
+    elsewhere.run("now", 7, group="sweep")
+    elsewhere.run("sibling", 8, group="sweep")
+    point = app.resume(group="sweep", resume_dirs=[str(elsewhere.root)])
+    assert where(point) == ("now", 7)
+    assert str(elsewhere.root) in point.reason
+
+
+def test_a_root_to_look_in_that_is_not_there_is_an_error(app, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"persistence\.resume_dirs=/nowhere/data"):
+        app.resume(resume_dirs=["/nowhere/data"])
+    app.run("now", 1)
+    assert where(app.resume(resume_dirs=["/nowhere/data"])) == ("now", 1)
+
+
+def test_a_buffer_of_a_run_in_another_root_comes_with_its_checkpoint(app, tmp_path):
+    elsewhere = App(tmp_path / "elsewhere")
+    elsewhere.run("far", 7, 9, buffers=(6, 8))
+    point = app.resume(resume_dirs=[str(elsewhere.root)])
+    assert (point.step, point.buffer_step) == (9, 8)
+    assert elsewhere.root in point.buffer_path.parents
+
+
+def test_a_checkpoint_that_is_a_link_is_not_followed(app, tmp_path, caplog):
+    paths = app.run("now", 5)
+    (paths.checkpoint_dir / "checkpoint_step_5").rename(tmp_path / "far")
+    (paths.checkpoint_dir / "checkpoint_step_5").symlink_to(tmp_path / "far")
+    with pytest.raises(CheckpointError, match="is a link, which somebody else may have made") as caught:
+        app.resume()
+    assert str(tmp_path / "far") in str(caught.value)
+    assert where(app.resume("fresh", load_checkpoint_path=str(tmp_path / "far")))[1] == 5
+    app.save("now", 3)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.resume()) == ("now", 3)
+    assert "checkpoint_step_5 is a link and is not used" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "buffers"])
+def test_a_directory_of_checkpoints_that_leaves_the_run_is_refused(app, tmp_path, folder):
+    paths = app.run("now", 5, buffers=(4,))
+    (paths.run_base_dir / folder).rename(tmp_path / "far")
+    (paths.run_base_dir / folder).symlink_to(tmp_path / "far")
+    with pytest.raises(CheckpointError, match=f"{folder} is a link to .*far, outside of"):
+        app.resume()
+
+
+def test_a_run_that_is_a_link_out_of_the_app_is_not_looked_at(app, tmp_path, caplog):
+    paths = app.run("planted", 5)
+    paths.run_base_dir.rename(tmp_path / "far")
+    paths.run_base_dir.symlink_to(tmp_path / "far")
+    with caplog.at_level(logging.WARNING):
+        assert app.resume() is None
+    assert "planted is a link that leaves" in caplog.text
+
+
+def test_files_of_0_1_5_with_a_higher_step_are_mentioned_until_they_are_converted(app, caplog):
+    paths = app.old_run("now", 5, 10)
+    app.save("now", 5)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.resume()) == ("now", 5)
+    assert "checkpoint_step_10.pkl of trieye 0.1.5 has a higher step" in caplog.text
+    caplog.clear()
+    app.save("now", 10)
+    app.save("now", 6)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.resume()) == ("now", 6)
+    assert not caplog.text
+    assert paths.checkpoint_dir.joinpath("checkpoint_step_10.pkl").exists()

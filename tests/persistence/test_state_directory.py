@@ -8,7 +8,7 @@ import pytest
 
 from trieye.exceptions import CheckpointError, SerializationError, UntrustedPickleError
 from trieye.persistence.encoding import EncodedState, decode, encode
-from trieye.persistence.manifest import MANIFEST_NAME, verify, write_manifest
+from trieye.persistence.manifest import FORMAT_VERSION, MANIFEST_NAME, verify, write_manifest
 from trieye.persistence.signing import load_key
 from trieye.persistence.state_directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
 
@@ -128,7 +128,7 @@ def test_metadata_that_json_lacks_is_refused_and_diverged_numbers_become_none(tm
 
 def test_a_directory_of_a_newer_version_is_not_called_damaged(tmp_path):
     path = save_state(tmp_path / "s", encode(1))
-    newer = verify(path).model_copy(update={"format": 2})
+    newer = verify(path).model_copy(update={"format": FORMAT_VERSION + 1})
     (path / MANIFEST_NAME).unlink()
     write_manifest(path, newer)
     with pytest.raises(SerializationError, match="newer trieye") as caught:

@@ -5,7 +5,7 @@ import safetensors.torch
 import torch
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.checksum import ChecksumFile, crc32_of
+from trieye.persistence.checksum import ChecksumFile, sums_of
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.tensor_file import read_tensors, write_tensors
 
@@ -14,7 +14,7 @@ def written(path, state):
     encoded = encode(state)
     with ChecksumFile(path) as file:
         write_tensors(file, encoded.arrays, encoded.formats)
-    assert (file.size_bytes, file.crc32) == (path.stat().st_size, crc32_of(path))
+    assert (file.size_bytes, file.crc32) == (path.stat().st_size, sums_of(path)[1])
     return encoded
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trieye.exceptions import ConfigurationError, TrieyeError
 
-COMMANDS = ("new", "watch", "verify", "close", "rebuild")
+COMMANDS = ("new", "watch", "checkpoints", "verify", "close", "rebuild", "convert")
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from trieye.cli import close, new, rebuild, verify, watch
+    from trieye.cli import checkpoints, close, convert, new, rebuild, verify, watch
 
     parser = argparse.ArgumentParser(
         prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     parser.set_defaults(run=None, when_interrupted="interrupted")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (new, watch, verify, close, rebuild):
+    for command in (new, watch, checkpoints, verify, close, rebuild, convert):
         command.add_command(commands)
     return parser
 

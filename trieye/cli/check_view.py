@@ -27,7 +27,7 @@ def _parts(found: RunCheck) -> RenderableType:
     table.add_column("state", no_wrap=True)
     for part in found.parts:
         state = Text("damaged", "red") if part.damage else Text("whole", "green") if part.is_there else Text("-")
-        table.add_row(part.name, part.found, _size(part.size_bytes) if part.size_bytes else "", state)
+        table.add_row(part.name, part.found, size_text(part.size_bytes) if part.size_bytes else "", state)
     return table
 
 
@@ -57,7 +57,9 @@ def _table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Return a size in words."""
+    """Return a size in words."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trieye.cli.run_part import Damage, Part, size_of
 from trieye.exceptions import SerializationError
-from trieye.persistence.checksum import crc32_of
+from trieye.persistence.checksum import sums_of
 from trieye.persistence.history_files import survey
 from trieye.persistence.history_ranges import Range, merged, overlapping, uncovered
 from trieye.persistence.history_segments import SegmentFile
@@ -57,7 +57,7 @@ def _lost_in(directory: Path, segment: Segment) -> list[Range] | None:
     """Return which items of a file cannot be read; None if it is as it was written."""
     path = directory / segment.name
     try:
-        if path.stat().st_size == segment.size_bytes and crc32_of(path) == segment.crc:
+        if path.stat().st_size == segment.size_bytes and sums_of(path)[1] == segment.crc:
             return None
         with path.open("rb") as file:
             opened = SegmentFile(file, segment[:2])

@@ -1,6 +1,7 @@
 """RUN: which run a command means, as a directory or by name."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
@@ -22,16 +23,21 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def find_run(given: str, root: Path) -> Path:
+def find_run(given: str, root: Path, *, marks: Sequence[str] = (RECORD,)) -> Path:
     """Return the absolute directory of a run, of which links are followed: its names are those on the disk.
+
+    Args:
+        given: Its directory, or its name below `root`.
+        root: Directory of all apps.
+        marks: What tells the directory of a run from another one: it has one of these.
 
     Raises:
         ConfigurationError: There is no such run, or there are several; the message names those that there are.
     """
     path = Path(given)
-    if (path / RECORD).is_file():
+    if any((path / mark).exists() for mark in marks):
         return path.resolve()
-    runs = sorted(record.parent for record in root.glob(f"*/*/*/{RECORD}"))
+    runs = sorted({found.parent for mark in marks for found in root.glob(f"*/*/*/{mark}")})
     found = [run for run in runs if given in {_full_name(run), run.name}]
     if len(found) == 1:
         return found[0].resolve()
@@ -40,7 +46,7 @@ def find_run(given: str, root: Path) -> Path:
         shown = names if len(set(names)) == len(names) else [str(run) for run in found]
         raise ConfigurationError(f"run {given!r}: there are several of that name; say which: {', '.join(shown)}")
     if path.is_dir():
-        raise ConfigurationError(f"run {given!r}: that directory is no run, it has no {RECORD}")
+        raise ConfigurationError(f"run {given!r}: that directory is no run, it has no {' and no '.join(marks)}")
     raise ConfigurationError(_nothing_found(given, root, runs))
 
 

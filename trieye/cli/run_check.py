@@ -1,6 +1,5 @@
 """RunCheck: whether everything that a run keeps on the disk is whole; nothing is changed."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +8,11 @@ from trieye.cli.history_check import check_history
 from trieye.cli.run_config import recorded_config, sinks_of
 from trieye.cli.run_part import Damage, Part, size_of
 from trieye.cli.run_status import is_alive, read_status
+from trieye.cli.saved_files import saved_in
 from trieye.config import PersistenceConfig
-from trieye.exceptions import CheckpointError, ConfigurationError, JournalError, SerializationError
+from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.journal_inspection import Inspection, inspect
-from trieye.persistence.manifest import verify
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5
@@ -170,43 +169,18 @@ def _missing_journal(run_dir: Path) -> list[Damage]:
 
 
 def _states(name: str, directory: Path, prefix: str) -> Part:
-    paths = [path for path in _directories(directory) if re.fullmatch(re.escape(prefix) + r"\d+", path.name)]
-    paths.sort(key=lambda path: int(path.name.removeprefix(prefix)))
-    whole, damage = [], []
-    for path in paths:
-        error = _damage_of(path)
-        if error is None:
-            whole.append(path)
-        else:
-            damage.append(error)
-    newest = whole[-1].name.removeprefix(prefix) if whole else "none"
+    saved = [
+        state for state in saved_in(directory, prefix, checksums=True) if state.state in {"whole", "damaged", "link"}
+    ]
+    saved.sort(key=lambda state: state.step)
+    whole = [state.step for state in saved if state.is_usable]
+    newest = str(whole[-1]) if whole else "none"
     advice = f"nothing is to be done: the newest one that is whole, of step {newest}, is used instead"
     if not whole:
         advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
-    size_bytes = sum(size_of(file) for path in paths for file in path.rglob("*"))
-    found = f"{len(paths):,}, the highest step is {newest}" if paths else "none"
-    broken = [Damage(str(error), "it cannot be loaded", advice) for error in damage]
-    return Part(name, found, size_bytes, broken, is_there=bool(paths))
-
-
-def _directories(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]
-
-
-def _damage_of(path: Path) -> SerializationError | None:
-    """Return what is wrong with a saved state; a second look tells damage from one that is being replaced."""
-    try:
-        verify(path)
-    except CheckpointError:
-        try:
-            verify(path)
-        except CheckpointError as error:
-            return error if path.exists() else None
-    except SerializationError as error:
-        return error
-    return None
+    found = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
+    broken = [Damage(problem, "it cannot be loaded", advice) for state in saved for problem in state.problems]
+    return Part(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
 
 
 def _sinks(run_dir: Path, held: Inspection | None, enabled: list[str]) -> list[SinkPlace]:

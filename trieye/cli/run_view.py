@@ -179,6 +179,21 @@ def _facts(view: RunView) -> Iterator[Text]:
     for problem in (status["journal_error"], *status["journal_damage"]):
         if problem:
             yield Text(problem, "red")
+    if status.get("mirror"):  # a run of an earlier version has none
+        yield _mirror(status["mirror"])
+
+
+def _mirror(mirror: Mapping[str, Any]) -> Text:
+    facts = [f"mirror {mirror['url']}: {mirror['committed'] or 'no checkpoint yet'}"]
+    if mirror["mirrored_at"] is not None:
+        facts.append(f"journal as of {duration(time.time() - mirror['mirrored_at'])} ago")
+    if mirror["pending"]:
+        facts.append(f"{mirror['pending']:,} to upload")
+    text = Text(" · ".join(facts))
+    if mirror["error"]:
+        error = mirror["error"].removeprefix(f"the mirror {mirror['url']} ")
+        text.append(f" · {short(error)}", "red")
+    return text
 
 
 def _rate(view: RunView, what: str) -> str:

@@ -77,6 +77,8 @@ def run_command_line(
     except _RefusedError as refusal:
         _leave(refusal.error)
     except RunInterrupted as interrupt:
+        if interrupt.is_told:
+            raise
         _stop(_words(interrupt), interrupt.exit_code)
     except KeyboardInterrupt:
         _stop("interrupted", _INTERRUPTED)
@@ -163,11 +165,17 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, 
         directory = _reserved(config.persistence.get_runs_root_dir(), default_name)
     else:
         directory = config.persistence.get_run_base_dir()
-        RunLock.check(directory / "run.lock")  # before Hydra writes its records over those of the running attempt
+        _check_free(RunLock(directory / "run.lock"), config)
     # Hydra's own logging config breaks on a path with an interpolation in it
     if _unresolved(checked.composed, "run") != _STOCK_RUN_DIR or "${" in str(directory):
         return directory.name, []
     return directory.name, [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
+
+
+def _check_free(lock: RunLock, config: TrieyeConfig) -> None:
+    """Refuse a run that is under way before Hydra writes its records over those of the running attempt."""
+    if config.runtime.kind != "cluster" or not lock.is_of_hub:  # else Ray has to be asked, which the run itself does
+        RunLock.check(lock.path)
 
 
 def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 import os
 import re
 from importlib.metadata import entry_points
+from typing import Literal, NamedTuple
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
@@ -11,6 +12,9 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # what os.path.exp
 _SCHEME = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
 _SCHEMES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 _WITHOUT_ADDRESS = ("databricks", "databricks-uc")
+_REFERENCE = re.compile(r"(?:([^:/\\]+):)?(best|latest|step:(\d{1,18}))")
+REFERENCE_FORMS = "best, latest, step:1200, or another run of the app as in first_try:best"
+"""What a checkpoint is called by, for messages."""
 
 
 def expanded(key: str, path: str) -> str:
@@ -44,3 +48,34 @@ def check_tracking_uri(uri: str) -> str:
     raise ValueError(
         f"{match[1]!r} is no scheme of an MLflow store{did_you_mean(match[1], known)} (schemes: {allowed})"
     )
+
+
+class CheckpointReference(NamedTuple):
+    """A checkpoint called by what it is, not by where it lies.
+
+    Attributes:
+        run_name: The run of the app that holds it; None: the run itself.
+        which: The best one by its objective, the newest one, or that of a step.
+    """
+
+    run_name: str | None
+    which: Literal["best", "latest"] | int
+
+
+def checkpoint_reference(text: str) -> CheckpointReference | None:
+    """Return what `best`, `latest`, `step:1200` or `first_try:best` stands for; None for a path.
+
+    A file of such a name is meant by `./best`.
+    """
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        return None
+    run_name, word, step = match.groups()
+    if step is not None:
+        return CheckpointReference(run_name, int(step))
+    return CheckpointReference(run_name, "best" if word == "best" else "latest")
+
+
+def is_reference(key: str, text: str) -> bool:
+    """Tell whether a key holds the name of a checkpoint, and no path."""
+    return key == "load_checkpoint_path" and checkpoint_reference(text) is not None

@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from trieye.config.locations import is_reference
 from trieye.config.persistence import PersistenceConfig
 from trieye.exceptions import ConfigurationError
 
@@ -18,8 +19,10 @@ def check_paths(persistence: PersistenceConfig) -> None:
     _check_writable(persistence)
     for name in ("load_checkpoint_path", "load_buffer_path"):
         path = getattr(persistence, name)
-        if path is not None:
+        if path is not None and not is_reference(name, path):
             _check_exists(f"persistence.{name}", Path(path).expanduser())
+    for path in persistence.get_resume_roots().values():
+        _check_exists("persistence.resume_dirs", path)
 
 
 def _check_writable(persistence: PersistenceConfig) -> None:

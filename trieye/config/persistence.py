@@ -17,7 +17,8 @@ from pydantic import (
 )
 
 from trieye.config.base import Marker, TolerantModel
-from trieye.config.locations import check_tracking_uri, expanded
+from trieye.config.locations import check_tracking_uri, expanded, is_reference
+from trieye.config.mirror import check_mirror_url
 from trieye.config.names import check_name
 
 _OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
@@ -66,7 +67,20 @@ class PersistenceConfig(TolerantModel):
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
-    keep_checkpoints: int = Field(default=0, ge=0, description="Newest checkpoints kept besides the best one; 0 = all.")
+    keep_last: int = Field(default=0, ge=0, description="Newest checkpoints kept; 0 = all.")
+    keep_best: int = Field(default=1, ge=0, description="Best checkpoints kept besides, by loop.objective.")
+    keep_every_steps: int = Field(
+        default=0, ge=0, description="A checkpoint at a multiple of this step is kept for ever; 0 = none."
+    )
+    save_policy: Literal["queue", "coalesce"] = Field(
+        default="queue",
+        description="A save while two are under way: `queue` = wait for the older one, `coalesce` = replace the one "
+        "that was not begun.",
+    )
+    checksum: Literal["crc32", "sha256"] = Field(
+        default="crc32",
+        description="What finds damage in checkpoints; `sha256` in addition to crc32, at half the speed.",
+    )
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
         description="What an accepted event survives: `process` = the death of every process, `interval` = also a "
@@ -75,14 +89,48 @@ class PersistenceConfig(TolerantModel):
     auto_resume_latest: bool = Field(
         default=True, description="Start a fresh run from the newest compatible run of the app."
     )
-    load_checkpoint_path: str | None = Field(default=None, description="Start from this checkpoint.")
+    load_checkpoint_path: str | None = Field(
+        default=None,
+        description="Start from this checkpoint: a path, or `first_try:best`, `first_try:latest` or "
+        "`first_try:step:1200` of another run of the app. `best`, `latest`, `step:1200` let the run itself go back, "
+        "once.",
+    )
     load_buffer_path: str | None = Field(default=None, description="Start with this saved buffer.")
+    resume_dirs: list[str] = Field(
+        default_factory=list,
+        description="More data directories in which earlier runs of the app are looked for; nothing is written there.",
+    )
+    private: bool = Field(
+        default=False, description="Let nobody else into the directory of the run (mode 700), nor read its files."
+    )
+    log_checkpoints: Literal["none", "best", "all"] = Field(
+        default="none",
+        description="Checkpoints that MLflow and the other trackers get as artifacts: `none`, each that is the `best` "
+        "so far, or `all`.",
+    )
+    log_replay: bool = Field(default=False, description="Let log_checkpoints include the parts of a replay buffer.")
+    mirror: str | None = Field(
+        default=None,
+        description="Copy checkpoints, journal and history of the run to s3://bucket/prefix, gs://bucket/prefix or "
+        "file:///directory, and bring them back on a machine that has nothing of the run; null = no copy.",
+    )
+    mirror_every_s: float = Field(
+        default=60.0, ge=1, le=86_400, description="Seconds between two copies of the journal to the mirror."
+    )
+    mirror_close_timeout_s: float = Field(
+        default=10.0, ge=0, le=86_400, description="Seconds that the end of a run waits for its mirror."
+    )
     mlflow_tracking_uri: str | None = Field(
         default=None,
         description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite below the app.",
     )
     _made_in: Path = PrivateAttr(default_factory=Path.cwd)
     _uri_when_made: str | None = PrivateAttr(default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI"))
+
+    @field_validator("mirror")
+    @classmethod
+    def _mirror_is_a_place(cls, url: str | None) -> str | None:
+        return check_mirror_url(url) if url else None
 
     @field_validator("mlflow_tracking_uri")
     @classmethod
@@ -127,17 +175,24 @@ class PersistenceConfig(TolerantModel):
         """Return the absolute directory of the app's MLflow store; nothing is created."""
         return self.get_app_root_dir() / check_name("mlflow_dir_name", self.mlflow_dir_name)
 
+    def get_resume_roots(self) -> dict[str, Path]:
+        """Return the absolute directories of `resume_dirs`, by what the user typed; nothing is created."""
+        return {given: self._absolute("persistence.resume_dirs", given) for given in self.resume_dirs}
+
     def anchored(self, working_dir: Path) -> Self:
         """Return a copy whose relative paths belong to `working_dir`, wherever it is used."""
         paths = {
             name: str(working_dir / Path(path).expanduser())
             for name in ("load_checkpoint_path", "load_buffer_path")
-            if (path := getattr(self, name)) is not None
+            if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
         copy = self.model_copy(update=paths)
         copy._made_in = working_dir  # noqa: SLF001 - its own
         return copy
 
     def _get_absolute_root(self) -> Path:
-        root = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
-        return Path(os.path.abspath(self._made_in / root))  # noqa: PTH100 - links stay
+        return self._absolute("persistence.root_data_dir", self.root_data_dir)
+
+    def _absolute(self, key: str, directory: str) -> Path:
+        given = Path(expanded(key, directory)).expanduser()
+        return Path(os.path.abspath(self._made_in / given))  # noqa: PTH100 - links stay

@@ -36,6 +36,14 @@ class RuntimeConfig(StrictModel):
         description="Seconds that flush and close wait for a hub that accepts nothing before they raise.",
     )
 
+    requeue_exit_code: int | None = Field(
+        default=None,
+        ge=0,
+        le=255,
+        description="Exit code after SIGTERM, SIGUSR1 or SIGXCPU, for schedulers that start a job again by its code; "
+        "null = 128 + number of the signal. Ctrl-C exits with 130.",
+    )
+
     @model_validator(mode="after")
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":

@@ -1,6 +1,7 @@
 """Write files and replace directories so that a crash leaves the old or the new content, never a mixture."""
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -83,11 +84,12 @@ def _install(scratch: Path, path: Path) -> None:
     old = _beside(path, "old")
     _in_use.add(old)
     try:
-        path.rename(old)
         try:
+            path.rename(old)
             scratch.rename(path)
-        except OSError:
-            old.rename(path)
+        except BaseException:  # Ctrl-C, too
+            if os.path.lexists(old) and not os.path.lexists(path):
+                old.rename(path)
             raise
         fsync_directory(path.parent)
         _discard(old)
@@ -124,15 +126,18 @@ def replaced(parent: Path) -> dict[str, Path]:
     return found
 
 
-def recover(parent: Path) -> None:
+def recover(parent: Path, name: str | None = None) -> None:
     """Put back what an interrupted replacement moved away, and delete what dead processes left behind.
 
-    Only for a process that alone writes below `parent`.
+    Args:
+        parent: The directory, below which this process alone writes.
+        name: Only what belongs to this entry, which this process alone writes; None: everything.
     """
-    for name, old in replaced(parent).items():
-        if _is_abandoned(old):
-            old.rename(parent / name)
-    for leftover in (*parent.glob(".tmp-*~*~*~*"), *parent.glob(".old-*~*~*~*")):
+    for missing, old in replaced(parent).items():
+        if name in {None, missing} and _is_abandoned(old):
+            old.rename(parent / missing)
+    chosen = "*" if name is None else glob.escape(name)
+    for leftover in (*parent.glob(f".tmp-{chosen}~*~*~*"), *parent.glob(f".old-{chosen}~*~*~*")):
         if _is_abandoned(leftover):
             remove(leftover)
 

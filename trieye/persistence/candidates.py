@@ -4,14 +4,18 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from trieye.config import PersistenceConfig
+from trieye.config.locations import REFERENCE_FORMS
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX, CheckpointEntry, CheckpointStore
 from trieye.persistence.legacy import is_whole_pickle, newest_pickle
 from trieye.persistence.manifest import MANIFEST_NAME, verify
 
 logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 10
 
 Found = tuple[Path, int | None]
 """Where something lies, and its step; None where only the content of a 0.1.5 file knows it."""
@@ -21,13 +25,10 @@ def find_checkpoint(directory: Path, config: PersistenceConfig, *, read_only: bo
     """Return the newest whole checkpoint of the run in `directory` and its step.
 
     Raises:
-        CheckpointError: There are some, and none is whole.
+        CheckpointError: There are some, and none is whole, or they are links.
     """
-    checkpoints = directory / config.checkpoint_save_dir_name
-    entry = CheckpointStore(checkpoints, prefix=CHECKPOINT_PREFIX, read_only=read_only).latest()
-    if entry is not None:
-        return entry.path, entry.step
-    return newest_pickle(checkpoints, CHECKPOINT_PREFIX, config.latest_checkpoint_filename)
+    folder, link_name = config.checkpoint_save_dir_name, config.latest_checkpoint_filename
+    return _newest(directory / folder, CHECKPOINT_PREFIX, link_name, read_only=read_only)
 
 
 def find_buffer(
@@ -36,13 +37,121 @@ def find_buffer(
     """Return the newest whole buffer of the run in `directory`, not newer than `max_step`, and its step.
 
     Raises:
-        CheckpointError: There are some, and none is whole.
+        CheckpointError: There are some, and none is whole, or they are links.
     """
-    buffers = directory / config.buffer_save_dir_name
-    entry = CheckpointStore(buffers, prefix=BUFFER_PREFIX, read_only=read_only).latest(max_step)
-    if entry is not None:
-        return entry.path, entry.step
-    return newest_pickle(buffers, BUFFER_PREFIX, config.buffer_filename, max_step=max_step)
+    folder, link_name = config.buffer_save_dir_name, config.buffer_filename
+    return _newest(directory / folder, BUFFER_PREFIX, link_name, max_step, read_only=read_only)
+
+
+def _newest(
+    directory: Path, prefix: str, link_name: str, max_step: int | None = None, *, read_only: bool
+) -> Found | None:
+    check_inside(directory, directory.parent)
+    for link in (links := _links(directory, prefix)):
+        logger.warning("%s is a link and is not used", link)
+    try:
+        entry = CheckpointStore(directory, prefix=prefix, read_only=read_only).latest(max_step)
+    except CheckpointError as error:
+        if not links:
+            raise
+        raise CheckpointError(
+            f"{links[0]} is a link, which somebody else may have made, and is not followed; if you trust it, give "
+            f"load_checkpoint_path={links[0].resolve()} to a new run ({error})"
+        ) from error
+    pickled = newest_pickle(directory, prefix, link_name, max_step=max_step)
+    if entry is None:
+        return pickled
+    if pickled is not None:
+        _mention_newer(pickled, entry)
+    return entry.path, entry.step
+
+
+def check_inside(path: Path, parent: Path) -> None:
+    """Make sure that a directory of a run is where it seems to be.
+
+    Raises:
+        CheckpointError: It is a link that leaves `parent`.
+    """
+    if path.is_symlink() and not path.resolve().is_relative_to(parent.resolve()):
+        raise CheckpointError(
+            f"{path} is a link to {path.resolve()}, outside of {parent}, and nothing is read there; let root_data_dir "
+            "be a directory, or a link to one, that has room for all of the run"
+        )
+
+
+def _names(entries: list[CheckpointEntry]) -> str:
+    return ", ".join(entry.path.name for entry in entries[:MAX_SHOWN])
+
+
+def _links(directory: Path, prefix: str) -> list[Path]:
+    return sorted(
+        path
+        for path in (directory.glob(f"{prefix}*") if directory.is_dir() else ())
+        if path.is_symlink() and path.name.removeprefix(prefix).isdigit()
+    )
+
+
+def _mention_newer(pickled: Found, entry: CheckpointEntry) -> None:
+    """Say that trieye 0.1.5 went on after this version, or `trieye convert`, had saved something."""
+    path, step = pickled
+    if step is not None and step > entry.step and not path.with_suffix("").exists():
+        logger.warning(
+            "%s of trieye 0.1.5 has a higher step than %s and is not used; `trieye convert` makes it a checkpoint",
+            path,
+            entry.path.name,
+        )
+
+
+def called(
+    directory: Path, which: Literal["best", "latest"] | int, config: PersistenceConfig, *, read_only: bool = True
+) -> CheckpointEntry:
+    """Return the best or newest whole checkpoint of the run in `directory`, or that of a step.
+
+    Raises:
+        ConfigurationError: There is none of that kind.
+        CheckpointError: Those that there are are damaged.
+    """
+    folder = directory / config.checkpoint_save_dir_name
+    check_inside(folder, directory)
+    store = CheckpointStore(folder, prefix=CHECKPOINT_PREFIX, read_only=read_only)
+    entries = store.entries()
+    asked = f"load_checkpoint_path={config.load_checkpoint_path}: run {directory.name!r}"
+    if not entries and store.latest() is None:  # which raises if there are only damaged ones
+        raise ConfigurationError(f"{asked} has no checkpoint{_about_pickles(folder, config)}")
+    if isinstance(which, int):
+        return _of_step(entries, which, asked)
+    if which == "best":
+        return _best(store, entries[-1], asked)
+    return store.latest() or entries[-1]  # it raises where none is whole
+
+
+def _about_pickles(folder: Path, config: PersistenceConfig) -> str:
+    pickled = newest_pickle(folder, CHECKPOINT_PREFIX, config.latest_checkpoint_filename)
+    return f" of this version; `trieye convert {folder.parent}` makes one of {pickled[0].name}" if pickled else ""
+
+
+def _best(store: CheckpointStore, newest: CheckpointEntry, asked: str) -> CheckpointEntry:
+    mode: Literal["max", "min"] = "min" if newest.metadata.get("mode") == "min" else "max"
+    ranked = store.ranked(mode)
+    if not ranked:
+        raise ConfigurationError(
+            f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
+            f"save, or choose one: latest, step:{newest.step}"
+        )
+    best = store.best(mode)
+    if best is None:
+        raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {_names(ranked)} are damaged")
+    return best
+
+
+def _of_step(entries: list[CheckpointEntry], step: int, asked: str) -> CheckpointEntry:
+    for entry in entries:
+        if entry.step == step:
+            verify(entry.path)
+            return entry
+    steps = sorted((entry.step for entry in entries), key=lambda other: abs(other - step))
+    shown = ", ".join(map(str, sorted(steps[:MAX_SHOWN]))) + (", ..." if len(steps) > MAX_SHOWN else "")
+    raise ConfigurationError(f"{asked} has no checkpoint of step {step} (steps: {shown or 'none'})")
 
 
 def locate(path: Path, config: PersistenceConfig, *, buffers: bool = False) -> Found | None:
@@ -81,9 +190,10 @@ def given_path(key: str, value: str, config: PersistenceConfig, *, strict: bool)
     path = absolute(value, config)
     found = locate(path, config, buffers=key == "load_buffer_path")
     if found is None and strict:
+        forms = f", one of {REFERENCE_FORMS}," if key == "load_checkpoint_path" else ""
         raise ConfigurationError(
-            f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's directory or a "
-            "file of trieye 0.1.5, or leave it null"
+            f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's "
+            f"directory{forms} or a file of trieye 0.1.5, or leave it null"
         )
     if found is None:
         logger.warning("%s=%r does not exist (looked for %s) and is ignored", key, value, path)

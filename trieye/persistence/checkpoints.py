@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from trieye.exceptions import CheckpointError
 from trieye.persistence.atomic import recover, remove_directory, replaced
+from trieye.persistence.checksum import Checksum
 from trieye.persistence.encoding import EncodedState, decode
 from trieye.persistence.manifest import Manifest, read_manifest, verify
-from trieye.persistence.state_directory import load_state, save_state
+from trieye.persistence.retention import Mode, Retention
+from trieye.persistence.state_directory import load_state, parts_in, save_state
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class CheckpointStore:
         key: Signs pickled parts and tells that one may be read; the user's own key if None.
         allow_pickle: Whether unsigned pickled parts may be read; None asks the environment.
         read_only: Never rename or delete anything.
+        checksum: What is kept to find damage.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class CheckpointStore:
         key: bytes | None = None,
         allow_pickle: bool | None = None,
         read_only: bool = False,
+        checksum: Checksum = "crc32",
     ) -> None:
         self.directory = directory
         self._prefix = prefix
@@ -98,6 +102,7 @@ class CheckpointStore:
         self._key = key
         self._allow_pickle = allow_pickle
         self._read_only = read_only
+        self._checksum = checksum
         self._lock = threading.RLock()
 
     def path(self, step: int) -> Path:
@@ -107,13 +112,15 @@ class CheckpointStore:
     def save(self, step: int, encoded: EncodedState, *, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write a state; one of the same step is replaced. Kill it at any point and a whole one is left.
 
+        Parts that an earlier state holds are linked, not written again.
+
         Args:
             step: Global step, 0 or more.
             encoded: The state.
             metadata: Plain values: `objective` and `is_best` are what `best` looks at.
 
         Raises:
-            CheckpointError: `step` is negative.
+            CheckpointError: `step` is negative, or a part that was saved earlier is gone.
             SerializationError: It could not be written; earlier ones are untouched.
         """
         if step < 0:
@@ -121,7 +128,16 @@ class CheckpointStore:
         with self._lock:
             existing = self.entries()
             sequence = 1 + max((entry.manifest.sequence for entry in existing), default=0)
-            return save_state(self.path(step), encoded, step=step, sequence=sequence, metadata=metadata, key=self._key)
+            return save_state(
+                self.path(step),
+                encoded,
+                step=step,
+                sequence=sequence,
+                metadata=metadata,
+                key=self._key,
+                checksum=self._checksum,
+                find_part=parts_in([entry.path for entry in reversed(existing)]),
+            )
 
     def entries(self) -> list[CheckpointEntry]:
         """Return the states with a readable manifest in the order in which they were saved, the oldest first."""
@@ -152,14 +168,17 @@ class CheckpointStore:
             )
         return chosen
 
-    def best(self, mode: Literal["max", "min"] = "max") -> CheckpointEntry | None:
+    def best(self, mode: Mode = "max") -> CheckpointEntry | None:
         """Return the best state that is whole: by `objective`, else the newest that was saved as `is_best`."""
-        entries = self.entries()
+        return self._first_whole(self.ranked(mode))
+
+    def ranked(self, mode: Mode = "max") -> list[CheckpointEntry]:
+        """Return the states that say how good they are, the best first, by their manifests: files are not looked at."""
+        entries = list(reversed(self.entries()))
         sign = 1 if mode == "max" else -1
-        values = [(entry.objective, entry) for entry in reversed(entries)]
-        rated = [(sign * value, entry) for value, entry in values if value is not None]
+        rated = [(sign * entry.objective, entry) for entry in entries if entry.objective is not None]
         by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
-        return self._first_whole(by_objective) or self._first_whole(entry for _, entry in values if entry.is_best)
+        return [*by_objective, *(entry for entry in entries if entry.is_best and entry.objective is None)]
 
     def read(self, path: Path) -> EncodedState:
         """Verify a state and return it encoded, for another process to decode.
@@ -174,13 +193,10 @@ class CheckpointStore:
         """Verify a state and return it; raises what `read` raises."""
         return decode(self.read(path), copy=False)
 
-    def prune(self, keep_last: int, *, keep_best: bool = True, mode: Literal["max", "min"] = "max") -> list[Path]:
-        """Delete all but the newest `keep_last` states and the best one; return what was deleted."""
-        if keep_last < 1:
-            raise CheckpointError(f"prune(keep_last={keep_last}) would delete every checkpoint; keep at least 1")
+    def prune(self, retention: Retention) -> list[Path]:
+        """Delete what need not be kept; return what was deleted."""
         with self._lock:
-            best = self.best(mode) if keep_best else None
-            surplus = [entry.path for entry in self.entries()[:-keep_last] if best is None or entry.path != best.path]
+            surplus = [entry.path for entry in retention.surplus(self.entries(), self.ranked(retention.mode))]
             for path in surplus:
                 remove_directory(path)
         return surplus
@@ -234,12 +250,16 @@ class CheckpointStore:
         return found
 
 
-def load_checkpoint(run_dir: str | Path, which: Literal["best", "latest"] | int = "best") -> LoadedCheckpoint:
+def load_checkpoint(
+    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", *, allow_pickle: bool | None = None
+) -> LoadedCheckpoint:
     """Read a checkpoint of a run without opening the run; nothing is changed or locked.
 
     Args:
         run_dir: Directory of the run, or of its checkpoints.
         which: The best one by its objective (the newest one if none has any), the newest one, or that of a step.
+        allow_pickle: Whether parts that this user did not sign may be unpickled, which runs the code in them; None asks
+            TRIEYE_ALLOW_PICKLE.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
@@ -247,7 +267,7 @@ def load_checkpoint(run_dir: str | Path, which: Literal["best", "latest"] | int 
     """
     given = Path(run_dir)
     directory = given / CHECKPOINT_DIRECTORY if (given / CHECKPOINT_DIRECTORY).is_dir() else given
-    store = CheckpointStore(directory, read_only=True)
+    store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = _chosen(store, which)
     if entry is None:
         steps = sorted(found.step for found in store.entries())

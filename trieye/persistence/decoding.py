@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
-from trieye.persistence import arrays, objects, tensors
+from trieye.persistence import arrays, generators, objects, tensors
 from trieye.persistence.nodes import KIND, EncodedState, Node
+from trieye.persistence.parts import SavedParts
 
 
 def decode(encoded: EncodedState, *, copy: bool = True) -> Any:
@@ -30,6 +31,7 @@ class _Decoder:
         self._encoded = encoded
         self._copy = copy
         self._classes: dict[str, Any] = {}
+        self._tensors: dict[str, Any] = {}
 
     def value(self, node: Node) -> Any:
         try:
@@ -61,6 +63,13 @@ class _Decoder:
     def pairs(self, node: Node) -> list[tuple[Any, Any]]:
         return [(self._value(key), self._value(item)) for key, item in node["items"]]
 
+    def tensor(self, node: Node) -> Any:
+        name = node["array"]
+        if name not in self._tensors:
+            self._tensors[name] = tensors.decode_tensor(node, self.array(name))
+            return self._tensors[name]
+        return self._tensors[name].detach()  # what shared its memory does so again
+
     def array(self, name: str) -> NDArray[Any]:
         array = self._encoded.arrays[name]
         return np.array(array, order="C") if self._copy or not array.flags.writeable else array
@@ -70,6 +79,10 @@ class _Decoder:
 
     def raw(self, node: Node) -> bytes:
         return bytes.fromhex(node["hex"]) if "hex" in node else self._encoded.arrays[node["array"]].tobytes()
+
+    def parts(self, node: Node) -> SavedParts:
+        names = tuple(node["names"])
+        return SavedParts(self._value(node["state"]), names, {name: self._encoded.parts[name] for name in names})
 
     def named_tuple(self, node: Node) -> Any:
         name = node["class"]
@@ -100,9 +113,11 @@ _KINDS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "namedtuple": lambda decoder, node: decoder.named_tuple(node),
     "ndarray": lambda decoder, node: arrays.decode_array(node, decoder.array(node["array"])),
     "scalar": lambda _, node: arrays.decode_scalar(node),
-    "tensor": lambda decoder, node: tensors.decode_tensor(node, decoder.array(node["array"])),
+    "tensor": lambda decoder, node: decoder.tensor(node),
     "torch.Size": lambda _, node: tensors.decode_attribute(node),
     "torch.dtype": lambda _, node: tensors.decode_attribute(node),
     "torch.device": lambda _, node: tensors.decode_attribute(node),
+    "generator": lambda decoder, node: generators.new_generator(decoder.value(node["state"])),
     "object": lambda decoder, node: decoder.object(node["object"]),
+    "parts": lambda decoder, node: decoder.parts(node),
 }

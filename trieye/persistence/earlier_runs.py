@@ -3,12 +3,13 @@
 import logging
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.exceptions import SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.persistence.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -33,17 +34,48 @@ class EarlierRun:
 def earlier_runs(paths: "PathManager", run_name: str) -> list[EarlierRun]:
     """Return the other runs of the app that were begun before `run_name`, the newest first.
 
-    When a run was begun stands in its run.json. For runs of trieye 0.1.5 it is the date in the name, else the time of
-    the directory.
+    They lie beside it, or below one of `resume_dirs`, where a run of the same name counts as another one, too. When a
+    run was begun stands in its run.json. For runs of trieye 0.1.5 it is the date in the name, else the time of the
+    directory.
+
+    Raises:
+        ConfigurationError: One of `resume_dirs` does not exist.
     """
-    if not paths.runs_root_dir.is_dir():
-        return []
-    own_record = RunRecord.read(paths.runs_root_dir / run_name / paths.run_record_path.name)
+    record_name = paths.run_record_path.name
+    own = paths.runs_root_dir / run_name
+    own_record = RunRecord.read(own / record_name)
     before = own_record.created if own_record is not None else time.time()
-    others = [path for path in paths.runs_root_dir.iterdir() if path.is_dir() and path.name != run_name]
-    runs = [run for path in others if (run := _describe(path, paths.run_record_path.name)) is not None]
+    others = [path for root in run_roots(paths) for path in _directories(root) if path != own]
+    runs = [run for path in others if (run := _describe(path, record_name)) is not None]
     earlier = [run for run in runs if run.created <= before]
     return sorted(earlier, key=lambda run: (run.created, run.name), reverse=True)
+
+
+def run_roots(paths: "PathManager") -> list[Path]:
+    """Return the directories in which the app's runs lie: its own one first, then those below `resume_dirs`.
+
+    Raises:
+        ConfigurationError: One of `resume_dirs` does not exist.
+    """
+    config = paths.persist_config
+    roots = [paths.runs_root_dir]
+    for given, root in config.get_resume_roots().items():
+        if not root.is_dir():
+            raise ConfigurationError(
+                f"persistence.resume_dirs={given}: there is no directory {root} in which to look for earlier runs"
+            )
+        roots.append(root / paths.app_root_dir.name / paths.runs_root_dir.name)
+    return list(dict.fromkeys(roots))
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        return
+    for path in root.iterdir():
+        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+            logger.warning("%s is a link that leaves %s and is not looked at", path, root)
+        elif path.is_dir():
+            yield path
 
 
 def _describe(directory: Path, record_name: str) -> EarlierRun | None:

@@ -1,8 +1,9 @@
 """Turn the state of a training into plain parts that any process can write, and back."""
 
 import math
+import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.persistence import arrays, objects, tensors
+from trieye.persistence.adapters import stateful
 from trieye.persistence.decoding import decode
-from trieye.persistence.nodes import KIND, EncodedState, Node, is_text, join
+from trieye.persistence.generators import generator_state
+from trieye.persistence.nodes import KIND, EncodedState, Node, Part, StateParts, is_text, join
 
 __all__ = ["EncodedState", "Encoder", "decode", "encode"]
 
@@ -21,32 +24,39 @@ MAX_DEPTH = 100
 _MAX_INLINE_BYTES = 256
 _PLAIN_INT_BITS = 64
 _ALIGNMENT_BYTES = 64
+_PART_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,100}")
 
 
-def encode(state: Any, *, copy: bool = True) -> EncodedState:
+def encode(state: Any, *, copy: bool = True, known: Collection[str] = ()) -> EncodedState:
     """Take a snapshot of `state`.
 
     Plain data, NumPy arrays and scalars, and tensors of any device come back exactly as they were, tensors on the CPU
-    and without gradient. An object with a `state_dict()` is represented by that. All else is pickled by cloudpickle.
+    and without gradient, random generators in the same state. An object with a `state_dict()` is represented by that,
+    one with `state_parts(known)` by what is new in it. All else is pickled by cloudpickle.
 
     Args:
         state: Nested containers of anything.
         copy: With False, arrays on the CPU are shared with `state`, which must not change before they are written.
+        known: Names of parts that a finished checkpoint holds; see `StateParts`.
 
     Raises:
         SerializationError: A part can neither be encoded nor pickled, or contains itself; the message names it.
     """
-    encoder = Encoder()
+    encoder = Encoder(known)
     tree = encoder.node(state, "", 0)
-    return EncodedState(tree, encoder.contiguous_arrays(copy=copy), encoder.objects, encoder.formats)
+    arrays = encoder.contiguous_arrays(copy=copy)
+    return EncodedState(tree, arrays, encoder.objects, encoder.formats, encoder.parts)
 
 
 class Encoder:
     """One pass over a state; collects the arrays and pickled parts that the tree refers to by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Collection[str] = ()) -> None:
         self.objects: dict[str, bytes] = {}
         self.formats: dict[str, str] = {}
+        self.parts: dict[str, Part] = {}
+        self.tensors: dict[Any, tuple[Any, Node]] = {}
+        self._known = known
         self._arrays: dict[str, NDArray[Any]] = {}
         self._owned: set[str] = set()
 
@@ -118,9 +128,29 @@ class Encoder:
             node = tensors.encode_tensor(self, value, path)
         if node is not None:
             return node
-        if not isinstance(value, type) and callable(getattr(value, "state_dict", None)):
-            return self.node(value.state_dict(), path, depth + 1)
+        if not isinstance(value, type) and callable(getattr(value, "state_parts", None)):
+            return self._parts(value.state_parts(self._known), path, depth)
+        generator = generator_state(value)
+        if generator is not None:
+            return {KIND: "generator", "state": self.node(generator, path, depth + 1)}
+        adapted = stateful(value)
+        if not isinstance(value, type) and callable(getattr(adapted, "state_dict", None)):
+            return self.node(adapted.state_dict(), path, depth + 1)
         return objects.encode_object(self, value, path)
+
+    def _parts(self, found: StateParts, path: str, depth: int) -> Node:
+        names = [*found.kept, *found.new]
+        for name in names:
+            if not _PART_NAME.fullmatch(name) or names.count(name) > 1:
+                raise SerializationError(
+                    f"state{path!r}: a part is called {name!r}; a name is used once, of a-z, 0-9, - and _"
+                )
+        if strange := [name for name in found.kept if name not in self._known]:
+            raise SerializationError(f"state{path!r} keeps part {strange[0]!r}, which no finished checkpoint holds")
+        self.parts.update(dict.fromkeys(found.kept))
+        for name, columns in found.new.items():
+            self.parts[name] = {key: np.asarray(array, order="C") for key, array in columns.items()}
+        return {KIND: "parts", "names": names, "state": self.node(found.state, path, depth + 1)}
 
 
 def _unique(path: str, taken: Any) -> str:

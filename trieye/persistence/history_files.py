@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.checksum import crc32_of
+from trieye.persistence.checksum import sums_of
 from trieye.persistence.history_ranges import Range, merged, overlapping, uncovered
 from trieye.persistence.history_segments import SegmentFile, range_of
 from trieye.persistence.journal import Segment
@@ -115,7 +115,7 @@ def _look_at(path: Path) -> _Stray | None:
         with path.open("rb") as file:
             opened = SegmentFile(file, _span(path))
             is_whole = opened.is_whole()
-        segment = Segment(*_span(path), path.name, path.stat().st_size, crc32_of(path))
+        segment = Segment(*_span(path), path.name, path.stat().st_size, sums_of(path)[1])
     except FileNotFoundError:
         return None
     except SerializationError as error:

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from trieye.exceptions import SerializationError, UntrustedPickleError
 from trieye.persistence.signing import ALLOW_PICKLE_VARIABLE, pickles_allowed
 
@@ -25,16 +23,42 @@ def load_pickle(path: Path, *, allow_pickle: bool | None = None) -> Any:
     if not pickles_allowed(allow_pickle):
         raise UntrustedPickleError(
             f"{path} is a pickle, as trieye 0.1.5 wrote them, and reading it could run any code; if you trust where it "
-            f"comes from, pass allow_pickle=True or set {ALLOW_PICKLE_VARIABLE}=1"
+            f"comes from, make it a checkpoint with `trieye convert {path} --allow-pickle`, or pass allow_pickle=True "
+            f"or set {ALLOW_PICKLE_VARIABLE}=1"
         )
     try:
-        return cloudpickle.load(io.BytesIO(path.read_bytes()))
+        return _Unpickler(io.BytesIO(path.read_bytes())).load()
     except OSError as error:
         raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, pickle.UnpicklingError) as error:
         raise SerializationError(f"{path} is not a whole pickle: {error}") from error
     except Exception as error:  # a border: user classes run here and raise what they like
         raise SerializationError(f"{path} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors on the CPU: 0.1.5 saved those of a GPU as such, which a machine without one could not read."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _storage_on_cpu
+        return super().find_class(module, name)
+
+
+def _storage_on_cpu(content: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def unreadable(path: Path) -> SerializationError:
+    """Return why `Run.restore` does not go on from a file of 0.1.5: a fresh start instead would lose what it holds."""
+    return UntrustedPickleError(
+        f"{path} is a pickle of trieye 0.1.5, and reading it could run any code; Run.restore reads none. If you trust "
+        f"it, go on with TrieyeActor and {ALLOW_PICKLE_VARIABLE}=1, or read its weights: make it a checkpoint with "
+        f"`trieye convert {path} --allow-pickle`, or call trieye.Serializer(allow_pickle=True).load_checkpoint(path). "
+        "To start afresh, choose another run_name"
+    )
 
 
 def is_whole_pickle(path: Path) -> bool:

@@ -1,30 +1,44 @@
 """MANIFEST.json: what a saved directory holds, and how one sees that it is whole."""
 
+import errno
 import json
 import math
+import os
+import re
 import time
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.persistence.checksum import ChecksumFile, crc32_of
+from trieye.persistence.checksum import ChecksumFile, sums_of
 
 MANIFEST_NAME = "MANIFEST.json"
-FORMAT_VERSION = 1
+PARTS_DIRECTORY = "parts"
+FORMAT_VERSION = 2
+
+_FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
+_THREADS = 4
 
 
 class FileEntry(BaseModel):
-    """Size and checksum of one file."""
+    """Size and checksums of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     size_bytes: int = Field(ge=0)
     crc32: int = Field(ge=0)
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, file: ChecksumFile) -> "FileEntry":
+        """Describe a file that was just written."""
+        return cls(size_bytes=file.size_bytes, crc32=file.crc32, sha256=file.sha256)
 
 
 class Manifest(BaseModel):
@@ -34,7 +48,7 @@ class Manifest(BaseModel):
         step: Global step of the state; None for a state that has none.
         created: Unix time in seconds.
         sequence: Counts the saves into the same parent directory, so that their order does not depend on a clock.
-        files: The files that belong to the state; others in the directory are never read.
+        files: The files that belong to the state, in the directory itself or in `parts/`; others are never read.
         metadata: Plain JSON values of the caller: objective, config hash, attempt.
     """
 
@@ -46,6 +60,24 @@ class Manifest(BaseModel):
     sequence: int = Field(default=0, ge=0)
     files: dict[str, FileEntry] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_inside(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        for name in files:
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a file in this directory")
+        return files
+
+    @property
+    def part_names(self) -> set[str]:
+        """Names of the parts that are here; see `trieye.persistence.nodes.StateParts`."""
+        return {Path(name).stem for name in self.files if name.startswith(f"{PARTS_DIRECTORY}/")}
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.size_bytes for entry in self.files.values())
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -62,6 +94,8 @@ def read_manifest(directory: Path) -> Manifest:
         SerializationError: A newer version of trieye wrote it, or it may not be read.
     """
     path = directory / MANIFEST_NAME
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a link; only what was written here is read")
     try:
         content = _unsealed(path.read_bytes())
         _check_version(path, content["format"])
@@ -82,19 +116,39 @@ def verify(directory: Path) -> Manifest:
         SerializationError: A newer version of trieye wrote it, or a file may not be read.
     """
     manifest = read_manifest(directory)
-    for name, entry in manifest.files.items():
-        path = directory / name
-        try:
-            size, crc32 = path.stat().st_size, crc32_of(path)
-        except PermissionError as error:
-            raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
-        except OSError as error:
-            raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error
-        if size != entry.size_bytes:
-            raise CheckpointError(f"{path} is damaged: it has {size} bytes, {entry.size_bytes} were written")
-        if crc32 != entry.crc32:
-            raise CheckpointError(f"{path} is damaged: its checksum does not match")
+    if (directory / PARTS_DIRECTORY).is_symlink():
+        raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; only what was written here is read")
+    files = sorted(manifest.files.items(), key=lambda item: -item[1].size_bytes)
+    if len(files) == 1:
+        verify_file(directory / files[0][0], files[0][1])
+        return manifest
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # checksums are computed outside of the GIL
+        for _ in pool.map(lambda item: verify_file(directory / item[0], item[1]), files):
+            pass
     return manifest
+
+
+def verify_file(path: Path, entry: FileEntry) -> None:
+    """Compare one file with what the manifest says about it.
+
+    Raises:
+        CheckpointError: It is missing, cut, changed or a link.
+        SerializationError: It may not be read.
+    """
+    try:
+        if path.stat().st_size != entry.size_bytes:  # before reading what is to be thrown away
+            raise CheckpointError(
+                f"{path} is damaged: it has {path.stat().st_size} bytes, {entry.size_bytes} were written"
+            )
+        _, crc32, sha256 = sums_of(path, "sha256" if entry.sha256 else "crc32")
+    except PermissionError as error:
+        raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a link; only what was written here is read") from error
+        raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error
+    if crc32 != entry.crc32 or sha256 != entry.sha256:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match")
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,19 @@
 """Find the state from which a run goes on, and say why it is that one."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.config import PersistenceConfig
+from trieye.config.base import did_you_mean
+from trieye.config.locations import CheckpointReference, checkpoint_reference
 from trieye.config.names import check_name
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.candidates import Found, find_buffer, find_checkpoint, given_path, named
-from trieye.persistence.earlier_runs import EarlierRun, earlier_runs
+from trieye.persistence.candidates import Found, called, find_buffer, find_checkpoint, given_path, named
+from trieye.persistence.earlier_runs import EarlierRun, earlier_runs, run_roots
 from trieye.persistence.manifest import read_manifest
+from trieye.persistence.run_record import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +34,7 @@ class ResumePoint:
         reason: A sentence for the log.
         buffer_path: The buffer that was saved with it or before it.
         buffer_step: The step at which that was.
+        went_back_to: What the user called it, if the run goes back to an earlier checkpoint of its own.
     """
 
     path: Path
@@ -39,6 +43,7 @@ class ResumePoint:
     reason: str
     buffer_path: Path | None = None
     buffer_step: int | None = None
+    went_back_to: str | None = None
 
 
 def find_resume(
@@ -53,7 +58,11 @@ def find_resume(
     """Return the state from which the run goes on, or None for a fresh start.
 
     The run's own newest whole checkpoint; else `load_checkpoint_path`; else, with `auto_resume_latest`, that of the
-    newest earlier run of the app with the same `config_hash`.
+    newest earlier run of the app with the same `config_hash`, also of those below `resume_dirs`.
+
+    A `load_checkpoint_path` of `best`, `latest` or `step:<N>` means a checkpoint of the run itself and comes first: the
+    run goes back to it. It does so once: an attempt with the same words, as a job that was preempted makes, goes on
+    from what was saved since. `<run>:best` and the like mean one of another run of the app, and count as a path to it.
 
     Args:
         paths: Paths of the run.
@@ -64,20 +73,27 @@ def find_resume(
         strict: With False, a `load_checkpoint_path` that does not exist is a warning.
 
     Raises:
-        ConfigurationError: `load_checkpoint_path` or `load_buffer_path` does not exist.
+        ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
         CheckpointError: The chosen run has checkpoints and none of them is whole.
     """
+    reference = checkpoint_reference(config.load_checkpoint_path or "")
+    goes_back = reference is not None and reference.run_name in {None, config.run_name}
 
     def own() -> ResumePoint | None:
         return _own(paths, config, strict=strict)
 
     def explicit() -> ResumePoint | None:
-        return _explicit(paths, config, strict=strict)
+        if reference is None:
+            return _explicit(paths, config, strict=strict)
+        find = _back if goes_back else _of_another
+        return find(paths, config, reference, strict=strict)
 
     def earlier() -> ResumePoint | None:
         return _earlier(paths, config, config_hash=config_hash, group=group, strict=strict)
 
-    finders: list[Callable[[], ResumePoint | None]] = [own, explicit] if own_first else [explicit, own]
+    finders: list[Callable[[], ResumePoint | None]] = (
+        [own, explicit] if own_first and not goes_back else [explicit, own]
+    )
     if config.auto_resume_latest:
         finders.append(earlier)
     for find in finders:
@@ -95,11 +111,12 @@ def choose_buffer(
     if given is not None:
         return given[0]
     if run_name:
-        names = [_checked(run_name)]
+        name = _checked(run_name)
+        directories = [root / name for root in run_roots(paths)]
     else:
-        names = [run.name for run in earlier_runs(paths, config.run_name)] if auto_resume else []
-    for name in names:
-        if (found := find_buffer(paths.runs_root_dir / name, config, max_step)) is not None:
+        directories = [run.directory for run in earlier_runs(paths, config.run_name)] if auto_resume else []
+    for directory in directories:
+        if (found := find_buffer(directory, config, max_step)) is not None:
             return found[0]
     return None
 
@@ -115,8 +132,50 @@ def _own(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> Re
     found = find_checkpoint(paths.run_base_dir, config, read_only=False)
     if found is None:
         return None
-    reason = f"run {config.run_name!r} goes on from its own newest checkpoint, {named(found)}"
+    record = RunRecord.read(paths.run_record_path)
+    finished = ", which had finished," if record is not None and record.status_before == "FINISHED" else ""
+    reason = f"run {config.run_name!r}{finished} goes on from its own newest checkpoint, {named(found)}"
     return _point(found, config.run_name, reason, paths.run_base_dir, config, strict=strict, own=True)
+
+
+def _back(
+    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool
+) -> ResumePoint:
+    """Return the checkpoint of the run itself that the user called, or its newest one if that happened already."""
+    asked = f"load_checkpoint_path={config.load_checkpoint_path}"
+    record = RunRecord.read(paths.run_record_path)
+    if record is not None and record.went_back_to == config.load_checkpoint_path:
+        newest = called(paths.run_base_dir, "latest", config, read_only=False)
+        if int(newest.metadata.get("attempt") or 0) >= (record.went_back_in or 0):
+            reason = (
+                f"run {config.run_name!r} goes on from its own newest checkpoint, {newest.path.name}: its attempt "
+                f"{record.went_back_in} went back already ({asked}); to go back again, start it once without that"
+            )
+            return _point(
+                (newest.path, newest.step), config.run_name, reason, paths.run_base_dir, config, strict=strict
+            )
+    entry = called(paths.run_base_dir, reference.which, config, read_only=False)
+    reason = f"run {config.run_name!r} goes back to its own checkpoint {entry.path.name} ({asked})"
+    point = _point((entry.path, entry.step), config.run_name, reason, paths.run_base_dir, config, strict=strict)
+    return replace(point, went_back_to=config.load_checkpoint_path)
+
+
+def _of_another(
+    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool
+) -> ResumePoint:
+    name = _checked(reference.run_name or "")
+    roots = run_roots(paths)
+    directory = next((root / name for root in roots if (root / name).is_dir()), None)
+    if directory is None:
+        known = sorted({path.name for root in roots if root.is_dir() for path in root.iterdir() if path.is_dir()})
+        raise ConfigurationError(
+            f"load_checkpoint_path={config.load_checkpoint_path}: app {config.app_name!r} has no run {name!r}"
+            f"{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
+        )
+    entry = called(directory, reference.which, config)
+    asked = f"load_checkpoint_path={config.load_checkpoint_path}"
+    reason = f"run {config.run_name!r} starts from {entry.path.name} of {name!r} ({asked})"
+    return _point((entry.path, entry.step), name, reason, directory, config, strict=strict)
 
 
 def _explicit(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> ResumePoint | None:
@@ -135,15 +194,16 @@ def _earlier(
     paths: "PathManager", config: PersistenceConfig, *, config_hash: str | None, group: str | None, strict: bool
 ) -> ResumePoint | None:
     for run in earlier_runs(paths, config.run_name):
-        if not _fits(run, config_hash, group):
+        if not _fits(run, config.run_name, config_hash, group):
             continue
         try:
             if (found := find_checkpoint(run.directory, config)) is None:
                 continue
             same = "" if config_hash is None else " with the same config"
+            place = "" if run.directory.parent == paths.runs_root_dir else f" in {run.directory.parent}"
             reason = (
-                f"run {config.run_name!r} starts from {named(found)} of {run.name!r}, the newest earlier run of app "
-                f"{config.app_name!r}{same} (auto_resume_latest)"
+                f"run {config.run_name!r} starts from {named(found)} of {run.name!r}{place}, the newest earlier run of "
+                f"app {config.app_name!r}{same} (auto_resume_latest)"
             )
             return _point(found, run.name, reason, run.directory, config, strict=strict)
         except CheckpointError as error:
@@ -151,8 +211,8 @@ def _earlier(
     return None
 
 
-def _fits(run: EarlierRun, config_hash: str | None, group: str | None) -> bool:
-    if group is not None and run.group == group:
+def _fits(run: EarlierRun, own_name: str, config_hash: str | None, group: str | None) -> bool:
+    if group is not None and run.group == group and run.name != own_name:
         return False
     return config_hash is None or run.config_hash == config_hash
 

@@ -22,6 +22,10 @@ class RunRecord(BaseModel):
         started: When this attempt was started.
         ended: When this attempt ended; None while it runs.
         resumed_from: Where the state of this attempt came from, such as a checkpoint's path.
+        status_before: How the attempt before this one ended; RUNNING if it was killed.
+        went_back_to: The own checkpoint to which an attempt went back, as the user called it; None if the last one that
+            was restored did not.
+        went_back_in: That attempt.
         config_hash: Hash of what must not differ for a checkpoint to fit.
         group: The sweep that the run belongs to.
         git_sha: Commit of the code.
@@ -41,6 +45,9 @@ class RunRecord(BaseModel):
     started: float = Field(default_factory=time.time)
     ended: float | None = None
     resumed_from: str | None = None
+    status_before: RunStatus | None = None
+    went_back_to: str | None = None
+    went_back_in: int | None = None
     config_hash: str | None = None
     group: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)
@@ -111,5 +118,6 @@ def _new(app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
 def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
     merged = {"resumed_from": None, **given, "tags": {**earlier.tags, **given.get("tags", {})}}
     attempt = {"attempt": earlier.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
+    before = {"status_before": earlier.status}
     names = {"app_name": app_name, "run_name": run_name}
-    return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **merged})
+    return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **before, **merged})

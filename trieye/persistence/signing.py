@@ -1,18 +1,41 @@
-"""The user's own key, and what it signs: pickled parts that may be run when they are read."""
+"""The user's own key, and what it signs: pickled parts that may be run when they are read.
+
+A signature covers the bytes of one file of pickled parts and nothing else: neither the checkpoint that the file lies
+in, nor the step, nor the run. What it promises is that this user's own process made these pickles, so that reading
+them runs no stranger's code. A signed file that is moved into another checkpoint gives a wrong state, as tensors that
+are exchanged do, which no key protects; it runs nothing that the user did not write. In return a checkpoint can be
+copied, renamed and moved to another run, as population-based training does.
+"""
 
 import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
 
+KEY_VARIABLE = "TRIEYE_KEY"
 KEY_FILE_VARIABLE = "TRIEYE_KEY_FILE"
 ALLOW_PICKLE_VARIABLE = "TRIEYE_ALLOW_PICKLE"
 SIGNATURE_BYTES = 32
 _MIN_KEY_BYTES = 16
+_OWN_KEY_FORBIDS = 0o077
+_TEAM_KEY_FORBIDS = 0o037
+"""What others may not do with a key file: anyone who reads it can sign what its users will run."""
+
+
+class Key(bytes):
+    """A key that shows up in no message, log or traceback."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<key>"
+
+    __str__ = __repr__
 
 
 def key_path() -> Path:
@@ -23,26 +46,63 @@ def key_path() -> Path:
     return (Path(config_home) if config_home else Path.home() / ".config") / "trieye" / "key"
 
 
-def load_key() -> bytes:
-    """Return the user's key; the first use makes it, readable by the user alone.
+def key_source() -> str:
+    """Return where the key comes from, for messages: the name of a variable or a file."""
+    return f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else str(key_path())
+
+
+def load_key() -> Key:
+    """Return the user's key: `$TRIEYE_KEY` itself, else what its file holds, which the first use makes.
 
     Raises:
-        ConfigurationError: The file cannot be read or made, or holds fewer than 16 bytes.
+        ConfigurationError: The key has fewer than 16 bytes, or its file cannot be read or made, or is open to others.
     """
+    if given := os.environ.get(KEY_VARIABLE):
+        return _long_enough(os.fsencode(given), "take a longer one, such as 32 random characters")
     path = key_path()
     try:
         if not path.exists():
             _make_key(path)
-        key = path.read_bytes().strip()
+        return _read_key(path)
     except OSError as error:
         raise ConfigurationError(
             f"the key that signs pickled parts, {path}, cannot be used: {error.strerror or error}; "
-            f"set {KEY_FILE_VARIABLE} to a file that this user can read"
+            f"set {KEY_FILE_VARIABLE} to a file that this user can read, or {KEY_VARIABLE} to the key itself"
         ) from error
+
+
+def existing_key() -> Key | None:
+    """Return the user's key, or None where there is none yet: one that is made now has signed nothing.
+
+    Raises:
+        ConfigurationError: As `load_key`.
+    """
+    return load_key() if os.environ.get(KEY_VARIABLE) or key_path().exists() else None
+
+
+def _read_key(path: Path) -> Key:
+    with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        content = file.read()
+    is_own = not os.environ.get(KEY_FILE_VARIABLE)
+    if mode & (_OWN_KEY_FORBIDS if is_own else _TEAM_KEY_FORBIDS):
+        team = "" if is_own else " (or 640, for a team that has a group)"
+        raise ConfigurationError(
+            f"the key that signs pickled parts, {path}, is open to others (mode {mode:o}), who could sign what you "
+            f"would run; type `chmod 600 {path}`{team}, and delete it instead if somebody may have read it; where "
+            f"files have no modes, set {KEY_VARIABLE} to the key itself"
+        )
+    return _long_enough(
+        content, "delete it and a new one is made (parts that were signed with it then need an explicit allow_pickle)"
+    )
+
+
+def _long_enough(content: bytes, advice: str) -> Key:
+    key = Key(content.strip())
     if len(key) < _MIN_KEY_BYTES:
         raise ConfigurationError(
-            f"the key that signs pickled parts, {path}, has {len(key)} bytes and needs {_MIN_KEY_BYTES}; "
-            "delete it and a new one is made (parts that were signed with it then need an explicit allow_pickle)"
+            f"the key that signs pickled parts, {key_source()}, has {len(key)} bytes and needs {_MIN_KEY_BYTES}; "
+            f"{advice}"
         )
     return key
 

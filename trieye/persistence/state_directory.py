@@ -1,17 +1,28 @@
-"""An encoded state as a directory: state.json, state.safetensors, objects.bin, MANIFEST.json."""
+"""An encoded state as a directory: state.json, state.safetensors, objects.bin, parts/*.safetensors, MANIFEST.json."""
 
+import errno
 import json
 import logging
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.persistence import signing
-from trieye.persistence.atomic import new_directory
-from trieye.persistence.checksum import ChecksumFile
-from trieye.persistence.manifest import FileEntry, Manifest, plain_metadata, verify, write_manifest
-from trieye.persistence.nodes import EncodedState
+from trieye.persistence.atomic import fsync_directory, new_directory
+from trieye.persistence.checksum import Checksum, ChecksumFile, sums_of
+from trieye.persistence.manifest import (
+    PARTS_DIRECTORY,
+    FileEntry,
+    Manifest,
+    plain_metadata,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from trieye.persistence.nodes import EncodedState, Part
 from trieye.persistence.tensor_file import read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -21,6 +32,10 @@ TENSORS_NAME = "state.safetensors"
 OBJECTS_NAME = "objects.bin"
 _MAGIC = b"trieye-1"
 _LENGTH_BYTES = 8
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
+
+FindPart = Callable[[str], tuple[Path, FileEntry] | None]
+"""Where a part that was saved earlier lies now, and what its manifest says about it."""
 
 
 def save_state(
@@ -31,8 +46,12 @@ def save_state(
     sequence: int = 0,
     metadata: Mapping[str, Any] | None = None,
     key: bytes | None = None,
+    checksum: Checksum = "crc32",
+    find_part: FindPart | None = None,
 ) -> Path:
     """Write a state as the directory `path`, whole or not at all; what was at `path` is replaced.
+
+    Parts that were saved earlier are linked, not written: files that share their bytes on the disk.
 
     Args:
         path: The directory.
@@ -41,14 +60,18 @@ def save_state(
         sequence: Its number among the saves into the same parent directory.
         metadata: Plain values to keep in the manifest.
         key: Signs pickled parts; the user's own key if None.
+        checksum: What is kept to find damage.
+        find_part: Finds parts that were saved earlier; None: in what is at `path` now.
 
     Raises:
+        CheckpointError: A part that was saved earlier is gone.
         SerializationError: The disk is full, or the directory cannot be written; the message names it.
     """
     kept = plain_metadata(metadata or {})
     try:
         with new_directory(path) as scratch:
-            files = write_state(scratch, encoded, key=key)
+            files = write_state(scratch, encoded, key=key, checksum=checksum)
+            files |= _write_parts(scratch, encoded, checksum, find_part or parts_in([path]))
             write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=kept))
     except OSError as error:
         raise SerializationError(
@@ -69,21 +92,89 @@ def load_state(path: Path, *, key: bytes | None = None, allow_pickle: bool | Non
     return read_state(path, verify(path), key=key, allow_pickle=allow_pickle)
 
 
-def write_state(directory: Path, encoded: EncodedState, *, key: bytes | None = None) -> dict[str, FileEntry]:
-    """Write the files of a state into an existing directory; return what the manifest says about them."""
+def part_file(name: str) -> str:
+    """Return the name of the file that holds a part, relative to the directory of the state."""
+    return f"{PARTS_DIRECTORY}/{name}.safetensors"
+
+
+def parts_in(directories: list[Path]) -> FindPart:
+    """Return what finds parts in saved directories, the first ones first; those without whole manifest are left out."""
+    manifests: dict[Path, Manifest] = {}
+    for directory in directories:
+        try:
+            manifests[directory] = read_manifest(directory)
+        except SerializationError:
+            continue
+
+    def find(name: str) -> tuple[Path, FileEntry] | None:
+        file_name = part_file(name)
+        for directory, manifest in manifests.items():
+            entry = manifest.files.get(file_name)
+            path = directory / file_name
+            if entry is not None and path.is_file() and path.stat().st_size == entry.size_bytes:
+                return path, entry
+        return None
+
+    return find
+
+
+def write_state(
+    directory: Path, encoded: EncodedState, *, key: bytes | None = None, checksum: Checksum = "crc32"
+) -> dict[str, FileEntry]:
+    """Write the files of a state, but for its parts, into an existing directory; return what the manifest says."""
     entries: dict[str, FileEntry] = {}
-    with ChecksumFile(directory / TREE_NAME) as file:
+    with ChecksumFile(directory / TREE_NAME, checksum) as file:
         file.write(json.dumps(encoded.tree, allow_nan=False, separators=(",", ":")).encode())
-    entries[TREE_NAME] = FileEntry(size_bytes=file.size_bytes, crc32=file.crc32)
+    entries[TREE_NAME] = FileEntry.of(file)
     if encoded.arrays:
-        with ChecksumFile(directory / TENSORS_NAME) as file:
+        with ChecksumFile(directory / TENSORS_NAME, checksum) as file:
             write_tensors(file, encoded.arrays, encoded.formats)
-        entries[TENSORS_NAME] = FileEntry(size_bytes=file.size_bytes, crc32=file.crc32)
+        entries[TENSORS_NAME] = FileEntry.of(file)
     if encoded.objects:
-        with ChecksumFile(directory / OBJECTS_NAME) as file:
+        with ChecksumFile(directory / OBJECTS_NAME, checksum) as file:
             _write_objects(file, encoded.objects, key)
-        entries[OBJECTS_NAME] = FileEntry(size_bytes=file.size_bytes, crc32=file.crc32)
+        entries[OBJECTS_NAME] = FileEntry.of(file)
     return entries
+
+
+def _write_parts(
+    directory: Path, encoded: EncodedState, checksum: Checksum, find_part: FindPart
+) -> dict[str, FileEntry]:
+    entries: dict[str, FileEntry] = {}
+    if not encoded.parts:
+        return entries
+    (directory / PARTS_DIRECTORY).mkdir()
+    for name, part in encoded.parts.items():
+        target = directory / part_file(name)
+        if isinstance(part, Mapping):
+            with ChecksumFile(target, checksum) as file:
+                write_tensors(file, dict(part), {})
+            entries[part_file(name)] = FileEntry.of(file)
+            continue
+        found = find_part(name)
+        if found is None:
+            raise CheckpointError(f"part {name!r} was saved earlier and is gone; the next save writes everything anew")
+        _link(found[0], target)
+        entries[part_file(name)] = _with_sums(target, found[1], checksum)
+    fsync_directory(directory / PARTS_DIRECTORY)
+    return entries
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)  # a file system without hard links
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _with_sums(path: Path, entry: FileEntry, checksum: Checksum) -> FileEntry:
+    if checksum == "crc32" or entry.sha256 is not None:
+        return entry
+    return entry.model_copy(update={"sha256": sums_of(path, checksum)[2]})
 
 
 def read_state(
@@ -98,9 +189,12 @@ def read_state(
         objects = _read_objects(directory / OBJECTS_NAME, key, allow_pickle=allow_pickle) if has_objects else {}
     except OSError as error:
         raise SerializationError(f"{directory} cannot be read: {error.strerror or error}") from error
+    except ConfigurationError:  # a key that cannot be used; it is a ValueError, too
+        raise
     except (ValueError, RecursionError) as error:
         raise SerializationError(f"{directory / TREE_NAME} does not hold a state: {error}") from error
-    return EncodedState(tree, arrays, objects, formats)
+    parts: dict[str, Part] = {name: directory / part_file(name) for name in manifest.part_names}
+    return EncodedState(tree, arrays, objects, formats, parts)
 
 
 def _write_objects(file: ChecksumFile, objects: dict[str, bytes], key: bytes | None) -> None:
@@ -124,17 +218,17 @@ def _read_objects(path: Path, key: bytes | None, *, allow_pickle: bool | None) -
     signature, payload = content[len(_MAGIC) : start], content[start:]
     if not signing.pickles_allowed(allow_pickle) and not _is_trusted(payload, signature, key):
         raise UntrustedPickleError(
-            f"{path} holds pickled objects that are not signed with this user's key ({signing.key_path()}), and "
+            f"{path} holds pickled objects that are not signed with this user's key ({signing.key_source()}), and "
             "reading them could run any code; if you trust where it comes from, pass allow_pickle=True or set "
-            f"{signing.ALLOW_PICKLE_VARIABLE}=1, or point {signing.KEY_FILE_VARIABLE} at the key that signed it"
+            f"{signing.ALLOW_PICKLE_VARIABLE}=1, or give {signing.KEY_VARIABLE} or {signing.KEY_FILE_VARIABLE} the key "
+            "that signed it"
         )
     return _split(payload)
 
 
 def _is_trusted(payload: bytes, signature: bytes, key: bytes | None) -> bool:
-    if key is None and not signing.key_path().exists():
-        return False  # a key made now could not have signed it
-    return signing.is_signed(payload, signature, key or signing.load_key())
+    known = key or signing.existing_key()
+    return known is not None and signing.is_signed(payload, signature, known)
 
 
 def _split(payload: bytes) -> dict[str, bytes]:

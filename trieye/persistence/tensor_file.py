@@ -62,6 +62,28 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     return arrays, formats
 
 
+def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a safetensors file as read-only maps of it, which are read when they are used.
+
+    Raises:
+        SerializationError: The file is not a whole safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            entries = _read_header(file, path.stat().st_size)
+            start = file.tell()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
+    return {name: _mapped(path, entry, start) for name, entry in entries}
+
+
+def _mapped(path: Path, entry: dict[str, Any], start: int) -> NDArray[Any]:
+    shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", start + entry["data_offsets"][0], shape)
+
+
 def _own(format_name: str) -> set[np.dtype[Any]]:
     return {dtype for dtype, name in FORMATS.items() if name == format_name}
 

@@ -22,7 +22,7 @@ def encode_tensor(encoder: "Encoder", value: Any, path: str) -> Node | None:
     if torch is None or not hasattr(torch, "Tensor"):  # half-way through its import in another thread
         return None
     if isinstance(value, torch.Tensor):
-        return _encode_dense(encoder, value, path) if _is_dense(value) else None
+        return _encode_once(encoder, value, path) if _is_dense(value) else None
     if type(value) is torch.Size:
         return {KIND: "torch.Size", "items": list(value)}
     if isinstance(value, torch.dtype | torch.device):
@@ -68,6 +68,25 @@ def _is_dense(tensor: Any) -> bool:
 
     exact = type(tensor) in {torch.Tensor, torch.nn.Parameter}
     return exact and tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def _encode_once(encoder: "Encoder", tensor: Any, path: str) -> Node | None:
+    """Return the node of a tensor; those that are the same memory, such as tied weights, get the same one."""
+    if not tensor.numel():
+        return _encode_dense(encoder, tensor, path)
+    same = (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+    if same not in encoder.tensors:
+        # the tensor is kept, so that its memory is not given to another one meanwhile
+        encoder.tensors[same] = (tensor, _encode_dense(encoder, tensor, path))
+    return encoder.tensors[same][1]
 
 
 def _encode_dense(encoder: "Encoder", tensor: Any, path: str) -> Node | None:

@@ -53,19 +53,25 @@ class Channel(Protocol):
 
 
 class Hub(Channel, Protocol):
-    """Collects events, logs points, saves and restores; safe to call from several threads.
-
-    Attributes:
-        copies: Whether handing a state over copies its arrays; if not, `save` needs arrays of its own.
-    """
-
-    copies: bool
+    """Collects events, logs points, saves and restores; safe to call from several threads."""
 
     def flush(self, complete_step: int | None = None) -> None:
         """Return when every accepted event is in its window, and windows up to a step are closed."""
 
-    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
-        """Write a checkpoint in the background; the result is its path."""
+    def get_state(self, complete_step: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
+
+    def save(
+        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
+    ) -> "Future[str]":
+        """Write a checkpoint in the background; the result is its path.
+
+        Args:
+            step: The step that is complete.
+            state: What to save.
+            metadata: Plain data for the manifest.
+            hub_state: What `get_state` returned when the step was complete.
+        """
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin; see `ActorLogic.restore`."""

@@ -23,7 +23,6 @@ class LocalHub:
         extra_config: What configs.json holds besides.
     """
 
-    copies = False
     works_at_exit = True
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
@@ -32,6 +31,7 @@ class LocalHub:
         self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
         self.flush = self._logic.flush
+        self.get_state = self._logic.get_state
         self.log_params = self._logic.tracking.log_params
         self.set_tags = self._logic.tracking.set_tags
 
@@ -47,9 +47,11 @@ class LocalHub:
         """Return when the histogram, the picture or the text is accepted."""
         self._logic.log_operation(operation, key=key)
 
-    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
-        """Write a checkpoint on the writer thread, with the open windows as they are now."""
-        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, self._logic.get_state(step))
+    def save(
+        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
+    ) -> "Future[str]":
+        """Write a checkpoint on the writer thread."""
+        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, hub_state)
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""

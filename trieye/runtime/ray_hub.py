@@ -1,21 +1,23 @@
 """RayHub: the hub as an actor in a process of its own."""
 
 import hashlib
-import logging
+import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from trieye.actor import TrieyeActor, actor_name, on_this_node
-from trieye.config import RuntimeConfig, TrieyeConfig
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.config import TrieyeConfig
+from trieye.exceptions import TrieyeError
+from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.persistence.encoding import EncodedState
-from trieye.progress import say
+from trieye.runtime.ray_start import join_ray
 from trieye.schemas import MetricSummary, RunStatus
+from trieye.serializer import Serializer
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -99,7 +101,6 @@ class RayHub(RayChannel):
         TrieyeError: The actor did not start.
     """
 
-    copies = True
     works_at_exit = True  # in the driver, which ends Ray after that
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
@@ -113,9 +114,13 @@ class RayHub(RayChannel):
             scheduling_strategy=on_this_node(),
         )
         try:
-            actor = options.remote(config=config, _owns_run=False, _extra_config=dict(extra_config))
+            # with the key of this process: the actor's one may be on another node, or have another environment
+            trusting = Serializer.of_this_process()
+            arguments = {"_serializer": trusting, "_owns_run": False, "_extra_config": dict(extra_config)}
+            actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
+            self._sender = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 
@@ -123,13 +128,23 @@ class RayHub(RayChannel):
         """Return when every accepted event is in its window, and windows up to a step are closed."""
         self._get(self._actor.flush.remote(complete_step))
 
-    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> "Future[str]":
-        """Hand the state to the actor, which writes it beside its other work, with the open windows as they are now."""
+    def get_state(self, complete_step: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
         # waited for: when Ray repeats calls after the death of the actor, it does not keep their order
-        hub_state = self._get(self._actor.get_state.remote(step))
-        saved = self._actor.save_checkpoint.remote(step, ray.put(state), dict(metadata), hub_state)
-        future: Future[str] = saved.future()
-        return future
+        state: dict[str, Any] = self._get(self._actor.get_state.remote(complete_step))
+        return state
+
+    def save(
+        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
+    ) -> "Future[str]":
+        """Hand the state to the actor, which writes it beside its other work, from a thread: Ray copies it."""
+        return self._sender.submit(self._save, step, state, dict(metadata), dict(hub_state))
+
+    def _save(self, step: int, state: EncodedState, metadata: dict[str, Any], hub_state: dict[str, Any]) -> str:
+        path: str = self._get(
+            self._actor.save_checkpoint.remote(step, ray.put(state), metadata, hub_state), LONG_CALL_TIMEOUT_S
+        )
+        return path
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
@@ -168,34 +183,22 @@ class RayHub(RayChannel):
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left, and end the actor."""
         try:
+            self._sender.shutdown(wait=True)
             self._get(self._actor.shutdown.remote(status))
         finally:
             ray.kill(self._actor)
 
 
-def join_ray(runtime: RuntimeConfig) -> None:
-    """Start or join Ray as the config says; a Ray that runs already is used as it is.
-
-    Raises:
-        ConfigurationError: The address of a cluster cannot be reached.
-    """
-    if ray.is_initialized():
-        return
-    # it says at every start that tokens are in use, which they are to stay
-    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
-    say("starting Ray ..." if runtime.kind == "ray" else f"joining Ray at {runtime.address or 'auto'} ...")
-    if runtime.kind == "ray":
-        ray.init(address="local", num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
-        return
-    address = runtime.address or "auto"
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"runtime.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
-            "or use runtime=ray"
-        ) from error
+def _once_free(start: Callable[[], Any]) -> Any:
+    """Start an actor; after the death of a driver it takes Ray a moment to take the name from the last one."""
+    deadline = time.monotonic() + HUB_GONE_AFTER_S
+    while True:
+        try:
+            return start()
+        except ValueError as error:  # older versions of Ray have no class of its own for it
+            if "already taken" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _why(error: ray.exceptions.RayActorError) -> str:

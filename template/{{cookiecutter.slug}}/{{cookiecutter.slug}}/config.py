@@ -59,3 +59,9 @@ class TrainConfig(TrieyeConfig):
     agent: AgentConfig = Field(default_factory=AgentConfig, description="The algorithm and its hyperparameters.")
     env: EnvConfig = Field(description="The environment.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="How weights follow gradients.")
+
+    @model_validator(mode="after")
+    def _the_replay_fits(self) -> Self:
+        if self.replay.kind not in {"uniform", "prioritized"}:
+            raise ValueError(f"replay.kind={self.replay.kind} is not for DQN; choose uniform or prioritized")
+        return self

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn import functional
-from trieye import Experiment, ReplayBuffer
+from trieye import EnvState, Experiment, ReplayBuffer
 
 from {{ cookiecutter.slug }}.config import TrainConfig
-from {{ cookiecutter.slug }}.env import make_env, restore, snapshot
+from {{ cookiecutter.slug }}.env import make_env
 
 FIRST_EVAL_SEED = 1_000_000  # far away from the training seeds
 
@@ -31,11 +30,14 @@ class DQN(Experiment[TrainConfig]):
         self.q = make_network(sizes)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.optimizer.lr, eps=config.optimizer.eps)
-        self.replay = ReplayBuffer.from_config(config.replay, seed=config.seed)
+        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        self.replay = ReplayBuffer.from_config(replay, seed=config.seed)
         self.rng = np.random.default_rng(config.seed)
         self.env_steps = self.updates = 0
         self.episode_return, self.episode_length = 0.0, 0
         self.obs, _ = self.env.reset(seed=config.seed)
+        self.env_state = EnvState(self.env)
+        self.is_exact = self.env_state.is_exact
 
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the metrics of both."""
@@ -47,25 +49,31 @@ class DQN(Experiment[TrainConfig]):
         return metrics
 
     def collect(self) -> dict[str, float]:
-        """Act epsilon-greedily and store what happened."""
-        returns, lengths = [], []
-        for _ in range(self.agent.collect_steps):
+        """Act epsilon-greedily and store what happened.
+
+        Where an environment can be saved between two episodes only, the end of an episode ends the collecting, too.
+        """
+        returns, lengths, first = [], [], self.env_steps
+        while self.env_steps < first + self.agent.collect_steps:
+            if self.env_state.between_episodes:
+                self.obs, _ = self.env.reset()
+                self.episode_return, self.episode_length = 0.0, 0
             action = self.act(self.obs, self.epsilon)
             next_obs, reward, terminated, truncated, _ = self.env.step(action)
-            self.replay.add(
-                obs=self.obs, action=action, reward=float(reward), next_obs=next_obs, terminated=bool(terminated)
-            )
+            ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+            self.replay.add(obs=self.obs, action=action, reward=float(reward), next_obs=next_obs, **ends)
             self.obs, self.env_steps = next_obs, self.env_steps + 1
             self.episode_return, self.episode_length = self.episode_return + float(reward), self.episode_length + 1
-            if terminated or truncated:
+            self.env_state.between_episodes = bool(terminated or truncated)
+            if self.env_state.between_episodes:
                 returns.append(self.episode_return)
                 lengths.append(self.episode_length)
-                self.episode_return, self.episode_length = 0.0, 0
-                self.obs, _ = self.env.reset()
+                if not self.is_exact:
+                    break
         metrics = {
-            "env_steps": float(self.agent.collect_steps),
+            "env_steps": float(self.env_steps - first),
             "epsilon": self.epsilon,
-            "replay/size": float(len(self.replay)),
+            **self.replay.metrics(),
         }
         if returns:
             metrics |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
@@ -76,17 +84,23 @@ class DQN(Experiment[TrainConfig]):
         batch = self.replay.sample(self.agent.batch_size)
         obs, next_obs = torch.from_numpy(batch["obs"]), torch.from_numpy(batch["next_obs"])
         actions = torch.from_numpy(batch["action"])[:, None]
-        rewards, terminated = torch.from_numpy(batch["reward"]), torch.from_numpy(batch["terminated"])
+        rewards, weights = torch.from_numpy(batch["reward"]), torch.tensor(batch.weights)
+        if "discount" in batch:  # replay.n_step > 1: rewards are summed, next_obs is that of the last step
+            discounts = torch.from_numpy(batch["discount"])
+        else:
+            discounts = self.agent.gamma * ~torch.from_numpy(batch["terminated"])
         with torch.no_grad():
             next_q = self.target(next_obs)
             best = (self.q(next_obs) if self.agent.double else next_q).argmax(dim=1, keepdim=True)
-            targets = rewards + self.agent.gamma * next_q.gather(1, best)[:, 0] * ~terminated
+            targets = rewards + discounts * next_q.gather(1, best)[:, 0]
         q_values = self.q(obs).gather(1, actions)[:, 0]
-        loss = functional.mse_loss(q_values, targets)
+        errors = q_values - targets
+        loss = (weights * errors.square()).mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.q.parameters(), self.agent.max_grad_norm)
         self.optimizer.step()
+        self.replay.update_priorities(batch.ids, errors.detach().abs().numpy())  # they count with replay=prioritized
         self.updates += 1
         if self.updates % self.agent.target_every == 0:
             self.target.load_state_dict(self.q.state_dict())
@@ -122,6 +136,11 @@ class DQN(Experiment[TrainConfig]):
             returns.append(total)
         return returns
 
+    @property
+    def can_save(self) -> bool:
+        """Whether the episode can be saved here; if not, the save waits for its end."""
+        return self.env_state.can_save
+
     def save_checkpoint(self, directory: Path) -> dict[str, Any]:
         """Return all that the next step depends on; trieye writes it without pickle."""
         return {
@@ -129,10 +148,10 @@ class DQN(Experiment[TrainConfig]):
             "target": self.target,
             "optimizer": self.optimizer,
             **({"replay": self.replay} if self.config.persistence.save_buffer else {}),
-            "rng": self.rng.bit_generator.state,
+            "rng": self.rng,
             "counters": {"env_steps": self.env_steps, "updates": self.updates},
             "episode": {"obs": self.obs, "return": self.episode_return, "length": self.episode_length},
-            "env": snapshot(self.env),
+            "env": self.env_state,
         }
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | Path) -> None:
@@ -141,13 +160,11 @@ class DQN(Experiment[TrainConfig]):
             getattr(self, name).load_state_dict(checkpoint[name])
         for group in self.optimizer.param_groups:  # what the config says now, not what it said then
             group.update(lr=self.config.optimizer.lr, eps=self.config.optimizer.eps)
-        self.rng.bit_generator.state = checkpoint["rng"]
+        self.rng = checkpoint["rng"]
         self.env_steps, self.updates = checkpoint["counters"]["env_steps"], checkpoint["counters"]["updates"]
-        episode, new_obs = checkpoint["episode"], restore(self.env, checkpoint["env"])
-        if new_obs is None:
-            self.obs, self.episode_return, self.episode_length = episode["obs"], episode["return"], episode["length"]
-        else:
-            self.obs, self.episode_return, self.episode_length = new_obs, 0.0, 0
+        episode = checkpoint["episode"]
+        self.obs, self.episode_return, self.episode_length = episode["obs"], episode["return"], episode["length"]
+        self.env_state.load_state_dict(checkpoint["env"])
 
     def export_model(self, directory: Path) -> list[Path]:
         """Write the weights of the Q-network as one safetensors file."""

@@ -1,8 +1,5 @@
-"""Environments: making one, and saving the middle of an episode."""
+"""Environments: making one that the agent can use."""
 
-import copy
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -11,10 +8,6 @@ from trieye import ConfigurationError
 from trieye.config.base import did_you_mean
 
 from {{ cookiecutter.slug }}.config import EnvConfig
-
-log = logging.getLogger(__name__)
-_SAVABLE = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-_PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic)
 
 
 def make_env(config: EnvConfig) -> gym.Env[np.ndarray, Any]:
@@ -35,33 +28,6 @@ def make_env(config: EnvConfig) -> gym.Env[np.ndarray, Any]:
     return gym.wrappers.TransformObservation(env, np.float32, _as_float32(env.observation_space))
 
 
-def snapshot(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
-    """Return the state in the middle of an episode as plain data, or None where that is not possible.
-
-    The classic-control and toy-text environments keep their whole state in plain attributes; others may hide it.
-    """
-    if not type(env.unwrapped).__module__.startswith(_SAVABLE):
-        return None
-    layers = [_plain_attributes(layer) for layer in _layers(env)]
-    return {"layers": layers, "rng": env.unwrapped.np_random.bit_generator.state}
-
-
-def restore(env: gym.Env[Any, Any], saved: dict[str, Any] | None) -> np.ndarray | None:
-    """Put a snapshot back.
-
-    Returns:
-        None if the episode goes on; else the first observation of a new one, because it could not be saved.
-    """
-    if saved is None:
-        log.warning("%s cannot be saved inside an episode: a new episode starts, the resume is not exact", env.spec)
-        return env.reset()[0]
-    env.reset()
-    for layer, attributes in zip(_layers(env), saved["layers"], strict=True):
-        vars(layer).update(attributes)
-    env.unwrapped.np_random.bit_generator.state = saved["rng"]
-    return None
-
-
 def _complaint(env: gym.Env[Any, Any]) -> str | None:
     actions, observations = env.action_space, env.observation_space
     if not isinstance(actions, gym.spaces.Discrete) or actions.start != 0:
@@ -69,22 +35,6 @@ def _complaint(env: gym.Env[Any, Any]) -> str | None:
     if not observations.is_np_flattenable:
         return f"observations {observations}; this agent needs some of a fixed size: Box, Discrete, MultiBinary, ..."
     return None
-
-
-def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
-    while isinstance(env, gym.Wrapper):
-        yield env
-        env = env.env
-    yield env
-
-
-def _plain_attributes(layer: gym.Env[Any, Any]) -> dict[str, Any]:
-    # copies, because some environments change their lists in place
-    return {name: copy.deepcopy(value) for name, value in vars(layer).items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, _PLAIN)
 
 
 def _as_float32(space: gym.Space[Any]) -> gym.spaces.Box:

@@ -1,0 +1,277 @@
+"""Kill a DQN at random steps, again and again, and compare it bit for bit with one that was never killed.
+
+What is trained is the project template, baked for the occasion, once in an environment that can be saved in the middle
+of an episode, and once in one that cannot, where a save waits for the end of one. Weights, optimizer, replay buffer,
+random generators and the history have to be the same; then both train on, and still have to be.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+import trieye
+from trieye.cli.template import answers_of, bake
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.generators import generator_state
+from trieye.persistence.history import read_history
+
+DEADLINE_S = 120.0
+MORE_STEPS = 20
+ENVIRONMENTS = {"CartPole-v1": True, "HiddenCartPole-v1": False}
+"""What is trained in, and whether it can be saved in the middle of an episode."""
+
+
+class HiddenCartPole(CartPoleEnv):
+    """CartPole whose state is in C, as that of a physics engine is."""
+
+    @property
+    def state(self) -> np.ndarray | None:
+        """Position, velocity, angle and angular velocity, float64 `[4]`."""
+        memory = vars(self).get("_memory")
+        return None if memory is None else np.array(memory)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._memory = None if value is None else (ctypes.c_double * 4)(*value)
+
+
+def configure(project: Path, root: Path, env_id: str, run_name: str, steps: int) -> Any:
+    """Return the config of a run that learns soon, with a point for each step."""
+    from my_agent.config import TrainConfig
+
+    overrides = [
+        "runtime=local",
+        "sinks=[]",
+        f"run_name={run_name}",
+        f"env.id={env_id}",
+        f"loop.steps={steps}",
+        "loop.evaluate_every_steps=60",
+        "agent.hidden=[32]",
+        "agent.learning_starts=64",
+        "agent.epsilon_decay_steps=1000",
+        "agent.target_every=20",
+        "env.eval_episodes=1",
+        "optimizer.lr=3e-3",
+        "replay.capacity=1500",
+        f"persistence.root_data_dir={root}",
+        "persistence.checkpoint_save_freq_steps=10",
+        *(f"stats.metrics.{name}.log_frequency_steps=1" for name in ("loss_td", "q_mean", "epsilon")),
+    ]
+    return trieye.compose(overrides, config_path=project / "conf", config_type=TrainConfig)
+
+
+def train(project: Path, config: Any) -> None:
+    """Train to the end, and note after each step how many environment steps were made."""
+    from my_agent.dqn import DQN
+
+    note = os.open(project / f"{config.run_name}.progress", os.O_RDWR | os.O_CREAT)
+
+    class Watched(DQN):  # type: ignore[misc]  # made by the template
+        def step(self) -> dict[str, float]:
+            values = super().step()
+            os.pwrite(note, self.env_steps.to_bytes(8, "little"), 0)
+            return dict(values)
+
+    trieye.run_experiment(Watched, config)
+
+
+def begin(project: Path, config: Any, *, fork: bool) -> int:
+    """Start a life of a run in a process of its own and return its id."""
+    if not fork:
+        given = [str(project), config.persistence.ROOT_DATA_DIR, config.env.id, config.run_name, str(config.loop.steps)]
+        command = [sys.executable, __file__, "--child", json.dumps(given)]
+        with (project / f"{config.run_name}.log").open("ab") as log:
+            return subprocess.Popen(command, stderr=log).pid
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.dup2(os.open(project / f"{config.run_name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            train(project, config)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def kill_at(project: Path, config: Any, pid: int, target: int) -> int | None:
+    """Kill a process when it has made so many environment steps; return its exit code if it ended before."""
+    progress = project / f"{config.run_name}.progress"
+    until = time.monotonic() + DEADLINE_S
+    while int.from_bytes(progress.read_bytes() if progress.exists() else b"", "little") < target:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"run {config.run_name} makes no steps")
+        time.sleep(0.0005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def run_killed(project: Path, config: Any, *, kills: int, fork: bool, env_steps: int) -> list[str]:
+    """Train a run that is killed at random places, to the end; return what went wrong."""
+    for number, target in enumerate(sorted(random.sample(range(1, env_steps), kills)), start=1):
+        code = kill_at(project, config, begin(project, config, fork=fork), target)
+        if code is not None:
+            log = (project / f"{config.run_name}.log").read_text(errors="replace")
+            return [f"the process that was to be killed at environment step {target} ended with {code}: {log[-800:]}"]
+        print(f"{config.env.id}: {number} of {kills} kills, at environment step {target}", file=sys.stderr)
+    _, status = os.waitpid(begin(project, config, fork=fork), 0)
+    return [f"the last process ended with {os.waitstatus_to_exitcode(status)}"] if status else []
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield the places at which two states differ in any bit."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if one.keys() != other.keys():
+            yield f"{path}: {sorted(map(str, one))} and {sorted(map(str, other))}"
+            return
+        for key in one:
+            yield from differences(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from differences(left, right, f"{path}/{index}")
+    elif generator_state(one) is not None:
+        yield from differences(generator_state(one), generator_state(other), path)
+    elif type(one) is not type(other) or _bits(one) != _bits(other):
+        yield f"{path}: {one!r:.60} and {other!r:.60}"
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return array.dtype, array.shape, array.tobytes()
+    return value.hex() if isinstance(value, float) else value
+
+
+def trained(config: Any) -> tuple[dict[str, Any], Any]:
+    """Return what was saved in the last step, without the clock and the replay buffer, and the agent made of it."""
+    from my_agent.dqn import DQN
+
+    store = CheckpointStore(config.persistence.get_run_base_dir() / "checkpoints", read_only=True)
+    saved = store.load(store.path(config.loop.steps))
+    agent = DQN(config)
+    agent.load_checkpoint(saved["objects"]["experiment"]["state"])
+    state = {name: value for name, value in saved["objects"]["experiment"]["state"].items() if name != "replay"}
+    loop = {name: value for name, value in saved["objects"]["loop"].items() if name != "time_s"}
+    return {"state": state, "loop": loop, "rng": saved["rng"], "step": saved["step"]}, agent
+
+
+def state_of(agent: Any) -> dict[str, Any]:
+    """Return what an agent is made of; the replay buffer by what it draws."""
+    return {
+        "q": agent.q.state_dict(),
+        "target": agent.target.state_dict(),
+        "optimizer": agent.optimizer.state_dict(),
+        "size": len(agent.replay),
+        "drawn": [dict(agent.replay.sample(512)) for _ in range(8)],
+        "rng": agent.rng,
+        "episode": (agent.obs, agent.episode_return, agent.episode_length, agent.env_steps, agent.updates),
+    }
+
+
+def points(config: Any) -> dict[str, list[tuple[int, str]]]:
+    """Return the points of each metric that has to do with no clock, in the order in which they were logged."""
+    table = read_history(config.persistence.get_run_base_dir())
+    columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
+    found: dict[str, list[tuple[int, str]]] = {}
+    for metric, step, value in zip(*columns, strict=True):
+        if not metric.startswith(("time/", "rate/", "trieye/")) and not metric.endswith("_per_s"):
+            found.setdefault(metric, []).append((step, float(value).hex()))
+    return found
+
+
+def judge(whole: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
+    """Return the figures of a run and what is different in the one that was killed."""
+    (saved, agent), (saved_again, agent_again) = trained(whole), trained(killed)
+    problems = [
+        *differences(saved, saved_again, "saved"),
+        *differences(state_of(agent), state_of(agent_again), "agent"),
+    ]
+    for _ in range(MORE_STEPS):
+        agent.step(), agent_again.step()
+    problems += differences(state_of(agent), state_of(agent_again), "later")
+    curves = points(whole)
+    problems += differences(curves, points(killed), "history")
+    if agent.is_exact is waits:
+        problems.append(f"{whole.env.id} was taken for one that can{'' if waits else 'not'} be saved anywhere")
+    losses = [float.fromhex(value) for _, value in curves["loss/td"]]
+    if agent.updates < len(losses) or len({*losses}) < len(losses) // 2:
+        problems.append(f"nothing was learned: {len(losses)} losses, {agent.updates} updates")
+    return {
+        "env_steps": agent.env_steps,
+        "updates": agent.updates,
+        "points": sum(map(len, curves.values())),
+        "problems": problems[:10],
+    }
+
+
+def main() -> int:
+    """Print one JSON line; the exit code says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each of the two runs")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=None, help="of the places of the kills")
+    parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    gym.register("HiddenCartPole-v1", HiddenCartPole, max_episode_steps=200)
+    if options.child:
+        project, root, env_id, run_name, steps = json.loads(options.child)
+        sys.path.insert(0, project)
+        train(Path(project), configure(Path(project), Path(root), env_id, run_name, int(steps)))
+        return 0
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    random.seed(seed)
+    with tempfile.TemporaryDirectory() as root:
+        runs = soak(Path(root), kills=options.kills, steps=options.steps, fork=options.fork)
+    met = not any(run["problems"] for run in runs.values())
+    print(json.dumps({"benchmark": "exact_resume", "kills": options.kills, "seed": seed, "runs": runs, "met": met}))
+    return 0 if met else 1
+
+
+def soak(root: Path, *, kills: int, steps: int, fork: bool) -> dict[str, Any]:
+    """Train in each environment, once in peace and once with kills, and compare."""
+    project = bake(answers_of({"project_name": "My Agent"}), root)
+    sys.path.insert(0, str(project))
+    if fork:
+        import my_agent.dqn
+
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
+        del my_agent
+    pairs, failures = {}, {}
+    for env_id in ENVIRONMENTS:
+        names = [f"{kind}_{env_id}" for kind in ("whole", "killed")]
+        whole, killed = pairs[env_id] = tuple(configure(project, root, env_id, name, steps) for name in names)
+        failures[env_id] = run_killed(project, whole, kills=0, fork=fork, env_steps=1)
+        made = int.from_bytes((project / f"{whole.run_name}.progress").read_bytes(), "little")
+        failures[env_id] += run_killed(project, killed, kills=kills, fork=fork, env_steps=made)
+    # after all forks: pyarrow and torch begin threads of their own
+    return {
+        env_id: {"problems": failures[env_id]} if failures[env_id] else judge(*pair, waits=not ENVIRONMENTS[env_id])
+        for env_id, pair in pairs.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import contents
+from trieye.cli import main
+from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
+from trieye.persistence.encoding import encode
+from trieye.persistence.nodes import StateParts
+from trieye.persistence.run_record import RunRecord
+
+DATA = Path(__file__).parents[1] / "persistence" / "data"
+
+
+class Growing:
+    """Rows that are saved in parts of 1000."""
+
+    def __init__(self):
+        self.parts = {}
+
+    def grow(self):
+        number = len(self.parts)
+        self.parts[f"seg-{number}-{number + 1}-0123abcd"] = {"a": np.full(1000, number)}
+
+    def state_parts(self, known):
+        new = {name: part for name, part in self.parts.items() if name not in known}
+        return StateParts({}, tuple(name for name in self.parts if name in known), new)
+
+    def load_state_dict(self, held):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run `first` of the app `agents` with checkpoints of steps 10, 20 and 30, the second one the best."""
+    run_dir = tmp_path / "root" / "agents" / "runs" / "first"
+    RunRecord(app_name="agents", run_name="first").save(run_dir / "run.json")
+    store, replay = CheckpointStore(run_dir / "checkpoints"), Growing()
+    known = set()
+    for step, objective in ((10, 1.5), (20, 7.25), (30, None)):
+        replay.grow()
+        metadata = {"objective": objective, "mode": "max", "attempt": 1}
+        store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=known), metadata=metadata)
+        known = set(replay.parts)
+    return run_dir
+
+
+def listed(run_dir, capsys, *words):
+    code = main(["checkpoints", str(run_dir), "--json", *words])
+    found = json.loads(capsys.readouterr().out)
+    return code, found, {row["step"]: row for row in found["checkpoints"]}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, capsys):
+    before = contents(run_dir)
+    assert main(["checkpoints", "first", "--root", str(tmp_path / "root")]) == 0
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[0] for row in rows if row and row[0].isdigit()] == ["10", "20", "30"]
+    (best,) = [row for row in rows if "best" in row]
+    (latest,) = [row for row in rows if "latest" in row]
+    assert (best[0], best[3], latest[0]) == ("20", "7.25", "30")
+    assert "sizes fit" in shown
+    assert "without sharing" in shown
+    assert contents(run_dir) == before
+
+
+def test_json_has_all_of_it(run_dir, capsys):
+    code, found, rows = listed(run_dir, capsys, "--verify")
+    assert (code, found["run_dir"], found["buffers"]) == (0, str(run_dir), [])
+    assert [row["marks"] for row in found["checkpoints"]] == [[], ["best"], ["latest"]]
+    assert [row["objective"] for row in found["checkpoints"]] == [1.5, 7.25, None]
+    assert {row["state"] for row in found["checkpoints"]} == {"whole"}
+    assert rows[30]["attempt"] == 1
+    assert rows[30]["saved"] >= rows[10]["saved"]
+
+
+def test_shared_bytes_are_those_that_are_on_the_disk_once(run_dir, capsys):
+    _, found, rows = listed(run_dir, capsys)
+    part = (run_dir / "checkpoints" / "checkpoint_step_10" / "parts" / "seg-0-1-0123abcd.safetensors").stat().st_size
+    assert [rows[step]["shared_bytes"] for step in (10, 20, 30)] == [part, 2 * part, 2 * part]
+    apart = sum(row["size_bytes"] for row in found["checkpoints"])
+    assert apart - found["disk_bytes"] == 3 * part
+    assert found["disk_bytes"] == sum({f.stat().st_ino: f.stat().st_size for f in files(run_dir)}.values())
+
+
+def files(run_dir):
+    return [path for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
+
+
+def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
+    flip(run_dir / "checkpoints" / "checkpoint_step_30" / "parts" / "seg-2-3-0123abcd.safetensors")
+    assert listed(run_dir, capsys)[0] == 0
+    code, _, rows = listed(run_dir, capsys, "--verify")
+    assert (code, rows[30]["state"], rows[30]["marks"]) == (1, "damaged", [])
+    assert rows[20]["marks"] == ["best", "latest"]
+    (problem,) = rows[30]["problems"]
+    assert "seg-2-3-0123abcd.safetensors is damaged: its checksum does not match" in problem
+
+
+def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
+    directory = run_dir / "checkpoints" / "checkpoint_step_30"
+    (directory / "state.json").unlink()
+    (directory / "state.safetensors").write_bytes(b"")
+    flip(directory / "parts" / "seg-2-3-0123abcd.safetensors")
+    names = ("state.json", "state.safetensors", "parts/seg-2-3-0123abcd.safetensors")
+    _, _, rows = listed(run_dir, capsys, "--verify")
+    for name, problem in zip(names, sorted(rows[30]["problems"], key=lambda text: "parts/" in text), strict=True):
+        assert str(directory / name) in problem
+    assert main(["verify", str(run_dir)]) == 1
+    shown = "".join(capsys.readouterr().out.split())
+    for name in names:
+        assert f"checkpoint_step_30/{name}isdamaged" in shown
+    assert "ofstep20,isusedinstead" in shown
+
+
+def test_a_part_that_checkpoints_share_damages_each_of_them(run_dir, capsys):
+    flip(run_dir / "checkpoints" / "checkpoint_step_10" / "parts" / "seg-0-1-0123abcd.safetensors")
+    code, found, _ = listed(run_dir, capsys, "--verify")
+    assert code == 1
+    assert [row["state"] for row in found["checkpoints"]] == ["damaged"] * 3
+
+
+def test_what_was_set_aside_is_listed_and_no_failure(run_dir, capsys):
+    flip(run_dir / "checkpoints" / "checkpoint_step_30" / "MANIFEST.json")
+    assert listed(run_dir, capsys)[2][30]["state"] == "damaged"
+    assert CheckpointStore(run_dir / "checkpoints").latest().step == 20
+    code, _, rows = listed(run_dir, capsys)
+    assert (code, rows[30]["name"], rows[30]["state"]) == (0, "checkpoint_step_30.damaged", "set aside")
+    assert rows[20]["marks"] == ["best", "latest"]
+
+
+def test_a_link_is_no_checkpoint(run_dir, tmp_path, capsys):
+    (run_dir / "checkpoints" / "checkpoint_step_40").symlink_to(run_dir / "checkpoints" / "checkpoint_step_30")
+    code, _, rows = listed(run_dir, capsys)
+    assert (code, rows[40]["state"], rows[40]["marks"]) == (1, "link", [])
+    assert main(["verify", str(run_dir)]) == 1
+
+
+def test_buffers_and_files_of_0_1_5_are_listed_too(run_dir, capsys):
+    CheckpointStore(run_dir / "buffers", prefix=BUFFER_PREFIX).save(20, encode({"buffer_list": [1]}))
+    shutil.copy(DATA / "checkpoint_0_1_5.pkl", run_dir / "checkpoints" / "checkpoint_step_9.pkl")
+    code, found, rows = listed(run_dir, capsys)
+    assert (code, rows[9]["state"]) == (0, "0.1.5")
+    assert [row["name"] for row in found["buffers"]] == ["buffer_step_20"]
+    assert main(["checkpoints", str(run_dir)]) == 0
+    assert "trieye convert" in capsys.readouterr().out
+
+
+def test_a_run_without_checkpoints_and_one_that_is_not_there(run_dir, tmp_path, capsys):
+    shutil.rmtree(run_dir / "checkpoints")
+    assert main(["checkpoints", str(run_dir)]) == 0
+    assert "no checkpoints" in capsys.readouterr().out
+    assert main(["checkpoints", "frist", "--root", str(tmp_path / "root")]) == 2
+    assert "did you mean 'first'" in capsys.readouterr().err

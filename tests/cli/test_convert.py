@@ -1,0 +1,141 @@
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+import trieye
+from tests.cli.conftest import contents
+from trieye.actor_logic import ActorLogic
+from trieye.cli import main
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.encoding import encode
+from trieye.run_lock import RunLock
+from trieye.serializer import Serializer
+
+DATA = Path(__file__).parents[1] / "persistence" / "data"
+CHECKPOINT, BUFFER = (DATA / f"{name}_0_1_5.pkl" for name in ("checkpoint", "buffer"))
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    """A run of 0.1.5 with checkpoints of steps 9 and 12, the first one the best, and a buffer."""
+    run_dir = tmp_path / "root" / "agents" / "runs" / "run_20250102_030405"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "buffers").mkdir()
+    with_step_12 = CHECKPOINT.read_bytes().replace(b"global_step\x94K\x09", b"global_step\x94K\x0c")
+    assert with_step_12 != CHECKPOINT.read_bytes()
+    for name, content in (
+        ("checkpoints/checkpoint_step_9.pkl", CHECKPOINT.read_bytes()),
+        ("checkpoints/best.pkl", CHECKPOINT.read_bytes()),
+        ("checkpoints/checkpoint_step_12.pkl", with_step_12),
+        ("checkpoints/latest.pkl", with_step_12),
+        ("buffers/buffer_step_9.pkl", BUFFER.read_bytes()),
+        ("buffers/buffer.pkl", BUFFER.read_bytes()),
+    ):
+        (run_dir / name).write_bytes(content)
+    return run_dir
+
+
+def test_without_permission_nothing_is_read_and_the_message_says_how(old_run, capsys):
+    before = contents(old_run)
+    assert main(["convert", str(old_run)]) == 1
+    assert "--allow-pickle" in capsys.readouterr().err
+    assert contents(old_run) == before
+
+
+def test_a_run_is_converted_and_goes_on_while_its_old_files_stay(old_run, tmp_path, capsys):
+    before = contents(old_run)
+    assert main(["convert", "run_20250102_030405", "--root", str(tmp_path / "root"), "--allow-pickle"]) == 0
+    assert "checkpoint_step_12.pkl -> " in capsys.readouterr().out
+    assert {path: content for path, content in contents(old_run).items() if path in before} == before
+    store = CheckpointStore(old_run / "checkpoints")
+    assert [entry.step for entry in store.entries()] == [9, 12]
+    assert (store.latest().step, store.best().step) == (12, 9)
+    config = trieye.TrieyeConfig(
+        app_name="agents",
+        run_name=old_run.name,
+        runtime={"kind": "local"},
+        sinks={},
+        persistence={"root_data_dir": str(tmp_path / "root")},
+    )
+    logic = ActorLogic(config).open()
+    try:
+        loaded = logic.load_initial_state()
+    finally:
+        logic.shutdown("KILLED")
+    assert loaded.checkpoint_data.global_step == 12
+    assert loaded.checkpoint_data.user_data == {"lr": 0.1}
+    assert [row[0].tolist() for row in loaded.buffer_data.buffer_list] == [[0.0, 1.0], [1.0, 2.0]]
+    assert (loaded.buffer_step, loaded.resumed_from) == (9, old_run.name)
+
+
+def test_converting_again_makes_nothing_new(old_run, capsys):
+    assert main(["convert", str(old_run), "--allow-pickle"]) == 0
+    made = contents(old_run)
+    assert main(["convert", str(old_run), "--allow-pickle"]) == 0
+    assert contents(old_run) == made
+
+
+def test_the_environment_may_give_the_permission(old_run, monkeypatch):
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
+    assert main(["convert", str(old_run)]) == 0
+
+
+def test_a_run_that_kept_only_its_last_state_is_converted_with_the_step_inside_it(old_run):
+    for path in [*old_run.glob("*/*_step_*.pkl")]:
+        path.unlink()
+    assert main(["convert", str(old_run), "--allow-pickle"]) == 0
+    assert (old_run / "checkpoints" / "checkpoint_step_12").is_dir()
+    assert (old_run / "buffers" / "buffer_step_12").is_dir()
+
+
+def test_a_file_is_converted_beside_itself_or_elsewhere(tmp_path, capsys):
+    (tmp_path / "downloads").mkdir()
+    for source in (CHECKPOINT, BUFFER):
+        shutil.copy(source, tmp_path / "downloads")
+    for name in (CHECKPOINT.name, BUFFER.name):
+        assert main(["convert", str(tmp_path / "downloads" / name), "--allow-pickle"]) == 0
+    assert Serializer().load_checkpoint(tmp_path / "downloads" / "checkpoint_step_9").global_step == 9
+    assert Serializer().load_buffer(tmp_path / "downloads" / "buffer_step_0").buffer_list
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "downloads" / CHECKPOINT.name), "--allow-pickle", "-o", str(out)]) == 0
+    assert (out / "checkpoint_step_9").is_dir()
+
+
+def test_what_cannot_be_converted_is_named_and_the_rest_is_converted(old_run, capsys):
+    (old_run / "checkpoints" / "checkpoint_step_20.pkl").write_bytes(CHECKPOINT.read_bytes()[:-9])
+    (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))
+    assert main(["convert", str(old_run), "--allow-pickle"]) == 1
+    told = capsys.readouterr()
+    assert "checkpoint_step_20.pkl: it is cut short" in told.err
+    assert "checkpoint_step_30.pkl: it holds a list" in told.err
+    assert [entry.step for entry in CheckpointStore(old_run / "checkpoints").entries()] == [9, 12]
+
+
+def test_an_old_state_never_becomes_the_newest_of_a_run_that_went_on(old_run, tmp_path, capsys):
+    CheckpointStore(old_run / "checkpoints").save(500, encode({"a": 1}))
+    assert main(["convert", str(old_run), "--allow-pickle"]) == 1
+    assert "checkpoint_step_500 was saved since; convert it elsewhere, with --output" in capsys.readouterr().err
+    assert CheckpointStore(old_run / "checkpoints").latest().step == 500
+    assert main(["convert", str(old_run), "--allow-pickle", "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "checkpoint_step_9").is_dir()
+
+
+def test_a_living_run_is_left_alone(old_run, capsys):
+    (old_run / "run.json").write_text("{}")
+    lock = RunLock(old_run / "run.lock").acquire()
+    try:
+        assert main(["convert", str(old_run), "--allow-pickle"]) == 1
+    finally:
+        lock.release()
+    assert str(os.getpid()) in capsys.readouterr().err
+    assert not (old_run / "checkpoints" / "checkpoint_step_9").exists()
+
+
+def test_where_there_is_nothing_to_convert_it_says_so(tmp_path, capsys):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert main(["convert", str(tmp_path / "run"), "--allow-pickle"]) == 2
+    assert "nothing to convert" in capsys.readouterr().err
+    assert main(["convert", "nobody", "--root", str(tmp_path)]) == 2

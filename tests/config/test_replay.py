@@ -1,0 +1,35 @@
+import pytest
+from pydantic import ValidationError
+
+from trieye.config import ReplayConfig
+from trieye.replay.fragments import FragmentRules
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prioritized": {"alpha": 1.0}}, "prioritized.* is only for kind=prioritized, and kind is uniform"),
+        ({"kind": "prioritized", "sequence": {"length": 3}}, "sequence.* is only for kind=sequence"),
+        ({"storage": "mmap"}, "storage_dir is needed for storage=mmap"),
+        ({"storage_dir": "rows"}, "storage_dir is needed for storage=mmap and for no other"),
+        ({"kind": "sequence", "max_reuse": 2}, "kind=sequence has neither"),
+        ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized', 'sequence' or 'fragment'"),
+        ({"gamma": 2}, "less than or equal to 1"),
+    ],
+)
+def test_settings_that_have_no_effect_or_no_sense_are_refused(settings, message):
+    with pytest.raises(ValidationError) as caught:
+        ReplayConfig(**settings)
+    assert message in str(caught.value)
+
+
+def test_defaults_of_other_kinds_may_be_stated():
+    assert ReplayConfig(prioritized={"alpha": 0.6}).kind == "uniform"
+
+
+def test_settings_of_fragments_are_rules_of_their_buffer():
+    config = ReplayConfig(
+        kind="fragment", capacity=7, max_reuse=2, fragment={"fragments_per_chunk": 3, "max_bytes": 99}
+    )
+    expected = FragmentRules(max_chunks=7, max_reuse=2, fragments_per_chunk=3, max_bytes=99)
+    assert FragmentRules(**config.fragment_rules) == expected

@@ -1,0 +1,175 @@
+import numpy as np
+import pytest
+
+from tests.persistence.growing import Log
+from trieye.exceptions import CheckpointError, SerializationError
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.encoding import decode, encode
+from trieye.persistence.manifest import read_manifest
+from trieye.persistence.nodes import StateParts
+from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.retention import Retention
+from trieye.persistence.state_directory import part_file
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path)
+
+
+def save(store, step, log, known):
+    encoded = encode({"log": log, "step": step}, known=known)
+    store.save(step, encoded)
+    return encoded.parts.keys()
+
+
+def restored(store, step):
+    log = Log()
+    log.load_state_dict(store.load(store.path(step))["log"])
+    return log
+
+
+def files_of(store, step):
+    return sorted((store.path(step) / "parts").iterdir())
+
+
+def test_only_what_is_new_is_written_and_the_rest_is_the_same_file(store):
+    log, known = Log(), ()
+    for step in (1, 2, 3):
+        log.extend(1000)
+        known = save(store, step, log, known)
+    assert [len(files_of(store, step)) for step in (1, 2, 3)] == [1, 2, 3]
+    assert files_of(store, 1)[0].samefile(files_of(store, 3)[0])
+    assert restored(store, 3).rows.tolist() == list(range(3000))
+    assert restored(store, 1).rows.tolist() == list(range(1000))
+
+
+def test_a_checkpoint_is_complete_when_all_others_are_gone(store):
+    log, known = Log(), ()
+    for step in (1, 2, 3):
+        log.extend(10)
+        known = save(store, step, log, known)
+    assert store.prune(Retention(keep_last=1)) == [store.path(1), store.path(2)]
+    assert restored(store, 3).rows.tolist() == list(range(30))
+    log.extend(10)
+    save(store, 4, log, known)
+    assert restored(store, 4).rows.tolist() == list(range(40))
+
+
+def test_parts_that_no_longer_hold_are_left_behind(store):
+    log, known = Log(), ()
+    for step in (1, 2):
+        log.extend(10)
+        known = save(store, step, log, known)
+    log.forget(10)
+    save(store, 3, log, known)
+    assert [path.name.split("-")[1:3] for path in files_of(store, 3)] == [["10", "20"]]
+
+
+def test_a_restored_object_goes_on_with_the_parts_it_was_read_from(store):
+    log = Log()
+    log.extend(100)
+    known = save(store, 1, log, ())
+    other = restored(store, 1)
+    other.extend(5)
+    save(store, 2, other, known)
+    assert files_of(store, 1)[0] in [path for path in files_of(store, 1) if path.samefile(files_of(store, 2)[0])]
+    assert restored(store, 2).rows.tolist() == list(range(105))
+
+
+def test_a_part_that_is_gone_is_an_error_and_leaves_nothing(store):
+    log = Log()
+    log.extend(10)
+    known = save(store, 1, log, ())
+    files_of(store, 1)[0].unlink()
+    log.extend(10)
+    with pytest.raises(CheckpointError, match=r"part 'seg-0-10-\w+' was saved earlier and is gone"):
+        save(store, 2, log, known)
+    assert [path.name for path in store.directory.iterdir()] == ["checkpoint_step_1"]
+
+
+def test_a_damaged_part_is_found(store):
+    log = Log()
+    log.extend(10)
+    known = save(store, 1, log, ())
+    log.extend(10)
+    save(store, 2, log, known)
+    newest = files_of(store, 2)[1]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    assert store.latest().step == 1
+
+
+def test_a_part_kept_before_a_stronger_checksum_was_asked_for_gets_it(tmp_path):
+    log = Log()
+    log.extend(10)
+    known = save(CheckpointStore(tmp_path), 1, log, ())
+    save(CheckpointStore(tmp_path, checksum="sha256"), 2, log, known)
+    files = read_manifest(tmp_path / "checkpoint_step_2").files
+    assert all(len(entry.sha256) == 64 for entry in files.values())
+    assert CheckpointStore(tmp_path).latest().step == 2
+
+
+def test_parts_can_be_mapped_and_outlive_the_checkpoint(store):
+    log = Log()
+    log.extend(10)
+    save(store, 1, log, ())
+    held = store.load(store.path(1))["log"]
+    mapped = held.map(held.names[0])
+    store.prune(Retention(keep_last=1))
+    store.save(1, encode({}))
+    assert mapped["row"].tolist() == list(range(10))
+    assert mapped["half"].dtype == np.float64
+    with pytest.raises(ValueError, match="read-only"):
+        mapped["row"][0] = 1
+
+
+def test_without_a_disk_in_between_parts_come_back_as_well():
+    log, other = Log(), Log()
+    log.extend(10)
+    held = decode(encode(log))
+    other.load_state_dict(held)
+    assert other.rows.tolist() == log.rows.tolist()
+    assert not held.map(held.names[0])["row"].flags.writeable
+    with pytest.raises(SerializationError, match="part 'seg-9' is not here"):
+        held.read("seg-9")
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        (StateParts({}, (), {"../escape": {}}), "a part is called '../escape'"),
+        (StateParts({}, ("a",), {"a": {}}), "a part is called 'a'"),
+        (StateParts({}, ("unknown",)), "keeps part 'unknown', which no finished checkpoint holds"),
+    ],
+)
+def test_parts_with_strange_names_are_refused(found, complaint):
+    class Strange:
+        def state_parts(self, known):
+            return found
+
+    with pytest.raises(SerializationError, match=complaint):
+        encode(Strange(), known={"a"})
+
+
+def test_a_growing_object_has_a_directory_of_its_own_that_is_replaced(tmp_path):
+    log, path = Log(), tmp_path / "buffer"
+    for count in (100, 1):
+        log.extend(count)
+        save_parts(path, log)
+    other = Log()
+    other.load_state_dict(load_parts(path))
+    assert other.rows.tolist() == list(range(101))
+    assert len(list((path / "parts").iterdir())) == 2
+    assert [item.name for item in tmp_path.iterdir()] == ["buffer"]
+
+
+def test_a_directory_that_holds_something_else_is_no_buffer(store):
+    store.save(1, encode({"a": 1}))
+    with pytest.raises(SerializationError, match="holds a dict and not what"):
+        load_parts(store.path(1))
+    with pytest.raises(CheckpointError, match="missing"):
+        load_parts(store.path(2))
+
+
+def test_a_part_lies_where_its_name_says():
+    assert part_file("seg-1") == "parts/seg-1.safetensors"

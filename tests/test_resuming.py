@@ -1,0 +1,154 @@
+"""From which state a run goes on, from the config to the first step, and what run.json and the log say of it."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.actor_logic import ActorLogic
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.persistence.run_record import RunRecord
+from trieye.serializer import Serializer
+
+
+def train(config, steps, *, group=None, objective=None, first=None):
+    """Train up to a step, save it, and return the step at which it began and the weights it found."""
+    with trieye.Run(config, group=group) as run:
+        run.restore()
+        began, found = run.step, run.restored.get("weights")
+        if first is not None:
+            assert began == first
+        for step in range(began + 1, steps + 1):
+            run.step = step
+            run.log("loss", 1.0 / step)
+        run.save(weights=np.full(3, float(steps)), objective=objective)
+    return began, None if found is None else float(found[0])
+
+
+def record_of(run_dir):
+    record = RunRecord.read(run_dir / "run.json")
+    assert record is not None
+    return record
+
+
+def run_dir_of(config):
+    return config.persistence.get_run_base_dir()
+
+
+def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, capsys):
+    config = make_config()
+    for steps, objective in ((10, 1.0), (20, 5.0), (30, 2.0)):
+        train(config, steps, objective=objective)
+    back = make_config(persistence={"load_checkpoint_path": "best"})
+    assert train(back, 22, objective=0.0) == (20, 20.0)
+    told = capsys.readouterr()
+    assert "goes back to its own checkpoint checkpoint_step_20 (load_checkpoint_path=best)" in told.out + told.err
+    assert (record_of(run_dir_of(config)).went_back_to, record_of(run_dir_of(config)).went_back_in) == ("best", 4)
+    # the same command again, as a scheduler repeats it
+    assert train(back, 25, objective=0.0) == (22, 22.0)
+    assert "its attempt 4 went back already" in "".join(capsys.readouterr())
+    # started once without, the words mean what they say again
+    assert train(config, 26, objective=0.0) == (25, 25.0)
+    assert record_of(run_dir_of(config)).went_back_to is None
+    assert train(back, 21, objective=0.0) == (20, 20.0)
+    assert record_of(run_dir_of(config)).went_back_in == 7
+
+
+def test_what_came_after_the_state_gone_back_to_is_superseded_in_the_curves(make_config):
+    config = make_config()
+    train(config, 10)
+    train(config, 20)
+    train(make_config(persistence={"load_checkpoint_path": "step:10"}), 12)
+    logic = ActorLogic(config).open()
+    try:
+        assert logic.summary()["loss"]["step"] == 12
+    finally:
+        logic.shutdown("KILLED")
+
+
+def test_a_run_that_was_moved_to_another_root_and_renamed_goes_on(make_config, tmp_path):
+    config = make_config()
+    train(config, 5)
+    before = record_of(run_dir_of(config))
+    shutil.move(tmp_path / "root", tmp_path / "disk" / "data")
+    moved = make_config(persistence={"root_data_dir": str(tmp_path / "disk" / "data")})
+    assert train(moved, 8) == (5, 5.0)
+    run_dir_of(moved).rename(run_dir_of(moved).with_name("renamed"))
+    renamed = make_config(run_name="renamed", persistence={"root_data_dir": str(tmp_path / "disk" / "data")})
+    assert train(renamed, 9) == (8, 8.0)
+    after = record_of(run_dir_of(renamed))
+    assert (after.run_id, after.run_name, after.attempt) == (before.run_id, "renamed", 3)
+    assert not (tmp_path / "root").exists()
+    assert str(tmp_path / "disk") in (after.resumed_from or "")
+
+
+def test_a_copy_of_a_run_in_another_root_goes_on_and_leaves_the_first_alone(make_config, tmp_path):
+    config = make_config(sinks={"tensorboard": {"enabled": True}})
+    train(config, 5)
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    sizes = {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    copied = make_config(
+        sinks={"tensorboard": {"enabled": True}}, persistence={"root_data_dir": str(tmp_path / "copy")}
+    )
+    assert train(copied, 9) == (5, 5.0)
+    assert {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()} == sizes
+    from tests.cli.conftest import curves_in_tensorboard
+
+    assert [step for step, _ in curves_in_tensorboard(run_dir_of(copied))["loss"]] == list(range(1, 10))
+
+
+def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itself(make_config):
+    def member(name):
+        return make_config(run_name=name, persistence={"auto_resume_latest": True})
+
+    train(member("outside"), 3)
+    train(member("one"), 5, group="sweep", first=3)
+    assert train(member("two"), 6, group="sweep") == (3, 3.0)
+    assert train(member("one"), 7, group="sweep") == (5, 5.0)
+    with pytest.raises(ConfigurationError, match="belongs to the sweep"):
+        train(member("one"), 8, group="another sweep")
+
+
+def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(make_config, tmp_path, capsys):
+    for steps, objective in ((10, 5.0), (20, 1.0)):
+        train(make_config(run_name="teacher"), steps, objective=objective)
+    places = {"root_data_dir": str(tmp_path / "new_root"), "resume_dirs": [str(tmp_path / "root")]}
+    student = make_config(run_name="student", persistence={**places, "load_checkpoint_path": "teacher:best"})
+    assert train(student, 12) == (10, 10.0)
+    assert "starts from checkpoint_step_10 of 'teacher'" in "".join(capsys.readouterr())
+    record = record_of(run_dir_of(student))
+    assert (record.went_back_to, record.attempt) == (None, 1)
+    assert str(tmp_path / "root") in (record.resumed_from or "")
+
+
+def test_a_checkpoint_of_the_drop_in_api_is_no_fresh_start_for_a_run(make_config):
+    config = make_config()
+    logic = ActorLogic(config).open()
+    logic.save_training_state(
+        nn_state_dict={"w": 1.0},
+        optimizer_state_dict={},
+        buffer_content=[],
+        global_step=3,
+        episodes_played=0,
+        total_simulations_run=0,
+        is_best=False,
+        save_buffer=False,
+        model_config_dict=None,
+        env_config_dict=None,
+        user_data=None,
+    )
+    logic.shutdown("KILLED")
+    with pytest.raises(CheckpointError, match=r"saved by save_training_state.*Serializer\(\)\.load_checkpoint"):
+        train(config, 5)
+    loaded = Serializer().load_checkpoint(logic.files.paths.get_checkpoint_path(3))
+    assert loaded is not None
+    assert loaded.model_state_dict == {"w": 1.0}
+
+
+def test_a_run_that_had_finished_says_so(make_config, capsys):
+    config = make_config()
+    train(config, 5)
+    train(config, 8)
+    assert "run 'run', which had finished, goes on from its own newest checkpoint" in "".join(capsys.readouterr())
+    assert record_of(run_dir_of(config)).status_before == "FINISHED"

@@ -1,0 +1,194 @@
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trieye.exceptions import RunInterrupted
+from trieye.signals import (
+    STOP_SIGNALS,
+    LeaveOnSignal,
+    StopSignals,
+    children_outlive_signals,
+    exit_code_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_a_program_has_them():
+    """Let every signal do what it does in a new process, and put back what the test runner has."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stopping(**settings):
+    asked = []
+    return StopSignals(asked.append, "stopping", **settings), asked
+
+
+@pytest.mark.parametrize(
+    ("number", "requeue", "code"),
+    [
+        (signal.SIGINT, None, 130),
+        (signal.SIGINT, 75, 130),
+        (signal.SIGTERM, None, 143),
+        (signal.SIGTERM, 75, 75),
+        (signal.SIGUSR1, None, 128 + signal.SIGUSR1),
+        (signal.SIGUSR1, 0, 0),
+        (signal.SIGXCPU, 75, 75),
+    ],
+)
+def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(number, requeue, code, capsys):
+    stops, asked = stopping(requeue_exit_code=requeue)
+    before = signal.getsignal(number)
+    with stops:
+        signal.raise_signal(number)
+    assert asked == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
+    assert f"{signal.Signals(number).name}: stopping" in capsys.readouterr().err
+    assert signal.getsignal(number) is before or number == signal.SIGXCPU
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request():
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+    assert asked == [143]
+
+
+def test_the_second_request_does_what_the_signal_did_before(monkeypatch):
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    monkeypatch.setattr("trieye.signals.SAME_WITHIN_S", -1.0)
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert (seen, asked) == (["before"], [128 + signal.SIGUSR1])
+
+
+def test_ctrl_c_after_another_signal_stops_at_once():
+    stops, _ = stopping()
+    with pytest.raises(KeyboardInterrupt), stops:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
+    stops, asked = stopping()
+    with stops:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGXCPU)
+    signal.raise_signal(signal.SIGXCPU)
+    assert asked == [128 + signal.SIGXCPU]
+
+
+def test_a_programs_own_handler_of_sigusr1_is_left_alone():
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    stops, asked = stopping()
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    with stops:
+        signal.raise_signal(signal.SIGUSR1)
+    leave.give_back()
+    assert (seen, asked) == ([signal.SIGUSR1], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU])
+def test_outside_of_a_loop_a_signal_leaves_the_program(number, capsys):
+    leave = LeaveOnSignal("leaving run 'a'", requeue_exit_code=75)
+    leave.take()
+    with pytest.raises(RunInterrupted, match="leaving run 'a'") as left:
+        signal.raise_signal(number)
+    leave.give_back()
+    assert isinstance(left.value, SystemExit)
+    assert left.value.code == left.value.exit_code == 75
+    assert signal.Signals(number).name in capsys.readouterr().err
+    assert signal.getsignal(number) in {signal.SIG_DFL, signal.SIG_IGN}
+
+
+def test_the_handler_of_ray_gives_way_and_comes_back():
+    def of_ray(number, frame):
+        raise AssertionError("Ray would end everything")
+
+    of_ray.__module__ = "ray._private.node"
+    signal.signal(signal.SIGTERM, of_ray)
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    with pytest.raises(RunInterrupted):
+        signal.raise_signal(signal.SIGTERM)
+    leave.give_back()
+    assert signal.getsignal(signal.SIGTERM) is of_ray
+
+
+def test_a_program_that_does_not_catch_it_ends_with_its_code_and_without_a_traceback():
+    code = "from trieye.exceptions import RunInterrupted; raise RunInterrupted('stopped', 75)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+SLEEPER = "import sys; print('up', flush=True); sys.stdin.read()"
+OUTLIVING = f"import trieye.signals; trieye.signals.outlive_signals(); {SLEEPER}"
+
+
+def start(code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    return process
+
+
+def test_children_outlive_the_signals_of_a_scheduler_and_the_handler_of_sigterm_is_kept():
+    before = signal.getsignal(signal.SIGTERM)
+    with children_outlive_signals():
+        masked = start(SLEEPER)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as `ray.init` does
+    unmasked = start(SLEEPER)
+    handling = start(OUTLIVING)
+    for process in (masked, unmasked, handling):
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+    for process in (masked, unmasked, handling):
+        process.communicate("", timeout=20)
+    assert masked.returncode == handling.returncode == 0
+    assert unmasked.returncode in {-signal.SIGUSR1, -signal.SIGTERM}
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_comes_while_children_start_waits_and_is_not_lost():
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    reached = False
+    with pytest.raises(RunInterrupted), children_outlive_signals():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        reached = True
+    leave.give_back()
+    assert reached
+
+
+def test_a_handler_of_ray_that_ends_the_program_while_it_starts_is_taken_for_the_signal():
+    leave = LeaveOnSignal("leaving", requeue_exit_code=75)
+    leave.take()
+    with pytest.raises(RunInterrupted) as left, children_outlive_signals():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as it is in the other threads
+        signal.raise_signal(signal.SIGTERM)
+    leave.give_back()
+    assert left.value.exit_code == 75
+
+
+def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():
+    code = (
+        "import subprocess, sys; from trieye.signals import let_sigterm_through; let_sigterm_through()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "child.terminate(); print(child.wait())"
+    )
+    with children_outlive_signals():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.strip() == str(-signal.SIGTERM)

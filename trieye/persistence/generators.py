@@ -1,0 +1,134 @@
+"""The states of random generators that are objects: NumPy's, Python's and torch's, as plain data."""
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trieye.exceptions import SerializationError
+
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_NUMPY, _LEGACY, _PYTHON, _TORCH = (
+    "numpy.random.Generator",
+    "numpy.random.RandomState",
+    "random.Random",
+    "torch.Generator",
+)
+_ERRORS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
+
+
+def generator_state(value: Any) -> dict[str, Any] | None:
+    """Return the state of a generator, or None for anything else.
+
+    Known are `np.random.Generator` on a bit generator of NumPy's own, `np.random.RandomState`, `random.Random` and
+    `torch.Generator`, not their subclasses. The state holds dicts, tuples, numbers, strings and arrays that nobody
+    changes; its key `generator` says what it is of.
+    """
+    if type(value) is np.random.Generator:
+        return _numpy_state(_NUMPY, value.bit_generator)
+    if type(value) is np.random.RandomState:
+        state = _numpy_state(_LEGACY, value._bit_generator)  # noqa: SLF001 - no public name
+        return None if state is None else state | {"legacy": value.get_state(legacy=False)}
+    if type(value) is random.Random:
+        return {"generator": _PYTHON, "state": value.getstate()}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, _class_of(torch)):
+        return {"generator": _TORCH, "device": str(value.device), "state": value.get_state().numpy().copy()}
+    return None
+
+
+def set_generator_state(generator: Any, held: Any) -> None:
+    """Bring a generator to a state.
+
+    Args:
+        generator: One that `generator_state` knows.
+        held: What `generator_state` returned, or another generator of the same kind.
+
+    Raises:
+        SerializationError: The state is not one of such a generator; the message says of which it is.
+    """
+    own = generator_state(generator)
+    state = held if isinstance(held, Mapping) else generator_state(held)
+    if own is None or state is None or own["generator"] != state.get("generator"):
+        found = type(held).__name__ if state is None else state.get("generator", "something else")
+        raise SerializationError(f"the saved state of a {found} cannot be given to a {_name(generator, own)}")
+    try:
+        _set(generator, own["generator"], state)
+    except _ERRORS as error:
+        raise SerializationError(
+            f"the saved state cannot be given to this {_name(generator, own)}: {error}; make it as it was made before"
+        ) from error
+
+
+def new_generator(state: Mapping[str, Any]) -> Any:
+    """Return a generator in a state that `generator_state` returned.
+
+    A torch generator of a device that is not there comes back as its state, which `set_generator_state` takes.
+
+    Raises:
+        SerializationError: The state is not whole, or of a generator that is not known.
+    """
+    try:
+        generator = _new(state)
+    except _ERRORS as error:
+        raise SerializationError(f"the saved state of a random generator does not fit together: {error!r}") from error
+    if generator is None:
+        return dict(state)
+    set_generator_state(generator, state)
+    return generator
+
+
+def _class_of(torch: Any) -> Any:
+    return getattr(torch, "Generator", ())  # it lacks one half-way through its import in another thread
+
+
+def _numpy_state(name: str, bits: Any) -> dict[str, Any] | None:
+    kind = type(bits).__name__
+    if kind not in _BIT_GENERATORS or type(bits) is not getattr(np.random, kind):
+        return None
+    seeds = bits.seed_seq
+    # `spawn` depends on it, and the state of a bit generator leaves it out
+    spawning = type(seeds) is np.random.SeedSequence
+    return {"generator": name, "state": bits.state, "seeds": seeds.state if spawning else None}
+
+
+def _set(generator: Any, kind: str, state: Mapping[str, Any]) -> None:
+    if kind == _PYTHON:
+        generator.setstate(state["state"])
+    elif kind == _TORCH:
+        import torch
+
+        generator.set_state(torch.from_numpy(np.array(state["state"])))
+    else:
+        bits = generator._bit_generator if kind == _LEGACY else generator.bit_generator  # noqa: SLF001 - no public name
+        bits.state = state["state"]
+        if state["seeds"] is not None:
+            bits.__setstate__((state["state"], np.random.SeedSequence(**state["seeds"])))
+        if kind == _LEGACY:
+            generator.set_state(state["legacy"])
+
+
+def _new(state: Mapping[str, Any]) -> Any:
+    kind = state["generator"]
+    if kind == _PYTHON:
+        return random.Random()  # noqa: S311 - it continues somebody's training
+    if kind == _TORCH:
+        import torch
+
+        try:
+            return torch.Generator(device=state["device"])
+        except RuntimeError:
+            return None
+    if kind not in {_NUMPY, _LEGACY} or state["state"]["bit_generator"] not in _BIT_GENERATORS:
+        raise ValueError(f"generator {kind!r} is not known")
+    bits = getattr(np.random, state["state"]["bit_generator"])(0)
+    return np.random.Generator(bits) if kind == _NUMPY else np.random.RandomState(bits)
+
+
+def _name(generator: Any, own: Mapping[str, Any] | None) -> str:
+    if own is None:
+        return type(generator).__name__
+    on = f" on {own['state']['bit_generator']}" if own["generator"] in {_NUMPY, _LEGACY} else ""
+    return f"{own['generator']}{on}"

@@ -1,0 +1,46 @@
+"""One growing object as a directory of its own; a run's checkpoint holds the same files beside others."""
+
+from pathlib import Path
+from typing import Any
+
+from trieye.exceptions import CheckpointError, SerializationError
+from trieye.persistence.atomic import recover, replaced
+from trieye.persistence.decoding import decode
+from trieye.persistence.encoding import encode
+from trieye.persistence.manifest import read_manifest
+from trieye.persistence.parts import Growing, SavedParts
+from trieye.persistence.state_directory import load_state, parts_in, save_state
+
+
+def save_parts(path: Path, growing: Growing) -> Path:
+    """Write an object as the directory `path`, whole or not at all; of what is there already only the new is written.
+
+    Raises:
+        SerializationError: The disk is full, or the directory cannot be written; what was there is untouched.
+    """
+    recover(path.parent, path.name)
+    return save_state(path, encode(growing, copy=False, known=_known(path)))
+
+
+def load_parts(path: Path) -> SavedParts:
+    """Verify the directory `path` and return what `save_parts` wrote, for the object's `load_state_dict`.
+
+    Where a kill ended `save_parts` while it replaced the directory, that is what was there before.
+
+    Raises:
+        CheckpointError: There is no such directory, or a file of it is missing or damaged.
+        SerializationError: It holds something else.
+    """
+    held: Any = decode(load_state(replaced(path.parent).get(path.name, path)), copy=False)
+    if not isinstance(held, SavedParts):
+        raise SerializationError(f"{path} holds a {type(held).__name__} and not what save() of a buffer wrote")
+    return held
+
+
+def _known(path: Path) -> set[str]:
+    try:
+        names = read_manifest(path).part_names
+    except CheckpointError:  # none yet, or not whole: everything is written
+        return set()
+    find = parts_in([path])
+    return {name for name in names if find(name) is not None}  # what somebody has deleted or cut is written again
