@@ -1,5 +1,6 @@
 """Ring: the memory of a replay buffer, one preallocated array for each key."""
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
+from trieye.replay.memory import Memory
 from trieye.replay.schema import Column, check_keys
 
 # One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the gain is gone
@@ -23,7 +25,7 @@ class Ring:
     Small rows lie packed, one record after the other, so that a draw touches each row once.
     """
 
-    def __init__(self, capacity: int, columns: Iterable[Column]) -> None:
+    def __init__(self, capacity: int, columns: Iterable[Column], memory: Memory) -> None:
         self.columns = {column.name: column for column in columns}
         self.capacity = capacity
         if not self.columns:
@@ -31,14 +33,15 @@ class Ring:
         layout = {name: (column.dtype, column.shape) for name, column in self.columns.items()}
         record = np.dtype({"names": list(layout), "formats": list(layout.values())}, align=True)
         self.is_packed = record.itemsize <= MAX_PACKED_BYTES
-        try:
-            self.records = np.empty(capacity, record) if self.is_packed else None
-            self.cells = {name: self._allocate(column) for name, column in self.columns.items()}
-        except MemoryError as error:
-            raise ConfigurationError(
-                f"replay capacity {capacity:_} rows of {record.itemsize} bytes needs "
-                f"{capacity * record.itemsize / 2**30:.1f} GiB, more than there is; lower replay.capacity"
-            ) from error
+        self.records = memory.allocate("rows", (capacity,), record) if self.is_packed else None
+        self.cells = {
+            name: memory.allocate(f"key.{name}", (capacity, *column.shape), column.dtype)
+            if self.records is None
+            else self.records[name]
+            for name, column in self.columns.items()
+        }
+        self.unread: UnreadRows | None = None
+        """Rows that lie in a file still; each is read when it is asked for."""
         self._lanes = [_fast_lane(column) for column in self.columns.values()]
 
     def write_row(self, slot: int, row: Mapping[str, Any]) -> None:
@@ -59,44 +62,48 @@ class Ring:
             raise
         if len(values) != len(row):
             check_keys(row, self.columns)
+        if self.unread is not None:
+            self.unread.forget(slot, 1)
         if self.records is not None:
             self.records[slot] = tuple(values)
             return
         for cells, value in zip(self.cells.values(), values, strict=True):
             cells[slot] = value
 
-    def write_rows(self, first: int, rows: Mapping[str, Any]) -> int:
-        """Copy rows, arrays `[n, ...]`, into the slots from `first` on, around the end of the ring, and return `n`."""
+    def conform(self, rows: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], int]:
+        """Return rows as arrays `[n, ...]` of the columns' dtypes, and `n`; those that fit already are not copied.
+
+        Raises:
+            ConfigurationError: A key is unknown or missing, or an array has another length, shape or kind.
+        """
         check_keys(rows, self.columns)
         arrays = {name: np.asarray(rows[name]) for name in self.columns}
-        count = _row_count(arrays)
+        count = row_count(arrays)
         for name, dtype, shape, *_ in self._lanes:
             if arrays[name].dtype is not dtype or arrays[name].shape[1:] != shape:
                 arrays[name] = self.columns[name].conform(arrays[name], rows=count)
-        kept = min(count, self.capacity)
-        start = (first + count - kept) % self.capacity
-        before_end = min(kept, self.capacity - start)
-        for name, array in arrays.items():
-            newest = array if kept == count else array[count - kept :]
-            self.cells[name][start : start + before_end] = newest[:before_end]
-            if before_end < kept:
-                self.cells[name][: kept - before_end] = newest[before_end:]
-        return count
+        return arrays, count
+
+    def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Copy conforming rows, not more than the capacity, into the slots from `first` on, around the end."""
+        before_end = min(count, self.capacity - first)
+        if self.unread is not None:
+            self.unread.forget(first, count)
+        for name, array in rows.items():
+            cells = self.cells[name]
+            cells[first : first + before_end] = array[:before_end]
+            if before_end < count:
+                cells[: count - before_end] = array[before_end:]
 
     def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
-        """Return rows in the order of their ids, as views of this memory unless they go around its end."""
+        """Return copies of rows in the order of their ids, column by column."""
         start = first_id % self.capacity
+        if self.unread is not None:
+            self.unread.read_into(self.cells, np.arange(start, start + count))
         around = max(start + count - self.capacity, 0)
         if not around:
-            return {name: cells[start : start + count] for name, cells in self.cells.items()}
+            return {name: np.array(cells[start : start + count], order="C") for name, cells in self.cells.items()}
         return {name: np.concatenate((cells[start:], cells[:around])) for name, cells in self.cells.items()}
-
-    def restore(self, end_id: int, rows: Mapping[str, NDArray[Any]]) -> int:
-        """Put rows, which end before `end_id`, back into their slots; return how many of them fit."""
-        kept = min(len(next(iter(rows.values()))), self.capacity)
-        for name, cells in self.cells.items():
-            cells[np.arange(end_id - kept, end_id) % self.capacity] = rows[name][len(rows[name]) - kept :]
-        return kept
 
     def gather(self, slots: NDArray[np.int64], keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         """Copy rows out; slots beyond the capacity wrap around once.
@@ -110,24 +117,68 @@ class Ring:
         Returns:
             The data by key, and the block of records that it views or None.
         """
+        if (unread := self.unread) is not None:
+            unread.read_into(self.cells, slots)
+            self.unread = unread if unread.count else None
         if self.records is not None:  # mode="wrap" also spares NumPy the buffering that mode="raise" does with `out`
             block = self.records.take(slots, out=block, mode="wrap")
             return {name: block[name] for name in keys}, block
         take = {name: None if out is None else out[name] for name in keys}
         return {name: self.cells[name].take(slots, axis=0, out=take[name], mode="wrap") for name in keys}, None
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of memory of all columns."""
-        return self.records.nbytes if self.records is not None else sum(cells.nbytes for cells in self.cells.values())
 
-    def _allocate(self, column: Column) -> NDArray[Any]:
-        if self.records is not None:
-            return self.records[column.name]
-        return np.empty((self.capacity, *column.shape), column.dtype)
+class UnreadRows:
+    """Rows of saved parts that were not copied into a ring yet.
+
+    Args:
+        capacity: Slots of the ring.
+        low: Id of the oldest row of the ring.
+        parts: First id and arrays by key of each part, ascending; the arrays are maps of files.
+    """
+
+    def __init__(self, capacity: int, low: int, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> None:
+        self._capacity, self._low = capacity, low
+        self._starts = np.array([first for first, _ in parts], np.int64)
+        self._parts = [rows for _, rows in parts]
+        self._is_unread = np.zeros(capacity, np.bool_)
+        for first, rows in parts:
+            ids = np.arange(max(first, low), first + row_count(rows))
+            self._is_unread[ids % capacity] = True
+        self.count = int(np.count_nonzero(self._is_unread))
+        self._lock = threading.Lock()  # a thread that copies batches ahead reads rows too
+
+    def forget(self, first: int, count: int) -> None:
+        """Take note that slots, around the end of the ring, are overwritten."""
+        slots = np.arange(first, first + count) % self._capacity
+        with self._lock:
+            self.count -= int(np.count_nonzero(self._is_unread[slots]))
+            self._is_unread[slots] = False
+
+    def read_into(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
+        """Copy those of the rows, slots `[n]` below twice the capacity, that were not copied before."""
+        slots = slots % self._capacity
+        with self._lock:
+            slots = np.unique(slots[self._is_unread[slots]])
+            if slots.size:
+                self._copy(cells, slots)
+            self._is_unread[slots] = False
+            self.count -= slots.size
+
+    def _copy(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
+        ids = self._low + (slots - self._low) % self._capacity
+        homes = np.searchsorted(self._starts, ids, side="right") - 1
+        for home in np.unique(homes).tolist():
+            here = homes == home
+            for name, rows in self._parts[home].items():
+                cells[name][slots[here]] = rows[ids[here] - self._starts[home]]
 
 
-def _row_count(arrays: Mapping[str, NDArray[Any]]) -> int:
+def row_count(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the length that all arrays have.
+
+    Raises:
+        ConfigurationError: They differ, or one has no axis of rows.
+    """
     counts = {array.shape[:1] for array in arrays.values()}
     if len(counts) != 1 or () in counts:
         found = ", ".join(f"{name} {list(array.shape[:1])}" for name, array in arrays.items())

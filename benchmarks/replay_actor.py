@@ -1,0 +1,227 @@
+"""Inserting through a replay actor and sampling from it on the same machine, against RLlib in the same run.
+
+Two Ray processes insert 64 rows with each call, while a third one draws 64 rows fifty times a second. Our writers put
+calls together, as they do by default; the peer is an actor around RLlib's `EpisodeReplayBuffer`, which takes each call
+as a piece of an episode, with four calls under way. Without RLlib and what it needs (dm_tree, lz4, scipy) there are
+only our own figures.
+
+Sampling is compared with `np.take` of as many rows, out of memory of the same kind and size, into memory that is used
+again. `take_private` is the same out of memory that cannot be shared: NumPy gets huge pages for it, and shared memory
+has them only where /sys/kernel/mm/transparent_hugepage/shmem_enabled says so. Figures are thousand rows per second,
+medians of interleaved rounds. Prints one JSON line.
+"""
+
+import json
+import logging
+import mmap
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+
+from trieye.replay.remote import RemoteReplay
+
+BATCH, INFLIGHT, NUM_WRITERS = 64, 4, 2
+CONSUMER_PAUSE_S = 0.02
+ROUNDS, SECONDS = 3, 2.0
+SAMPLE, AHEAD, SAMPLE_ROUNDS, SAMPLE_SECONDS = 256, 32, 21, 0.15
+SHAPES = {"cartpole": ((4,), np.float32, 100_000), "atari": ((84, 84, 4), np.uint8, 3_000)}
+GOALS = {"insert_cartpole": 5.0, "insert_atari": 1.5, "sample_atari": 0.8}
+
+
+def rows_of(shape: tuple[int, ...], dtype: Any, count: int) -> dict[str, Any]:
+    """Return rows of random observations."""
+    obs = np.random.default_rng(0).integers(0, 255, (count + 1, *shape)).astype(dtype)
+    return {
+        "obs": obs[:-1],
+        "next_obs": obs[1:],
+        "action": np.zeros(count, np.int64),
+        "reward": np.ones(count, np.float32),
+        "terminated": np.zeros(count, np.bool_),
+    }
+
+
+class OurWriter:
+    """Inserts through a `Writer`."""
+
+    def __init__(self, replay: RemoteReplay, shape: tuple[int, ...], dtype: Any) -> None:
+        self.writer = replay.writer(max_inflight=INFLIGHT)
+        self.rows = rows_of(shape, dtype, BATCH)
+
+    def insert(self, seconds: float) -> float:
+        """Return rows per second that were acknowledged."""
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            self.writer.extend(self.rows)
+            count += BATCH
+        self.writer.flush()
+        return count / (time.perf_counter() - start)
+
+
+class PeerWriter:
+    """Inserts pieces of episodes into the peer's actor."""
+
+    def __init__(self, actor: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        self.actor = actor
+        self.rows = rows_of(shape, dtype, BATCH)
+
+    def insert(self, seconds: float) -> float:
+        """Return rows per second that were acknowledged."""
+        from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+        count, start, under_way = 0, time.perf_counter(), deque[Any]()
+        observations = [*self.rows["obs"], self.rows["next_obs"][-1]]
+        while time.perf_counter() - start < seconds:
+            piece = SingleAgentEpisode(
+                observations=observations,
+                actions=list(self.rows["action"]),
+                rewards=list(self.rows["reward"]),
+                terminated=True,
+                len_lookback_buffer=0,
+            )
+            under_way.append(self.actor.add.remote(piece))
+            if len(under_way) > INFLIGHT:
+                ray.get(under_way.popleft())
+            count += BATCH
+        ray.get(list(under_way))
+        return count / (time.perf_counter() - start)
+
+
+class Consumer:
+    """Draws batches at the pace of a learner."""
+
+    def __init__(self, replay: RemoteReplay | None, actor: Any) -> None:
+        self.reader = None if replay is None else replay.reader()
+        self.actor = actor
+
+    def draw(self, seconds: float) -> int:
+        """Return the number of batches."""
+        count, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if self.reader is not None:
+                self.reader.sample(BATCH)
+            else:
+                ray.get(self.actor.sample.remote(num_items=BATCH))
+            count += 1
+            time.sleep(CONSUMER_PAUSE_S)
+        return count
+
+
+def start_peer(capacity: int) -> Any:
+    """Return the peer's actor, None if it is not installed."""
+    try:
+        from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+    except ImportError:
+        return None
+    return ray.remote(num_cpus=0)(EpisodeReplayBuffer).remote(capacity=capacity)
+
+
+def measure_inserts(name: str) -> dict[str, list[float]]:
+    """Return the inserts per second of each side, round by round."""
+    shape, dtype, capacity = SHAPES[name]
+    replay = RemoteReplay.start({"default": {"capacity": capacity}})
+    sides = {"ours": (OurWriter, Consumer, replay)}
+    if (peer := start_peer(capacity)) is not None:
+        sides["rllib"] = (PeerWriter, Consumer, peer)
+    crews = {}
+    for side, (writer, consumer, place) in sides.items():
+        writers = [ray.remote(num_cpus=0)(writer).remote(place, shape, dtype) for _ in range(NUM_WRITERS)]
+        ours, theirs = (place, None) if side == "ours" else (None, place)
+        crews[side] = (writers, ray.remote(num_cpus=0)(consumer).remote(ours, theirs))
+        ray.get([each.insert.remote(0.3) for each in writers])
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(ROUNDS):
+        for side, (writers, consumer) in crews.items():
+            drawn = consumer.draw.remote(SECONDS)
+            speeds[side].append(sum(ray.get([each.insert.remote(SECONDS) for each in writers])) / 1000)
+            ray.get(drawn)
+    replay.close()
+    if peer is not None:
+        ray.kill(peer)
+    return speeds
+
+
+def rows_per_ms(act: Callable[[], object]) -> float:
+    """Repeat for some time and return thousand rows per second."""
+    calls, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < SAMPLE_SECONDS:
+        act()
+        calls += 1
+    return calls * SAMPLE / elapsed / 1000
+
+
+def shared(array: Any) -> Any:
+    """Return a copy in memory that other processes could read."""
+    descriptor = os.memfd_create("benchmark")
+    os.ftruncate(descriptor, array.nbytes)
+    memory = mmap.mmap(descriptor, array.nbytes)
+    os.close(descriptor)
+    copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def measure_samples(name: str) -> dict[str, float]:
+    """Return the speed of a reader in this process, and that of `np.take`."""
+    shape, dtype, capacity = SHAPES[name]
+    replay = RemoteReplay.start({"default": {"capacity": capacity}})
+    rows = rows_of(shape, dtype, 500)
+    with replay.writer() as writer:
+        for _ in range(capacity // 500):
+            writer.extend(rows)
+    reader = replay.reader(ahead=AHEAD)
+    batch = reader.sample(SAMPLE)
+    private = {key: np.repeat(array[:1], capacity, axis=0) for key, array in rows.items()}
+    public = {key: shared(array) for key, array in private.items()}
+    out = {key: np.empty((SAMPLE, *array.shape[1:]), array.dtype) for key, array in private.items()}
+    dice = np.random.default_rng(0)
+
+    def take(cells: dict[str, Any]) -> None:
+        slots = dice.integers(0, capacity, SAMPLE)
+        for key, array in cells.items():
+            array.take(slots, axis=0, out=out[key], mode="wrap")
+
+    sides: dict[str, Callable[[], object]] = {
+        "sample": lambda: reader.sample(SAMPLE, out=batch),
+        "take": lambda: take(public),
+        "take_private": lambda: take(private),
+    }
+    for act in sides.values():  # the first touch of each page
+        rows_per_ms(act)
+    rounds = [{side: rows_per_ms(act) for side, act in sides.items()} for _ in range(SAMPLE_ROUNDS)]
+    reader.close()
+    replay.close()
+    figures = {side: round(statistics.median(each[side] for each in rounds), 1) for side in sides}
+    for limit in ("take", "take_private"):
+        figures[f"of_{limit}"] = round(statistics.median(each["sample"] / each[limit] for each in rounds), 2)
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, logging_level=logging.ERROR
+    )
+    figures: dict[str, Any] = {"benchmark": "replay_actor", "unit": "thousand rows/s"}
+    ratio: dict[str, float] = {}
+    for name in SHAPES:
+        speeds = measure_inserts(name)
+        figures[f"insert_{name}"] = {side: round(statistics.median(values), 1) for side, values in speeds.items()}
+        if "rllib" in speeds:
+            pairs = zip(speeds["ours"], speeds["rllib"], strict=True)
+            ratio[f"insert_{name}"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
+        figures[f"sample_{name}"] = measure_samples(name)
+        ratio[f"sample_{name}"] = figures[f"sample_{name}"]["of_take"]
+    goal = {key: f"ratio >= {least}" for key, least in GOALS.items() if key in ratio}
+    met = all(ratio[key] >= GOALS[key] for key in goal)
+    print(json.dumps({**figures, "ratio": ratio, "goal": goal, "met": met}))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

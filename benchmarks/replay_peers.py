@@ -1,0 +1,275 @@
+"""Replay buffers against those of other libraries: adding, drawing, memory and saving, CartPole rows and Atari frames.
+
+All sides take turns in one process, of an environment in `.peers/replay` that is made on first use: NumPy, torch and
+trieye are those of this one. A peer that does not install or fails is left out and named in `skipped`. `take` is what
+there is at most: `np.take` of as many rows into memory that is used again. `sample_out` draws into an earlier batch.
+`fragmented`: between blocks of memory of all sizes that others hold; `mapped`: the allocator maps each batch anew.
+
+Speeds are thousand rows per CPU second with one thread, medians of interleaved rounds; `ratios` are medians of those
+of each round. Memory is what the process grew by, as a multiple of the bytes of the rows. Saving is wall-clock time;
+only trieye's is on the disk when it returns. The goals of the actor are in `replay_actor.py`. Prints one JSON line.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer.replay_environment import installed
+from peer.replay_sides import BATCH, BLOCK, SIDES, Case, Cpprb, Sb3, Side, Take, Tianshou, Torchrl, Trieye
+
+CASES = {"cartpole": Case((4,), np.float32, 100_000), "atari": Case((84, 84, 4), np.uint8, 4_000)}
+ROWS_OF = {"add": 1, "extend": BLOCK, "sample": BATCH, "sample_out": BATCH, "prioritized": BATCH}
+AT_LEAST = {
+    "cartpole add / sb3": 2.0,
+    "atari add / sb3": 2.0,
+    "cartpole extend / cpprb": 5.0,
+    "atari extend / cpprb": 1.0,
+    "cartpole sample / cpprb": 1.6,
+    "atari sample / take": 0.95,
+    "atari sample_out / take": 0.95,
+    "atari fragmented sample / take": 0.95,
+    "atari fragmented sample_out / take": 0.95,
+    "atari mapped sample / take": 0.95,
+    "atari mapped sample_out / take": 0.95,
+    "cartpole prioritized / tianshou": 1.1,
+    "atari prioritized / cpprb": 1.0,
+    "million prioritized, M rows/s": 1.0,
+    "atari save of 1 % / torchrl": 10.0,
+    "atari load / torchrl": 1.0,
+}
+AT_MOST = {
+    "atari memory / payload": 1.02,
+    "atari dedup_next memory / payload": 0.52,
+    "atari save of 1 % / full save": 0.05,
+}
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
+
+
+class Bench:
+    """What was measured so far.
+
+    Args:
+        rounds: Turns of each side.
+        seconds: CPU time of a figure in a round.
+    """
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self.rounds, self.seconds = rounds, seconds
+        self.figures: dict[str, Any] = {}
+        self.ratios: dict[str, float] = {}
+        self.skipped: dict[str, str] = {}
+
+    def made(self, makers: Mapping[str, Callable[[], Side]]) -> dict[str, Side]:
+        """Return full buffers of those that can be made."""
+        sides = {}
+        for name, make in makers.items():
+            try:
+                side = make()
+                fill(side)
+            except Exception as error:  # noqa: BLE001 - whatever a peer raises, the others are measured
+                self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
+            else:
+                sides[name] = side
+        return sides
+
+    def compare(self, title: str, sides: Mapping[str, Side], figures: Iterable[str]) -> None:
+        """Measure all sides in turn, and the ratios of trieye to the others."""
+        for figure in figures:
+            acts = {name: getattr(side, figure) for name, side in sides.items() if hasattr(side, figure)}
+            speeds: dict[str, list[float]] = {name: [] for name in acts}
+            for _ in range(self.rounds):
+                for name, act in acts.items():
+                    speeds[name].append(thousands_per_s(act, rows=ROWS_OF[figure], seconds=self.seconds))
+            self.figures[f"{title} {figure}"] = {name: statistics.median(values) for name, values in speeds.items()}
+            for name in speeds.keys() - {"trieye"}:
+                self.ratio(f"{title} {figure} / {name}", speeds["trieye"], speeds[name])
+
+    def ratio(self, name: str, ours: list[float], others: list[float]) -> None:
+        """Take note of the median of the ratios of each round."""
+        self.ratios[name] = statistics.median(one / other for one, other in zip(ours, others, strict=True))
+
+
+def thousands_per_s(act: Callable[[], object], *, rows: int, seconds: float) -> float:
+    """Repeat for some CPU seconds and return thousand rows per second."""
+    act()
+    calls, some, start = 0, 1, time.process_time()  # all of it is computing, and whoever else computes is left out
+    while (elapsed := time.process_time() - start) < seconds:
+        for _ in range(some):
+            act()
+        calls += some
+        some = min(calls, 64)
+    return calls * rows / elapsed / 1000
+
+
+def fill(side: Side) -> None:
+    """Add as many rows as the buffer holds."""
+    for _ in range(-(-side.case.capacity // BLOCK) if hasattr(side, "extend") else 0):
+        side.extend()
+
+
+def uniform(bench: Bench, name: str, case: Case) -> None:
+    """Measure adding, drawing, and how much memory each side takes."""
+    sides: dict[str, Side] = {}
+    memory = {}
+    for peer, kind in SIDES.items():
+        if peer == "rllib" and name == "atari":
+            continue  # it takes minutes
+        before = resident_bytes()
+        sides |= bench.made({peer: lambda kind=kind: kind(case)})
+        memory[peer] = (resident_bytes() - before) / payload_bytes(case)
+    bench.figures[f"{name} memory / payload"] = memory
+    bench.ratios[f"{name} memory / payload"] = memory["trieye"]
+    bench.compare(name, sides, ["add", "extend"])
+    sides["take"] = Take(case)
+    bench.compare(name, sides, ["sample", "sample_out"])
+    if name == "atari":
+        few = {side: sides[side] for side in ("trieye", "cpprb", "take") if side in sides}
+        blocks = fragmented()
+        bench.compare("atari fragmented", few, ["sample", "sample_out"])
+        del blocks
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
+        bench.compare("atari mapped", few, ["sample", "sample_out"])
+
+
+def fragmented() -> list[Any]:
+    """Return blocks of memory, between which as many others were given back."""
+    dice = random.Random(0)
+    blocks = [np.ones(int(2 ** dice.uniform(6, 23)), np.uint8) for _ in range(400)]
+    dice.shuffle(blocks)
+    del blocks[::2]
+    return blocks
+
+
+def prioritized(bench: Bench, name: str, case: Case) -> None:
+    """Measure drawing by priority and setting the priorities of what was drawn."""
+    options = {"sampler": "prioritized"}
+    makers = {"trieye": Trieye, "cpprb": Cpprb, "tianshou": Tianshou}
+    sides = bench.made({side: lambda make=make: make(case, **options) for side, make in makers.items()})
+    bench.compare(name, sides, ["prioritized"])
+
+
+def million(bench: Bench) -> None:
+    """Measure our sum tree with a million rows."""
+    case = replace(CASES["cartpole"], capacity=1_000_000)
+    bench.compare("million", bench.made({"trieye": lambda: Trieye(case, sampler="prioritized")}), ["prioritized"])
+    bench.ratios["million prioritized, M rows/s"] = bench.figures["million prioritized"]["trieye"] / 1000
+
+
+def dedup(bench: Bench, case: Case) -> None:
+    """Measure the memory of rows whose next observation is the observation of the row after it."""
+    before = resident_bytes()
+    side = Trieye(case, dedup_next=True)
+    fill(side)
+    bench.ratios["atari dedup_next memory / payload"] = (resident_bytes() - before) / payload_bytes(case)
+
+
+def disk(bench: Bench, name: str, case: Case) -> None:
+    """Measure saving all, saving again with 1 % new rows, and loading."""
+    kinds = {"trieye": Trieye, "torchrl": Torchrl, "sb3": Sb3}
+    times: dict[str, dict[str, list[float]]] = {}
+    for _ in range(3):
+        for side, kind in kinds.items():
+            if side in bench.skipped:
+                continue
+            for act, elapsed in save_and_load(kind, case).items():
+                times.setdefault(act, {}).setdefault(side, []).append(elapsed)
+    for act, of_sides in times.items():
+        bench.figures[f"{name} {act}, ms"] = {side: statistics.median(each) * 1e3 for side, each in of_sides.items()}
+        for side in of_sides.keys() - {"trieye"}:
+            bench.ratio(f"{name} {act} / {side}", of_sides[side], of_sides["trieye"])
+    bench.ratio(f"{name} save of 1 % / full save", times["save of 1 %"]["trieye"], times["save"]["trieye"])
+
+
+def save_and_load(kind: type[Any], case: Case) -> dict[str, float]:
+    """Return seconds."""
+    side, fresh = kind(case), kind(case)
+    fill(side)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "replay")
+        times = {"save": seconds(lambda: side.save(path))}
+        for _ in range(case.capacity // 100):
+            side.add()
+        times["save of 1 %"] = seconds(lambda: side.save(path))
+        times["load"] = seconds(lambda: fresh.load(path))
+    return times
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """Return how long it takes."""
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def payload_bytes(case: Case) -> int:
+    """Return the bytes of the values of all rows."""
+    return sum(array[:1].nbytes for array in case.rows(1).values()) * case.capacity
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
+
+
+def measure(rounds: int, seconds_each: float, disk_rows: int) -> None:
+    """Measure everything in this process and print it."""
+    import torch
+
+    torch.set_num_threads(1)
+    bench = Bench(rounds, seconds_each)
+    for name, case in CASES.items():
+        prioritized(bench, name, case)
+    million(bench)
+    dedup(bench, CASES["atari"])
+    for name, case in CASES.items():
+        disk(bench, name, case if name == "cartpole" else replace(case, capacity=disk_rows))
+    for name, case in CASES.items():  # the last, as it changes the allocator for good
+        uniform(bench, name, case)
+    goals: dict[str, Any] = {}
+    for name in [*AT_LEAST, *AT_MOST]:
+        ratio = bench.ratios.pop(name, None)
+        met = None if ratio is None else ratio >= AT_LEAST.get(name, 0) and ratio <= AT_MOST.get(name, ratio)
+        goal = f"<= {AT_MOST[name]}" if name in AT_MOST else f">= {AT_LEAST[name]}"
+        goals[name] = {"ratio": ratio, "goal": goal, "met": met}
+    report = {"benchmark": "replay_peers", "unit": "thousand rows/CPU s", "goals": goals, "ratios": bench.ratios}
+    report |= {"figures": bench.figures, "skipped": bench.skipped}
+    report["met"] = all(goal["met"] is not False for goal in goals.values())
+    print(json.dumps(rounded(report)))
+
+
+def rounded(figures: Any) -> Any:
+    """Return figures with three digits."""
+    if isinstance(figures, dict):
+        return {name: rounded(value) for name, value in figures.items()}
+    return float(f"{figures:.3g}") if isinstance(figures, float) else figures
+
+
+def main() -> None:
+    """Measure in the environment of the peers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="CPU time for each figure of a round")
+    parser.add_argument("--disk-rows", type=int, default=5_000, help="Atari rows that are saved")
+    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    options = parser.parse_args()
+    if options.here:
+        measure(options.rounds, options.seconds, options.disk_rows)
+        return
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name != "here"]
+    subprocess.run([installed(), __file__, "--here", *given], check=True)
+
+
+if __name__ == "__main__":
+    main()

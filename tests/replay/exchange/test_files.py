@@ -1,0 +1,106 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.replay import ReplayBuffer
+from trieye.replay.exchange import export_npz, export_parquet, import_npz, import_parquet, parquet
+
+FORMATS = {"npz": (export_npz, import_npz), "parquet": (export_parquet, import_parquet)}
+
+
+def filled(count=300, capacity=200, **options):
+    rng, envs = np.random.default_rng(0), np.arange(count) % 3
+    obs = rng.normal(size=(count + 3, 2, 5)).astype(np.float16)
+    buffer = ReplayBuffer(capacity, **options)
+    rows = {
+        "obs": obs[:-3],
+        "next_obs": obs[3:],
+        "action": rng.integers(0, 9, count, np.uint8),
+        "reward": rng.normal(size=count),
+        "z": rng.normal(size=(count, 2)) + 1j,
+        "flags": rng.random((count, 3)) < 0.5,
+        "terminated": rng.random(count) < 0.1,
+    }
+    buffer.extend(rows, envs)
+    return buffer
+
+
+def content(buffer):
+    rows, episodes = zip(*buffer.iter_rows(1000), strict=True)
+    return rows[0], episodes[0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("options", [{}, {"n_step": 3, "dedup_next": True}], ids=["plain", "linked"])
+def test_rows_come_back_as_they_were(tmp_path, name, options, monkeypatch):
+    monkeypatch.setattr(parquet, "_CHUNK_BYTES", 5000)  # several row groups
+    write, read = FORMATS[name]
+    buffer = filled(**options)
+    path = tmp_path / f"rows.{name}"
+    assert write(buffer, path) == 200
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    other = ReplayBuffer(200, **options)
+    assert read(other, path) == 200
+    (rows, episodes), (again, other_episodes) = content(buffer), content(other)
+    assert {key: array.dtype for key, array in rows.items()} == {key: array.dtype for key, array in again.items()}
+    for key, array in rows.items():
+        assert np.array_equal(array, again[key]), key
+    assert np.array_equal(episodes, other_episodes)
+    one, two = buffer.sample(64), other.sample(64)
+    for key in one:
+        assert np.array_equal(one[key], two[key]), key
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_empty_buffer_is_an_empty_file(tmp_path, name):
+    write, read = FORMATS[name]
+    assert write(ReplayBuffer(5), tmp_path / "rows") == 0
+    other = ReplayBuffer(5)
+    assert read(other, tmp_path / "rows") == 0
+    assert len(other) == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_not_such_a_file_is_named(tmp_path, name):
+    write, read = FORMATS[name]
+    write(filled(), tmp_path / "rows")
+    whole = (tmp_path / "rows").read_bytes()
+    for text in (b"hello", whole[: len(whole) // 2]):
+        (tmp_path / "cut").write_bytes(text)
+        with pytest.raises(SerializationError, match=r"cut is no whole"):
+            read(ReplayBuffer(5), tmp_path / "cut")
+    with pytest.raises(FileNotFoundError):
+        read(ReplayBuffer(5), tmp_path / "none")
+
+
+def test_files_of_others_are_read(tmp_path):
+    pq.write_table(pa.table({"obs": [[1.0, 2.0], [3.0, 4.0]], "action": [1, 2]}), tmp_path / "rows.parquet")
+    np.savez(tmp_path / "rows.npz", obs=np.array([[1.0, 2.0], [3.0, 4.0]]), action=np.array([1, 2]))
+    for name in FORMATS:
+        buffer = ReplayBuffer(5)
+        assert FORMATS[name][1](buffer, tmp_path / f"rows.{name}") == 2
+        assert content(buffer)[0]["obs"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([[1.0], [2.0, 3.0]], "'x' has lists of different lengths"),
+        ([1.0, None], "'x' has 1 missing values"),
+        (["left", "right"], "'x' holds string; only numbers"),
+    ],
+)
+def test_columns_that_are_no_rows_of_numbers_are_named(tmp_path, column, message):
+    pq.write_table(pa.table({"x": column}), tmp_path / "rows")
+    with pytest.raises(SerializationError, match=message):
+        import_parquet(ReplayBuffer(5), tmp_path / "rows")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_do_not_fit_the_buffer_are_named(tmp_path, name):
+    write, read = FORMATS[name]
+    write(filled(), tmp_path / "rows")
+    with pytest.raises(ConfigurationError, match=r"key 'next_obs' is unknown|key 'action' is unknown"):
+        read(ReplayBuffer(5, {"obs": (np.float16, (2, 5))}), tmp_path / "rows")

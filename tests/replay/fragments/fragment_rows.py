@@ -1,0 +1,60 @@
+"""Fragments whose content says where they come from."""
+
+import numpy as np
+
+from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules
+from trieye.replay.limiter import Limiter
+
+STEPS = 4
+FRAGMENT_BYTES = 4 * 64  # each of the arrays takes one line of 64 bytes
+
+
+def payload(number):
+    """Return a fragment of four steps whose arrays all hold `number`."""
+    return {
+        "obs": np.full((STEPS, 2), number, np.float32),
+        "done": np.zeros(STEPS, np.bool_),
+        "bootstrap": np.full(3, number, np.int16),
+        "number": number,
+    }
+
+
+def meta(worker="w", fid=0, version=0, session="s", incarnation=0):
+    return FragmentMeta(worker, fid, version, session, incarnation)
+
+
+def make_buffer(*, max_chunks=100, version=0, session="s", seed=0, limiter=None, blocks=None, clock=None, **rules):
+    """Return a buffer that is in a session already."""
+    options = {} if clock is None else {"clock": clock}
+    settings = FragmentRules(max_chunks=max_chunks, **rules)
+    buffer = FragmentBuffer(settings, seed=seed, limiter=limiter, blocks=blocks, **options)
+    buffer.set_version(session, version)
+    return buffer
+
+
+def add(buffer, *fids, worker="w", version=0, session="s", incarnation=0):
+    """Add fragments that are numbered as their content, and return the statuses."""
+    return [buffer.add(payload(fid), meta(worker, fid, version, session, incarnation)).status for fid in fids]
+
+
+def fill(buffer, count, *, version=0, start=0):
+    """Add so many fragments, each of a worker of its own."""
+    for number in range(start, start + count):
+        add(buffer, number, worker=f"worker-{number}", version=version)
+
+
+def numbers(lease):
+    """Return what the fragments of each chunk hold."""
+    return [[int(fragment["number"]) for fragment in chunk.fragments] for chunk in lease.chunks]
+
+
+def versions(buffer):
+    """Return the versions of all chunks that a buffer hands out."""
+    lease = buffer.fetch(len(buffer))
+    buffer.release(lease)
+    return sorted(chunk.model_version for chunk in lease.chunks)
+
+
+def at_most_ahead(num_chunks):
+    """Return a limiter that lets no more than so many chunks, at least 2, wait for their first use."""
+    return Limiter(1.0, error_buffer=num_chunks - 1)

@@ -1,0 +1,285 @@
+import asyncio
+import gc
+import statistics
+import threading
+import time
+
+import numpy as np
+import pytest
+from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload, versions
+
+from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
+from trieye.replay.fragments import FragmentBuffer, FragmentRules, HeapBlocks
+
+
+def test_a_lost_or_repeated_fragment_does_not_stop_its_worker():
+    buffer = make_buffer(fragments_per_chunk=3)
+    assert add(buffer, 0, 1, 1, 3, 4, 5) == ["accepted", "accepted", "duplicate", "gap", "accepted", "accepted"]
+    assert numbers(buffer.fetch(1)) == [[3, 4, 5]]
+    assert buffer.metrics()["replay/dropped/gap"] == 2
+    assert buffer.metrics()["replay/bytes"] == 3 * FRAGMENT_BYTES
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_gap_between_two_chunks_is_noticed(length):
+    buffer = make_buffer(fragments_per_chunk=length)
+    assert add(buffer, *range(length)) == ["accepted"] * length
+    assert add(buffer, length + 1) == ["gap"]
+    assert add(buffer, 0) == ["duplicate"]
+    assert buffer.metrics()["replay/gaps"] == 1
+
+
+def test_a_stale_fragment_costs_no_chunk_its_place():
+    buffer = make_buffer(max_chunks=1, max_staleness=1, version=5)
+    add(buffer, 0, worker="fresh", version=5)
+    assert add(buffer, 1, worker="slow", version=3) == ["stale"]
+    assert numbers(buffer.fetch(1)) == [[0]]
+
+
+def test_no_chunk_that_is_too_stale_stays_behind_a_fresher_one():
+    buffer = make_buffer(max_staleness=1, version=3)
+    for worker, version in enumerate([3, 2, 3]):
+        add(buffer, 0, worker=f"worker-{worker}", version=version)
+    buffer.set_version("s", 4)
+    assert versions(buffer) == [3, 3]
+    assert buffer.metrics()["replay/dropped/stale"] == 1
+
+
+def test_a_fetch_that_waited_gets_no_chunk_that_became_stale_meanwhile():
+    buffer, got = make_buffer(max_staleness=0), []
+    add(buffer, 0, worker="a")
+    reader = threading.Thread(target=lambda: got.append(buffer.fetch(2, timeout_s=10)))
+    reader.start()
+    buffer.set_version("s", 1)
+    for worker in "bc":
+        add(buffer, 1, worker=worker, version=1)
+    reader.join(10)
+    assert numbers(got[0]) == [[1], [1]]
+
+
+def test_unfinished_chunks_of_silent_workers_leave_in_time_and_with_their_session(clock):
+    buffer = make_buffer(fragments_per_chunk=2, partial_ttl_s=60, clock=clock)
+    fill(buffer, 100)
+    clock.now += 61
+    assert buffer.metrics()["replay/partial_chunks"] == 0
+    fill(buffer, 100, start=100)
+    buffer.set_version("other", 0)
+    found = buffer.metrics()
+    assert (found["replay/partial_chunks"], found["replay/bytes"]) == (0, 0)
+    assert (found["replay/dropped/expired"], found["replay/dropped/wrong_session"]) == (100, 100)
+
+
+def test_a_reader_can_give_up_and_others_are_served_in_the_order_they_came():
+    async def read():
+        with pytest.raises(ReplayTimeoutError, match=r"fetch\(3\): 0 of 3 chunks are there after 0.01 s"):
+            await buffer.afetch(3, timeout_s=0.01)
+        large, small, cancelled = (asyncio.create_task(buffer.afetch(n)) for n in (3, 1, 1))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        fill(buffer, 2)
+        await asyncio.sleep(0.01)
+        assert not large.done()
+        assert not small.done()
+        fill(buffer, 2, start=2)
+        assert len((await large).chunks) == 3
+        assert len((await small).chunks) == 1
+        assert cancelled.cancelled()
+
+    buffer = make_buffer(max_reuse=1)
+    asyncio.run(read())
+    assert buffer.metrics()["replay/waiters"] == 0
+
+
+def test_a_second_fetch_takes_nothing_from_readers_of_the_first():
+    buffer = make_buffer(max_chunks=4, max_reuse=1)
+    fill(buffer, 4)
+    first = buffer.fetch(2)
+    buffer.fetch(2)
+    fill(buffer, 8, start=4)
+    read = [number for rank in range(2) for chunk in buffer.read(first.id, rank, 2) for number in numbers_of(chunk)]
+    assert read == [number for chunk in first.chunks for number in numbers_of(chunk)]
+    buffer.release(first)
+    with pytest.raises(LeaseExpiredError, match="is not open: it was released"):
+        buffer.read(first.id)
+
+
+def numbers_of(chunk):
+    return [fragment["number"].item() for fragment in chunk.fragments]
+
+
+class CountedBlocks(HeapBlocks):
+    def __init__(self):
+        self.num_used = 0
+
+    def allocate(self, size_bytes):
+        self.num_used += 1
+        return super().allocate(size_bytes)
+
+    def free(self, block):
+        self.num_used -= 1
+
+
+def test_memory_is_given_back_at_the_release_and_not_when_the_garbage_is_collected():
+    blocks = CountedBlocks()
+    buffer = make_buffer(max_reuse=1, blocks=blocks)
+    fill(buffer, 3)
+    lease = buffer.fetch(2)
+    cycle = [lease]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        assert blocks.num_used == 3
+        buffer.release(lease)
+        assert blocks.num_used == 1
+        assert buffer.release(lease) is False
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("n", [0, -2, 11, 1.5, True, "2"])
+def test_a_fetch_of_an_impossible_number_of_chunks_says_what_is_possible(n):
+    buffer = make_buffer(max_chunks=10, fragments_per_chunk=3)
+    with pytest.raises(ConfigurationError, match="from 1 to max_chunks=10 chunks can be fetched at once, each of 3"):
+        buffer.fetch(n, timeout_s=0)
+
+
+def test_a_restarted_buffer_goes_on_where_the_old_one_was(tmp_path):
+    buffer = make_buffer(fragments_per_chunk=2, max_reuse=3, seed=7)
+    for worker in "abcdef":
+        add(buffer, 0, 1, 2, worker=worker)
+    buffer.release(buffer.fetch(3))
+    buffer.save(tmp_path / "replay")
+    restarted = FragmentBuffer(buffer.rules, seed=1)
+    restarted.load(tmp_path / "replay")
+    for one in (buffer, restarted):
+        assert add(one, 2, 3, worker="a") == ["duplicate", "accepted"]
+    for _ in range(5):
+        assert numbers(restarted.fetch(2)) == numbers(buffer.fetch(2))
+    assert restarted.metrics()["replay/reuse_mean"] == 3
+
+
+def test_the_same_seed_gives_the_same_chunks():
+    fetched = []
+    for seed in (1, 1, 2):
+        buffer = make_buffer(seed=seed)
+        fill(buffer, 50)
+        np.random.seed(seed + len(fetched))  # noqa: NPY002 - the global generator has no say
+        fetched.append([numbers(buffer.fetch(5)) for _ in range(5)])
+    assert fetched[0] == fetched[1] != fetched[2]
+
+
+def test_metrics_are_numbers_of_what_was_handed_out_and_absent_when_nothing_was():
+    buffer = make_buffer(fragments_per_chunk=2, max_reuse=1, version=4)
+    found = buffer.metrics()
+    assert all(np.isfinite(value) for value in found.values())
+    assert not {name for name in found if "staleness" in name or "reuse" in name or "wait_s" in name}
+    for worker, version in enumerate([1, 3, 4]):
+        add(buffer, 0, 1, worker=f"worker-{worker}", version=version)
+    add(buffer, 2, 4, worker="worker-0", version=4)
+    buffer.fetch(3)
+    found = buffer.metrics()
+    assert found["replay/staleness_mean"] == pytest.approx(4 / 3)
+    assert found["replay/staleness_max"] == 3
+    assert [found[f"replay/staleness/{age}"] for age in (0, 1, 3)] == [1, 1, 1]
+    assert found["replay/reuse_mean"] == 1
+    assert found["replay/dropped/gap"] == 1
+    assert not {name for name in buffer.metrics() if "staleness" in name}
+
+
+def test_what_comes_before_its_session_or_version_is_announced_is_kept_for_it():
+    buffer = make_buffer(fragments_per_chunk=2, version=3, session="old")
+    assert add(buffer, 0, worker="a", version=3, session="old") == ["accepted"]
+    assert add(buffer, 1, worker="a", version=0, session="new") == ["early"]
+    assert add(buffer, 1, 1, 2, worker="a", version=0, session="new") == ["duplicate", "duplicate", "early"]
+    buffer.set_version("new", 0)
+    assert numbers(buffer.fetch(1)) == [[1, 2]]
+    assert add(buffer, 3, worker="a", version=3, session="old") == ["wrong_session"]
+    assert add(buffer, 0, 1, worker="b", version=2, session="new") == ["early", "early"]
+    assert len(buffer) == 1
+    buffer.set_version("new", 2)
+    assert versions(buffer) == [0, 2]
+
+
+def test_a_fetch_costs_the_same_however_many_chunks_there_are():
+    def median_s(buffer):
+        times = []
+        for _ in range(200):
+            start = time.perf_counter()
+            lease = buffer.fetch(4)
+            times.append(time.perf_counter() - start)
+            buffer.release(lease)
+        return statistics.median(times)
+
+    costs = []
+    for count in (50, 10_000):
+        buffer = make_buffer(max_chunks=count, max_staleness=2)
+        rows = [({"number": number}, meta(f"worker-{number}")) for number in range(count)]
+        assert {result.status for result in buffer.add_batch(rows)} == {"accepted"}
+        costs.append(median_s(buffer))
+    assert costs[1] < 5 * costs[0]  # 200 times as many chunks
+
+
+def test_bytes_are_bounded_and_writers_are_told_to_wait():
+    buffer = make_buffer(max_bytes=4 * FRAGMENT_BYTES, max_reuse=1)
+    fill(buffer, 6)
+    lease = buffer.fetch(4)
+    assert sorted(numbers(lease)) == [[2], [3], [4], [5]]
+    result = buffer.add(payload(6), meta("late"))
+    assert (result.status, result.should_retry, result.is_kept) == ("full", True, False)
+    assert "max_bytes=1024" in result.reason
+    assert buffer.metrics()["replay/bytes"] == 4 * FRAGMENT_BYTES
+    buffer.release(lease)
+    assert buffer.add(payload(6), meta("late")).status == "accepted"
+    assert buffer.metrics()["replay/pushed_back"] == 1
+
+
+def test_a_fragment_that_is_not_taken_leaves_nothing_behind():
+    blocks = CountedBlocks()
+    buffer = make_buffer(blocks=blocks, max_staleness=1, version=5, max_early=0)
+    add(buffer, 0, version=5)
+    assert add(buffer, 0, version=5) == ["duplicate"]
+    assert add(buffer, 1, version=3) == ["stale"]
+    assert add(buffer, 2, version=6) == ["future_version"]
+    assert buffer.add({"obs": 1}, meta("x", version=5)).status == "rejected"
+    assert blocks.num_used == 1
+    assert buffer.metrics()["replay/bytes"] == FRAGMENT_BYTES
+
+
+def test_single_columns_are_read_without_copying_the_rest():
+    buffer = make_buffer(fragments_per_chunk=2)
+    add(buffer, 0, 1)
+    lease = buffer.fetch(1)
+    first, second = (fragment["obs"] for fragment in buffer.read(lease)[0].fragments)
+    assert first is lease.chunks[0].fragments[0]["obs"]
+    assert not first.flags.writeable
+    assert list(lease.stack(["bootstrap"])) == ["bootstrap"]
+    stacked = lease.stack()
+    assert np.array_equal(stacked["obs"], [[first, second]])
+    assert stacked["obs"].flags.writeable
+    with pytest.raises(ConfigurationError, match="'bootstrp' is unknown; did you mean 'bootstrap'"):
+        lease.stack(["bootstrp"])
+
+
+def test_priorities_weights_and_a_schema_for_each_key_are_there():
+    buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0, seed=5)
+    fill(buffer, 10)
+    ids = [chunk.id for chunk in buffer.fetch(10).chunks]
+    assert buffer.update_priorities(ids, [9.0 if chunk_id == 3 else 1.0 for chunk_id in ids]) == 10
+    leases = [buffer.fetch(1).chunks[0] for _ in range(2000)]
+    assert np.mean([chunk.id == 3 for chunk in leases]) == pytest.approx(0.5, abs=0.04)
+    both = next(lease for lease in (buffer.fetch(2) for _ in range(100)) if 3 in {chunk.id for chunk in lease.chunks})
+    assert sorted(chunk.weight for chunk in both.chunks) == pytest.approx([1 / 9, 1.0])
+    wrong = {**payload(1), "obs": np.zeros((5, 2), np.float32)}
+    refused = buffer.add(wrong, meta("x"))
+    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': shape (4, 2) is expected, found (5, 2)"
+    wrong = {**payload(1), "bootstrap": np.zeros(3, np.float64)}
+    assert "'bootstrap': int16 is expected, found float64" in buffer.add(wrong, meta("x")).reason
+
+
+def test_the_rules_say_what_is_wrong_with_them():
+    with pytest.raises(ConfigurationError, match=r"replay\.max_reuse=0: a whole number of at least 1 is expected"):
+        FragmentRules(max_chunks=1, max_reuse=0)
+    with pytest.raises(
+        ConfigurationError, match=r"replay.sampler='prioritised' is unknown; did you mean 'prioritized'"
+    ):
+        FragmentRules(max_chunks=1, sampler="prioritised")

@@ -1,0 +1,98 @@
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trieye.replay.fragments.choice import PrioritizedChoice, UniformChoice
+from trieye.replay.fragments.pool import ChunkPool, HeldChunk
+
+
+def filled(choice, priorities):
+    for priority in priorities:
+        choice.append(priority)
+    return choice
+
+
+def chi_square(counts, expected):
+    return sum((counts[key] - number) ** 2 / number for key, number in expected.items())
+
+
+def test_every_ordered_pick_is_equally_likely():
+    rng, choice = np.random.default_rng(4), filled(UniformChoice(), [1] * 5)
+    counts = Counter(tuple(choice.choose(3, rng)[0]) for _ in range(12_000))
+    picks = list(permutations(range(5), 3))
+    assert chi_square(counts, dict.fromkeys(picks, 200)) < 98.3  # 59 degrees of freedom: p = 0.001
+
+
+def test_prioritized_picks_follow_the_priorities_of_what_is_left():
+    rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
+    choice = filled(PrioritizedChoice(alpha=0.5, beta=0.4), [mass**2 for mass in masses])
+    counts = Counter(tuple(choice.choose(2, rng)[0]) for _ in range(16_000))
+    expected = {
+        (first, second): 16_000 * masses[first] / 16 * masses[second] / (16 - masses[first])
+        for first, second in permutations(range(4), 2)
+    }
+    assert chi_square(counts, expected) < 31.3  # 11 degrees of freedom: p = 0.001
+
+
+def test_importance_weights_follow_the_formula():
+    choice = filled(PrioritizedChoice(alpha=1.0, beta=0.5), [1.0, 4.0, 5.0])
+    places, weights = choice.choose(3, np.random.default_rng(0))
+    raw = {place: (3 * share) ** -0.5 for place, share in enumerate([0.1, 0.4, 0.5])}
+    assert weights == pytest.approx([raw[place] / raw[0] for place in places])
+    assert weights.dtype == np.float32
+    again = choice.choose(3, np.random.default_rng(0))[0]
+    assert again == places
+
+
+@given(
+    st.lists(st.floats(1e-6, 1e30), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 30), st.floats(1e-6, 1e30)), max_size=20),
+    st.integers(0, 99),
+)
+def test_any_priorities_and_removals_give_distinct_places(priorities, changes, seed):
+    choice, size = filled(PrioritizedChoice(alpha=1.0, beta=1.0), priorities), len(priorities)
+    for place, priority in changes:
+        if place < size:
+            choice.update(place, priority)
+        elif size > 1:
+            size -= 1
+            choice.remove(place % (size + 1))
+    places, weights = choice.choose(size, np.random.default_rng(seed))
+    assert sorted(places) == list(range(size))
+    assert ((weights > 0) & (weights <= 1)).all() or max(priorities) > 1e20
+
+
+@given(st.lists(st.tuples(st.sampled_from("aaro"), st.integers(0, 5)), max_size=60))
+def test_the_indexes_of_the_pool_agree_with_a_list(steps):
+    pool, model = ChunkPool(UniformChoice()), []
+    for number, (action, version) in enumerate(steps):
+        if action == "a":
+            model.append(HeldChunk(number, (number,), version))
+            pool.add(model[-1])
+        elif action == "r" and model:
+            pool.remove(model.pop(version % len(model)))
+        elif action == "o":
+            older = [chunk for chunk in model if chunk.version < version]
+            assert {chunk.id for chunk in pool.older_than(version)} == {chunk.id for chunk in older}
+            for chunk in pool.older_than(version):
+                pool.remove(chunk)
+            model = [chunk for chunk in model if chunk.version >= version]
+        assert [chunk.id for chunk in pool] == [chunk.id for chunk in model]
+        assert sorted(pool.order()) == [chunk.id for chunk in model]
+        assert [pool[chunk_id].place for chunk_id in pool.order()] == list(range(len(model)))
+        assert pool.oldest() is (model[0] if model else None)
+        higher = {chunk.id for chunk in model if chunk.version > version}
+        assert {chunk.id for chunk in pool.newer_than(version)} == higher
+
+
+def test_versions_that_are_gone_are_forgotten():
+    pool = ChunkPool(UniformChoice())
+    for number in range(100):
+        pool.add(HeldChunk(number, (number,), number))
+        if len(pool) > 3:
+            pool.remove(pool.oldest())
+    assert sorted(pool._by_version) == sorted(pool._versions) == [97, 98, 99]

@@ -1,0 +1,374 @@
+import doctest
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from fragment_rows import FRAGMENT_BYTES, STEPS, add, at_most_ahead, fill, make_buffer, meta, numbers, payload, versions
+
+from trieye.config.replay import ReplayConfig
+from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
+from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules, streams
+from trieye.replay.fragments import buffer as buffer_module
+from trieye.replay.limiter import Limiter
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"worker": ""}, "session 's': both must be text, worker not empty"),
+        ({"worker": 3}, "worker 3"),
+        ({"fid": -1}, "fid=-1 is not from 0 to"),
+        ({"fid": 2**63}, "fid=9223372036854775808 is not"),
+        ({"model_version": -2}, "model_version=-2 is not from -1"),
+        ({"model_version": 1.0}, "model_version=1.0 is no whole number"),
+        ({"incarnation": "a"}, "incarnation='a' is no whole number"),
+        ({"session": None}, "session None"),
+    ],
+)
+def test_where_a_fragment_comes_from_is_checked(fields, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FragmentMeta(**{"worker": "w", "fid": 0, "session": "s", **fields})
+
+
+def test_numpy_integers_become_plain_ones():
+    found = FragmentMeta("w", np.uint8(255), np.int16(3), "s", np.int64(1))
+    assert [type(value) for value in (found.fid, found.model_version, found.incarnation)] == [int] * 3
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+class Spoiled:
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("spoiled")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "'extra' is unknown"),
+        ({"obs": [[1, 2], [3]]}, "fragment key 'obs': setting an array element with a sequence"),
+        ({"obs": None}, "'obs': shape (4, 2) is expected, found ()"),
+        ({"obs": "text"}, "shape"),
+        ({"number": 2**70}, "found object"),
+        ({"obs": Spoiled()}, "spoiled"),
+        ({"obs": torch.zeros(STEPS, 2, requires_grad=True)}, "grad"),
+        ({"bootstrap": np.full(3, 40_000)}, "out of range of int16"),
+        ({7: 1}, "fragment key 7: keys must be text"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_rejected_and_costs_its_neighbours_nothing(change, message):
+    buffer = make_buffer(fragments_per_chunk=2)
+    batch = [(payload(0), meta(fid=0)), ({**payload(1), **change}, meta(fid=1)), (payload(1), meta(fid=1))]
+    results = buffer.add_batch(batch)
+    assert [result.status for result in results] == ["accepted", "rejected", "accepted"]
+    assert message in results[1].reason
+    assert numbers(buffer.fetch(1)) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (None, "a payload is a dict of arrays, found NoneType"),
+        ({}, "at least one key"),
+        ({1: 2}, "keys must be text"),
+        ({"obs": np.zeros(3, np.complex64)}, "complex64 cannot be kept"),
+        ({"obs": np.zeros(3, np.longdouble)}, "cannot be kept"),
+        ({"obs": "text"}, "'obs': dtype <U4 cannot be kept"),
+    ],
+)
+def test_a_first_fragment_that_is_rejected_leaves_no_schema(row, message):
+    buffer = make_buffer()
+    assert message in buffer.add(row, meta()).reason
+    assert buffer.add(payload(0), ("w", 0)).reason == "meta must be a FragmentMeta, found tuple"
+    assert add(buffer, 0) == ["accepted"]
+
+
+def test_a_payload_is_copied_and_may_be_a_tensor():
+    buffer, obs = make_buffer(), torch.ones(STEPS, 2)
+    assert buffer.add({**payload(3), "obs": obs}, meta()).status == "accepted"
+    obs[:] = 9
+    lease = buffer.fetch(1)
+    assert (lease.chunks[0].fragments[0]["obs"] == 1).all()
+    assert torch.as_tensor(lease.stack()["obs"]).shape == (1, 1, STEPS, 2)
+
+
+def test_a_chunk_of_which_one_does_not_fit_the_bytes_is_rejected():
+    buffer = make_buffer(fragments_per_chunk=4, max_bytes=1000)
+    assert buffer.add(payload(0), meta()).reason == (
+        "a chunk of such fragments takes 1024 bytes, more than max_bytes=1000"
+    )
+
+
+def test_a_restarted_worker_begins_anew_and_its_old_self_is_ignored():
+    buffer = make_buffer(fragments_per_chunk=2)
+    assert add(buffer, 7) == ["accepted"]
+    assert add(buffer, 0, incarnation=1) == ["accepted"]
+    assert add(buffer, 8) == ["old_incarnation"]
+    assert add(buffer, 1, incarnation=1) == ["accepted"]
+    assert numbers(buffer.fetch(1)) == [[0, 1]]
+    assert buffer.metrics()["replay/dropped/restarted"] == 1
+
+
+def test_a_stale_fragment_is_no_gap_for_the_next_one():
+    buffer = make_buffer(fragments_per_chunk=2, max_staleness=1, version=5)
+    assert add(buffer, 0, version=3) == ["stale"]
+    assert add(buffer, 1, 2, version=4) == ["accepted", "accepted"]
+    assert numbers(buffer.fetch(1)) == [[1, 2]]
+
+
+def test_a_chunk_is_as_old_as_its_oldest_fragment():
+    buffer = make_buffer(fragments_per_chunk=3, max_staleness=1, version=2)
+    add(buffer, 0, version=2)
+    add(buffer, 1, version=1)
+    add(buffer, 2, version=2)
+    assert versions(buffer) == [1]
+    buffer.set_version("s", 3)
+    assert len(buffer) == 0
+
+
+def test_stale_fragments_leave_an_unfinished_chunk_and_the_others_stay():
+    buffer = make_buffer(fragments_per_chunk=3, max_staleness=0, version=0)
+    add(buffer, 0, version=0)
+    buffer.set_version("s", 1)
+    assert add(buffer, 1, 2, 3, version=1) == ["accepted"] * 3
+    assert numbers(buffer.fetch(1)) == [[1, 2, 3]]
+
+
+def test_versions_only_rise_within_a_session():
+    buffer = make_buffer(version=3)
+    buffer.set_version("s", 3)
+    with pytest.raises(ConfigurationError, match=r"set_version\('s', 2\): the session has version 3 already"):
+        buffer.set_version("s", 2)
+    with pytest.raises(ConfigurationError, match="no whole number"):
+        buffer.set_version("s", "4")
+    buffer.set_version("t", 0)
+    assert (buffer.session, buffer.model_version) == ("t", 0)
+
+
+def test_a_resumed_session_goes_on_with_the_content_and_without_what_was_ahead_of_it():
+    buffer = make_buffer(session_policy="resume", session="first", fragments_per_chunk=2, version=4)
+    for worker, version in (("a", 3), ("b", 4)):
+        add(buffer, 0, 1, worker=worker, version=version, session="first")
+    add(buffer, 0, worker="c", version=3, session="first")
+    buffer.set_version("second", 3)
+    assert versions(buffer) == [3]
+    assert add(buffer, 1, worker="c", version=3, session="second") == ["accepted"]
+    assert add(buffer, 0, worker="d", version=3, session="first") == ["accepted"]
+    assert add(buffer, 1, worker="d", version=4, session="first") == ["wrong_session"]
+    assert versions(buffer) == [3, 3]
+    assert buffer.metrics()["replay/dropped/future_version"] == 2
+
+
+def test_a_session_that_is_announced_again_is_not_wrong_any_more():
+    buffer = make_buffer(session="a")
+    buffer.set_version("b", 0)
+    assert add(buffer, 0, session="a") == ["wrong_session"]
+    buffer.set_version("a", 0)
+    assert add(buffer, 1, session="a") == ["accepted"]
+
+
+def test_early_fragments_are_few_and_leave_in_time(clock):
+    buffer = make_buffer(max_early=2, partial_ttl_s=50, clock=clock)
+    assert add(buffer, 0, 1, 2, version=1) == ["early", "early", "future_version"]
+    result = buffer.add(payload(2), meta(fid=2, version=1))
+    assert result.should_retry
+    assert "session 's' version 1 was not announced yet, and max_early=2 fragments wait" in result.reason
+    clock.now += 51
+    assert buffer.metrics()["replay/early"] == 0
+    assert add(buffer, 2, version=1) == ["early"]
+
+
+def test_fragments_behind_an_early_one_wait_with_it():
+    buffer = make_buffer(fragments_per_chunk=2)
+    assert add(buffer, 0, version=1) == ["early"]
+    assert add(buffer, 1, version=0) == ["early"]
+    buffer.set_version("s", 1)
+    assert numbers(buffer.fetch(1)) == [[0, 1]]
+
+
+def test_a_lease_that_is_not_read_runs_out_and_one_that_is_read_does_not(clock):
+    buffer = make_buffer(max_reuse=1, lease_ttl_s=10, clock=clock)
+    fill(buffer, 2)
+    busy, idle = buffer.fetch(1), buffer.fetch(1)
+    clock.now += 6
+    buffer.read(busy)
+    clock.now += 6
+    assert [len(buffer.read(busy, rank, 2)) for rank in (0, 1)] == [1, 0]
+    with pytest.raises(LeaseExpiredError, match="ran out after lease_ttl_s=10"):
+        buffer.read(idle)
+    found = buffer.metrics()
+    assert (found["replay/expired_leases"], found["replay/leases"], found["replay/fragments"]) == (1, 1, 1)
+    with pytest.raises(ConfigurationError, match="rank=2 of world=2 is expected to be from 0 to 1"):
+        buffer.read(busy, 2, 2)
+
+
+def test_a_lease_can_be_sent_to_another_process():
+    buffer = make_buffer(fragments_per_chunk=2)
+    add(buffer, 0, 1)
+    lease = buffer.fetch(1)
+    sent = pickle.loads(pickle.dumps(lease))
+    assert numbers(sent) == numbers(lease)
+    assert np.array_equal(sent.stack()["obs"], lease.stack()["obs"])
+
+
+def test_a_limiter_pushes_writers_back():
+    buffer = make_buffer(limiter=at_most_ahead(2), max_reuse=1)
+    fill(buffer, 2)
+    refused = buffer.add(payload(0), meta("late"))
+    assert (refused.status, refused.reason) == ("full", "the limiter wants chunks to be fetched first")
+    buffer.fetch(1)
+    assert buffer.add(payload(0), meta("late")).status == "accepted"
+
+
+def test_a_limiter_holds_readers_back_until_there_is_enough():
+    buffer = make_buffer(limiter=Limiter(1.0, min_size_to_sample=3, error_buffer=1.0))
+    fill(buffer, 2)
+    with pytest.raises(ReplayTimeoutError, match=r"fetch\(1\): 2 of 1 chunks are there after 0 s"):
+        buffer.fetch(1, timeout_s=0)
+    fill(buffer, 1, start=2)
+    assert len(buffer.fetch(1, timeout_s=0).chunks) == 1
+    with pytest.raises(ConfigurationError, match=r"sample\(3\) would wait for ever"):
+        buffer.fetch(3, timeout_s=5)
+
+
+def test_chunks_that_left_are_not_counted_as_there_by_a_limiter():
+    buffer = make_buffer(limiter=Limiter(1.0, min_size_to_sample=2, error_buffer=2.0), max_reuse=1)
+    fill(buffer, 2)
+    buffer.fetch(1)
+    with pytest.raises(ReplayTimeoutError):
+        buffer.fetch(1, timeout_s=0)
+    fill(buffer, 1, start=2)
+    buffer.fetch(1, timeout_s=0)
+
+
+def test_a_limiter_does_not_keep_writers_from_a_reader_that_waits():
+    buffer = make_buffer(limiter=at_most_ahead(3), max_staleness=0)
+    fill(buffer, 3)
+    buffer.set_version("s", 1)
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(buffer.fetch, 2, timeout_s=10)
+        while not buffer.metrics()["replay/waiters"]:
+            pass
+        for worker in "ab":
+            assert buffer.add(payload(0), meta(worker, version=1)).status == "accepted"
+        assert len(reader.result().chunks) == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "priorities", "message"),
+    [
+        ([0], [1.0, 2.0], r"\(1,\) ids and \(2,\) priorities"),
+        ([0], [-1.0], "numbers from 0 to 1e30"),
+        ([0], [float("nan")], "numbers from 0 to 1e30"),
+        ([0], [float("inf")], "numbers from 0 to 1e30"),
+    ],
+)
+def test_priorities_are_checked(ids, priorities, message):
+    buffer = make_buffer(sampler="prioritized")
+    fill(buffer, 1)
+    with pytest.raises(ConfigurationError, match=message):
+        buffer.update_priorities(ids, priorities)
+
+
+def test_new_chunks_are_as_urgent_as_the_most_urgent_one():
+    buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0)
+    fill(buffer, 2)
+    assert buffer.update_priorities([0, 1, 7], [0.0, 50.0, 1.0]) == 2
+    fill(buffer, 1, start=2)
+    by_number = {numbers_of[0]: chunk.weight for numbers_of, chunk in weights_of(buffer.fetch(3))}
+    assert by_number[1] == by_number[2]
+    assert by_number[0] == 1.0
+
+
+def weights_of(lease):
+    return zip(numbers(lease), lease.chunks, strict=True)
+
+
+def test_only_the_newest_workers_are_remembered(monkeypatch):
+    monkeypatch.setattr(streams, "_MAX_STREAMS", 3)
+    buffer = make_buffer(fragments_per_chunk=2, max_chunks=10)
+    add(buffer, 0, worker="unfinished")
+    for number in range(5):
+        add(buffer, 0, 1, worker=f"worker-{number}")
+    assert add(buffer, 1, worker="unfinished") == ["accepted"]
+    assert add(buffer, 1, worker="worker-4") == ["duplicate"]
+    assert add(buffer, 1, worker="worker-0") == ["accepted"]
+
+
+def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
+    buffer = make_buffer(fragments_per_chunk=3, max_bytes=4 * FRAGMENT_BYTES)
+    for worker, fid in (("a", 0), ("b", 0), ("a", 1), ("c", 0), ("d", 0), ("a", 2)):
+        assert add(buffer, fid, worker=worker) == ["accepted"]
+    assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
+    found = buffer.metrics()
+    assert (found["replay/dropped/evicted"], found["replay/partial_chunks"]) == (2, 1)
+
+
+def test_no_room_is_made_by_what_a_fragment_continues():
+    buffer = make_buffer(fragments_per_chunk=3, max_bytes=3 * FRAGMENT_BYTES)
+    for worker, fid in (("a", 0), ("b", 0), ("c", 0), ("a", 1), ("a", 2)):
+        assert add(buffer, fid, worker=worker) == ["accepted"]
+    assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
+
+
+def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():
+    buffer = make_buffer(max_bytes=2 * FRAGMENT_BYTES)
+    fill(buffer, 2)
+    leases = [buffer.fetch(1) for _ in range(20)]
+    on_first = [lease for lease in leases if numbers(lease) == [[0]]]
+    for lease in leases:
+        if lease not in on_first[:1]:
+            buffer.release(lease)
+    fill(buffer, 1, start=2)
+    assert sorted(numbers(buffer.fetch(2, timeout_s=0))) == [[0], [2]]
+
+
+def test_no_memory_is_a_reason_to_come_again():
+    class Small:
+        def allocate(self, size_bytes):
+            raise MemoryError("shared memory is full")
+
+        def free(self, block):
+            raise AssertionError("nothing was allocated")
+
+    result = make_buffer(blocks=Small()).add(payload(0), meta())
+    assert (result.status, result.reason) == ("full", "no memory for 256 bytes: shared memory is full")
+
+
+def test_a_config_describes_a_buffer():
+    config = ReplayConfig(
+        kind="fragment",
+        capacity=7,
+        max_reuse=2,
+        fragment={"fragments_per_chunk": 2, "session_policy": "resume"},
+        limiter={"samples_per_insert": 2.0},
+    )
+    buffer = FragmentBuffer.from_config(config, seed=4)
+    assert buffer.rules == FragmentRules(max_chunks=7, max_reuse=2, fragments_per_chunk=2, session_policy="resume")
+    batch = [(payload(n), meta(fid=n, session="", version=-1)) for n in range(8)]
+    assert "limiter" in buffer.add_batch(batch)[-1].reason
+    with pytest.raises(ConfigurationError, match=r"replay\.kind=uniform is no buffer of fragments; set it to fragment"):
+        FragmentBuffer.from_config(ReplayConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_chunks": 0}, "replay.max_chunks=0: a whole number of at least 1 is expected"),
+        ({"fragments_per_chunk": 1.5}, "replay.fragments_per_chunk=1.5: a whole number"),
+        ({"max_staleness": -1}, "replay.max_staleness=-1: a whole number of at least 0"),
+        ({"lease_ttl_s": float("nan")}, "replay.lease_ttl_s=nan: a number of at least 0"),
+        ({"max_chunks": True}, "replay.max_chunks=True"),
+        ({"max_chunks": None}, "replay.max_chunks=None"),
+        ({"session_policy": "resum"}, "'resum' is unknown; did you mean 'resume'"),
+    ],
+)
+def test_rules_out_of_range_are_named(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FragmentBuffer(FragmentRules(**{"max_chunks": 1, **settings}))
+
+
+def test_the_example_in_the_docstring_holds():
+    found = doctest.testmod(buffer_module)
+    assert (found.failed, found.attempted > 5) == (0, True)

@@ -1,0 +1,256 @@
+import numpy as np
+import pytest
+from fragment_rows import FRAGMENT_BYTES, add, at_most_ahead, fill, make_buffer, meta, numbers, payload
+
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.persistence.parts import SavedParts
+from trieye.replay.fragments import FragmentBuffer, FragmentRules
+from trieye.replay.fragments.saving import SavedGroups
+
+
+def saved(parts, files=None):
+    """Return what a restored buffer would get, without writing anything."""
+    return SavedParts(parts.state, (*parts.kept, *parts.new), {**(files or {}), **parts.new})
+
+
+def restored(buffer, path, **rules):
+    """Save a buffer, and load it into a new one with other rules."""
+    buffer.save(path)
+    other = FragmentBuffer(FragmentRules(**{**vars_of(buffer.rules), **rules}), seed=11)
+    other.load(path)
+    return other
+
+
+def vars_of(rules):
+    return {name: getattr(rules, name) for name in FragmentRules.__dataclass_fields__}
+
+
+def files(path):
+    return {file.name: file.stat().st_ino for file in (path / "parts").iterdir()}
+
+
+def test_a_second_save_writes_only_new_fragments(tmp_path):
+    buffer, path = make_buffer(), tmp_path / "replay"
+    fill(buffer, 90)
+    buffer.save(path)
+    before = files(path)
+    fill(buffer, 10, start=90)
+    buffer.save(path)
+    after = files(path)
+    new = [path / "parts" / name for name in after.keys() - before.keys()]
+    assert {name: after[name] for name in before} == before
+    assert [file.name[:11] for file in new] == ["seg-90-100-"]
+    rows = 10 * sum(np.asarray(value).nbytes for value in payload(0).values())
+    assert rows <= new[0].stat().st_size < rows + 500
+
+
+def test_a_group_of_which_most_is_gone_is_written_anew_and_the_rest_linked(tmp_path):
+    buffer, path = make_buffer(max_chunks=10), tmp_path / "replay"
+    fill(buffer, 8)
+    buffer.save(path)
+    first = files(path)
+    fill(buffer, 6, start=8)
+    buffer.save(path)
+    assert first.keys() < files(path).keys()
+    fill(buffer, 1, start=14)
+    buffer.save(path)
+    assert not first.keys() & files(path).keys()
+    other = FragmentBuffer(buffer.rules)
+    other.load(path)
+    assert sorted(numbers(other.fetch(10))) == [[number] for number in range(5, 15)]
+
+
+def test_many_small_groups_become_one():
+    buffer, counts, known = make_buffer(max_chunks=1000), [], []
+    for number in range(40):
+        fill(buffer, 1, start=number)
+        parts = buffer.state_parts(known)
+        known = [*parts.kept, *parts.new]
+        counts.append(len(known))
+    assert counts[:33] == list(range(1, 34))
+    assert counts[33:] == list(range(1, 8))
+
+
+def test_large_contents_are_written_in_groups_that_can_leave_one_by_one():
+    groups = SavedGroups()
+    kept, missing = groups.plan(set(range(7)), [], 20 << 20)
+    assert (kept, missing) == ([], [[0, 1, 2], [3, 4, 5], [6]])
+    names = [groups.add(serials) for serials in missing]
+    assert [name[:8] for name in names] == ["seg-0-3-", "seg-3-6-", "seg-6-7-"]
+    assert groups.plan({1, 2, 6, 7}, names, 20 << 20) == ([names[0], names[2]], [[7]])
+
+
+def test_what_no_finished_checkpoint_holds_is_written_again():
+    buffer = make_buffer()
+    fill(buffer, 3)
+    lost = buffer.state_parts([])
+    again = buffer.state_parts([])
+    assert lost.new.keys() != again.new.keys()
+    both = buffer.state_parts([*lost.new, *again.new])
+    assert both.kept == tuple(lost.new)
+    assert both.new == {}
+    other = FragmentBuffer(buffer.rules)
+    other.load_state_dict(saved(both, lost.new))
+    assert len(other) == 3
+
+
+def test_a_fragment_that_is_in_two_groups_is_restored_once():
+    buffer = make_buffer()
+    fill(buffer, 2)
+    first = buffer.state_parts([])
+    fill(buffer, 1, start=2)
+    second = buffer.state_parts([])
+    both = buffer.state_parts([*first.new, *second.new])
+    assert both.kept == (*first.new, *second.new)
+    other = FragmentBuffer(buffer.rules)
+    other.load_state_dict(saved(both, {**first.new, **second.new}))
+    assert other.metrics()["replay/bytes"] == 3 * FRAGMENT_BYTES
+    assert sorted(numbers(other.fetch(3))) == [[0], [1], [2]]
+
+
+def test_a_restored_buffer_links_what_it_was_restored_from(tmp_path):
+    buffer, path = make_buffer(), tmp_path / "replay"
+    fill(buffer, 5)
+    other = restored(buffer, path)
+    before = files(path)
+    fill(other, 1, start=5)
+    other.save(path)
+    assert before.items() < files(path).items()
+
+
+def test_unfinished_chunks_and_early_fragments_come_back(tmp_path, clock):
+    buffer = make_buffer(fragments_per_chunk=3, clock=clock, partial_ttl_s=100)
+    add(buffer, 0, 1)
+    add(buffer, 4, 5, worker="early", version=1)
+    clock.now += 60
+    other = restored(buffer, tmp_path / "replay")
+    assert add(other, 1, 2) == ["duplicate", "accepted"]
+    assert add(other, 5, 6, worker="early", version=1) == ["duplicate", "early"]
+    other.set_version("s", 1)
+    assert sorted(numbers(other.fetch(2))) == [[0, 1, 2], [4, 5, 6]]
+
+
+def test_the_age_of_an_unfinished_chunk_goes_on(tmp_path, clock):
+    buffer = make_buffer(fragments_per_chunk=2, clock=clock, partial_ttl_s=100)
+    add(buffer, 0)
+    clock.now += 60
+    buffer.save(tmp_path / "replay")
+    clock.now = 5.0
+    other = FragmentBuffer(buffer.rules, clock=clock)
+    other.load(tmp_path / "replay")
+    clock.now += 39
+    assert other.metrics()["replay/partial_chunks"] == 1
+    clock.now += 2
+    assert other.metrics()["replay/partial_chunks"] == 0
+
+
+def test_leases_end_but_what_they_hold_counts_as_used(tmp_path):
+    buffer = make_buffer(max_reuse=2)
+    fill(buffer, 4)
+    lease = buffer.fetch(4)
+    other = restored(buffer, tmp_path / "replay")
+    assert other.release(lease) is False
+    assert {chunk.num_uses for chunk in other.fetch(4).chunks} == {2}
+    assert len(other) == 0
+
+
+def test_sessions_limiter_priorities_and_counts_come_back(tmp_path):
+    buffer = make_buffer(
+        sampler="prioritized", alpha=1.0, limiter=at_most_ahead(4), version=3, session="a", max_staleness=1
+    )
+    buffer.set_version("b", 3)
+    fill_b = [meta(f"w{number}", 0, 3, "b") for number in range(3)]
+    assert {buffer.add(payload(n), one).status for n, one in enumerate(fill_b)} == {"accepted"}
+    add(buffer, 0, 0, worker="x", version=1, session="b")
+    buffer.update_priorities([0, 1, 2], [0.0, 0.0, 5.0])
+    buffer.save(tmp_path / "replay")
+    other = FragmentBuffer(buffer.rules, limiter=at_most_ahead(4))
+    other.load(tmp_path / "replay")
+    assert (other.session, other.model_version) == ("b", 3)
+    assert other.add(payload(0), meta("late", 0, 3, "a")).status == "wrong_session"
+    assert numbers(other.fetch(1)) == [[2]]
+    late = [meta(f"late-{number}", 0, 3, "b") for number in range(3)]
+    assert [other.add(payload(9), one).status for one in late] == ["accepted", "accepted", "full"]
+    found = other.metrics()
+    assert (found["replay/dropped/stale"], found["replay/dropped/duplicate"]) == (1, 1)
+
+
+def test_the_bounds_of_the_new_buffer_hold_at_once(tmp_path):
+    buffer = make_buffer()
+    fill(buffer, 10)
+    buffer.release(buffer.fetch(4))
+    path = tmp_path / "replay"
+    newest = restored(buffer, path, max_chunks=3)
+    assert sorted(numbers(newest.fetch(3))) == [[7], [8], [9]]
+    assert len(restored(buffer, path, max_reuse=1)) == 6
+    assert restored(buffer, path, max_bytes=5 * FRAGMENT_BYTES).metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES
+
+
+def test_a_buffer_of_another_kind_refuses_and_keeps_what_it_has(tmp_path):
+    buffer = make_buffer(fragments_per_chunk=2)
+    fill(buffer, 2)
+    path = tmp_path / "replay"
+    with pytest.raises(ConfigurationError, match="fragments_per_chunk=3, and the saved chunks have 2 fragments"):
+        restored(buffer, path, fragments_per_chunk=3)
+    other = FragmentBuffer(FragmentRules(max_chunks=5, fragments_per_chunk=2))
+    other.add({"obs": np.zeros(3)}, meta(session="", version=-1))
+    with pytest.raises(ConfigurationError, match=r"saved fragments have obs float32\[4, 2\].* has obs float64\[3\]"):
+        other.load(path)
+    assert other.metrics()["replay/partial_chunks"] == 1
+    with pytest.raises(CheckpointError, match="nothing"):
+        other.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", ["part", "table", "format"])
+def test_a_snapshot_that_is_not_whole_is_refused(damage):
+    buffer = make_buffer()
+    fill(buffer, 3)
+    parts = buffer.state_parts([])
+    if damage == "part":
+        broken = SavedParts(parts.state, (), {})
+    elif damage == "table":
+        broken = saved(type(parts)({**parts.state, "chunks": {}}, parts.kept, parts.new))
+    else:
+        broken = SavedParts({"format": 7}, (), {})
+    other = make_buffer()
+    fill(other, 1)
+    with pytest.raises(SerializationError, match=r"not whole|no saved fragment buffer of format 1"):
+        other.load_state_dict(broken)
+    assert len(other) == 1
+
+
+def test_an_empty_buffer_is_saved_and_loaded(tmp_path):
+    buffer = make_buffer(version=4)
+    other = restored(buffer, tmp_path / "replay")
+    assert (len(other), other.model_version) == (0, 4)
+    assert add(other, 0, version=4) == ["accepted"]
+
+
+def test_every_kind_of_array_comes_back_as_it_was(tmp_path):
+    row = {
+        "flags": np.array([True, False]),
+        "half": np.array([[1.5, -2]], np.float16),
+        "wide": np.array(2**64 - 1, np.uint64),
+        "none": np.zeros((0, 3), np.float32),
+        "reversed": np.arange(6)[::-2],
+        "swapped": np.arange(3, dtype=">i4"),
+    }
+    buffer = make_buffer()
+    assert buffer.add(row, meta()).status == "accepted"
+    got = restored(buffer, tmp_path / "replay").fetch(1).chunks[0].fragments[0].data
+    assert list(got) == list(row)
+    for key, value in row.items():
+        assert np.array_equal(got[key], value)
+        assert got[key].shape == value.shape
+        assert got[key].dtype == value.dtype.newbyteorder("=")
+
+
+def test_writers_go_on_while_a_snapshot_is_taken():
+    buffer = make_buffer(max_chunks=5)
+    fill(buffer, 5)
+    parts = buffer.state_parts([])
+    fill(buffer, 5, start=5)
+    other = FragmentBuffer(buffer.rules)
+    other.load_state_dict(saved(parts))
+    assert sorted(numbers(other.fetch(5))) == [[0], [1], [2], [3], [4]]
+    assert buffer.metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES

@@ -1,0 +1,143 @@
+"""The actor: tasks write, a reader copies out of shared memory, and processes die."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.replay.remote import RemoteReplay
+from trieye.replay.remote.near import NearRows
+from trieye.replay.samplers.base import Draw
+
+
+@pytest.fixture
+def ray(ray_cluster):
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
+    yield ray
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def start(ray):
+    """Return a function that starts a replay actor."""
+    started = []
+
+    def make(**options):
+        table = {"capacity": 4000, "schema": {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}}
+        started.append(RemoteReplay.start({"default": table, "other": {"capacity": 10}}, **options))
+        return started[-1]
+
+    yield make
+    for replay in started:
+        replay.close()
+
+
+def write(replay, number, count, flush_every):
+    """Write rows that tell where they come from."""
+    with replay.writer(flush_rows=64) as writer:
+        for value in range(1, count + 1):
+            x = 10_000 * number + value
+            writer.add(obs=np.full(3, x, np.float32), x=x, terminated=False)
+            if value % flush_every == 0:
+                writer.flush()
+        return os.getpid()
+
+
+def content(replay):
+    """Return the column `x` of all rows."""
+    view = replay.attach()
+    ids = np.arange(view.counters()["low"], view.counters()["total"])
+    return view.rows(Draw(ids, np.ones(len(ids), np.float32)))["x"]
+
+
+def test_a_table_without_rows_cannot_be_attached_to(start):
+    with pytest.raises(ConfigurationError, match="'other' cannot be attached to"):
+        start().attach("other")
+
+
+def check(batch):
+    assert (batch["obs"] == batch["x"][:, None]).all()
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(ray, start, tmp_path):
+    replay = start(directory=tmp_path / "snapshot", snapshot_every_s=0.2)
+    task = ray.remote(num_cpus=0, max_retries=0)(write)
+    done = [task.remote(replay, number, 1000, 100) for number in (1, 2)]
+    victim = ray.remote(num_cpus=0)(Victim).remote()
+    acknowledged = ray.get(victim.add.remote(replay, 3, 500))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(victim.die.remote())
+    with replay.reader() as reader, replay.writer(flush_rows=64) as writer:
+        check(reader.sample(32))
+        assert isinstance(reader._rows, NearRows)
+        for value in range(1, 301):
+            writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
+        writer.flush()
+        ray.get(done)
+        saved, until = replay.stats()["snapshots"] + 2, time.monotonic() + 60
+        while replay.stats()["snapshots"] < saved and time.monotonic() < until:
+            time.sleep(0.02)
+        for value in range(301, 401):
+            writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
+        writer.flush()
+        generation = reader._rows.generation
+        os.kill(int(replay.stats()["pid"]), signal.SIGKILL)
+        while reader._rows.generation == generation:
+            check(reader.sample(32))
+        reader.wait(int(2000 + acknowledged + 400))
+        assert writer.stats()["lost_rows"] == 0
+    found = content(replay)
+    for number, count in ((1, 1000), (2, 1000), (3, acknowledged), (4, 400)):
+        assert (found[found // 10_000 == number] - 10_000 * number).tolist() == list(range(1, count + 1))
+
+
+class Victim:
+    """A worker that is killed with rows under way."""
+
+    def add(self, replay, number, count):
+        self.writer = replay.writer(flush_rows=1000, flush_ms=60_000)
+        for value in range(1, count + 101):
+            if value == count + 1:
+                self.writer.flush()
+            x = 10_000 * number + value
+            self.writer.add(obs=np.full(3, x, np.float32), x=x, terminated=False)
+        return count
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_read(ray, start, tmp_path):
+    replay = start(name=f"replay_{os.getpid()}")
+    again = RemoteReplay.start({"default": {"capacity": 1}}, name=f"replay_{os.getpid()}")
+    with replay.writer() as writer:
+        writer.extend({"obs": np.zeros((10, 3), np.float32), "x": np.zeros(10, int), "terminated": np.zeros(10, bool)})
+    assert again.stats()["size"] == 10
+    save_parts(tmp_path / "checkpoint", again)
+    again.load_state_dict(load_parts(tmp_path / "checkpoint"))
+    assert replay.stats()["added"] == 10
+    with again.reader(attach=False) as reader:
+        batch = reader.sample(4)
+        batch["x"][:] = 1
+        assert batch["obs"].flags.writeable
+        reader.update_priorities(batch.ids, np.ones(4))
+    with pytest.raises(ConfigurationError, match="'othr' is unknown; did you mean 'other'"):
+        again.reader("othr").sample(1)
+
+
+def test_an_actor_that_was_ended_is_an_error_and_no_endless_wait(start):
+    replay = start()
+    writer, reader = replay.writer(timeout_s=30), replay.reader(timeout_s=30)
+    replay.close()
+    writer.add(x=1)
+    for call in (writer.flush, lambda: reader.sample(1), writer.close):
+        with pytest.raises(TrieyeError, match="gone for good"):
+            call()

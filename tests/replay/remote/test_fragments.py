@@ -1,0 +1,84 @@
+"""Fragments in another process: what is added there is fetched here, and survives the death of the actor."""
+
+import asyncio
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.replay.remote.conftest import FlakyChannel
+from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
+from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.replay.fragments import FragmentMeta
+from trieye.replay.remote import FragmentServer, LocalChannel, RemoteFragments
+
+RULES = {"max_chunks": 8, "fragments_per_chunk": 2, "max_reuse": 2}
+
+
+def fragments(worker, count, first=0):
+    return [
+        ({"obs": np.full((4, 2), fid, np.float32)}, FragmentMeta(worker, fid, model_version=0, session="s"))
+        for fid in range(first, first + count)
+    ]
+
+
+def filled(replay):
+    replay.set_version("s", 0)
+    assert {result.status for result in replay.add_batch(fragments("a", 4))} == {"accepted"}
+    assert replay.add(*fragments("b", 1)[0]).status == "accepted"
+    return replay
+
+
+def test_calls_reach_the_buffer_and_chunks_come_back(tmp_path):
+    replay = filled(RemoteFragments(LocalChannel(FragmentServer(RULES))))
+    lease = replay.fetch(2)
+    assert sorted(replay.read(lease, 0, 2)[0].fragments[0]["obs"][0].tolist()) in ([0.0, 0.0], [2.0, 2.0])
+    assert replay.update_priorities([chunk.id for chunk in lease.chunks], [1.0, 2.0]) == 2
+    assert replay.release(lease)
+    with pytest.raises(LeaseExpiredError):
+        replay.read(lease)
+    assert asyncio.run(replay.afetch(1)).chunks
+    assert replay.metrics()["replay/size"] >= 1
+    save_parts(tmp_path / "checkpoint", replay)
+    other = RemoteFragments(LocalChannel(FragmentServer(RULES)))
+    other.load_state_dict(load_parts(tmp_path / "checkpoint"))
+    assert other.add(*fragments("b", 1, first=1)[0]).status == "accepted"
+    assert other.fetch(1, timeout_s=0).chunks
+    other.close()
+    with pytest.raises(ConfigurationError, match="no directory"):
+        replay.snapshot()
+
+
+def test_what_a_server_held_is_there_again_after_its_death(tmp_path):
+    channel = FlakyChannel(lambda: FragmentServer(RULES, directory=tmp_path / "snapshot"))
+    replay = filled(RemoteFragments(channel))
+    replay.snapshot()
+    channel._server.close()
+    channel._server = channel._make_server()
+    assert replay.add(*fragments("a", 1, first=3)[0]).status == "duplicate"
+    assert len(replay.fetch(2, timeout_s=1).chunks) == 2
+    with pytest.raises(ReplayTimeoutError):
+        replay.fetch(3, timeout_s=0.01)
+    channel.loss = 2.0
+    with pytest.raises(ReplayTimeoutError, match="lost on the way"):
+        replay.fetch(1, timeout_s=0.1)
+
+
+@pytest.mark.slow
+def test_an_actor_serves_readers_that_wait_and_goes_on_after_its_death(ray_cluster, tmp_path):
+    import ray
+
+    replay = RemoteFragments.start(RULES, directory=tmp_path / "snapshot", timeout_s=120)
+    waiting = replay._channel.begin("fetch", 2, 60.0)
+    filled(replay)
+    assert len(waiting.result(60).chunks) == 2
+    replay.snapshot()
+    pid = ray.get(replay._channel._actor.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    lease = replay.fetch(2, timeout_s=60)
+    assert time.monotonic() < until
+    assert lease.stack()["obs"].shape == (2, 2, 4, 2)
+    replay.close()

@@ -1,0 +1,204 @@
+"""What a writer sends next, and what it keeps."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.replay.remote.block import Block
+from trieye.replay.remote.messages import Ack
+from trieye.replay.remote.outbox import Outbox
+from trieye.replay.remote.receipts import Receipts
+from trieye.replay.schema import Column
+
+
+def block_of(*values):
+    block = Block(len(values), [Column.from_value("x", 0, rows=False)])
+    for value in values:
+        block.add({"x": value}, 0, None)
+    return block
+
+
+def outbox_of(num_blocks, **options):
+    outbox = Outbox(**{"max_inflight": 2, "keep_bytes": 1 << 20, **options})
+    for number in range(num_blocks):
+        outbox.put(block_of(2 * number, 2 * number + 1))
+    return outbox
+
+
+def test_at_most_so_many_batches_are_under_way():
+    outbox = outbox_of(3)
+    parcels = [outbox.next(), outbox.next(), outbox.next()]
+    assert [parcel and parcel.first for parcel in parcels] == [0, 2, None]
+    assert outbox.answered(parcels[0], Ack(2)) == 1
+    assert outbox.next().first == 4
+
+
+def test_after_a_refusal_everything_is_sent_again_from_there_once_all_are_answered():
+    outbox = outbox_of(3)
+    first, second = outbox.next(), outbox.next()
+    outbox.answered(first, Ack(0, refused="full"))
+    assert outbox.next() is None
+    assert not outbox.is_held_up
+    outbox.answered(second, Ack(0))
+    assert outbox.is_held_up
+    outbox.go_back(Ack(0))
+    assert [outbox.next().first, outbox.next().first] == [0, 2]
+
+
+def test_a_batch_without_an_answer_that_had_arrived_is_not_sent_again():
+    outbox = outbox_of(2)
+    outbox.next()
+    outbox.failed()
+    assert outbox.go_back(Ack(2)) == 1
+    assert outbox.next().first == 2
+    assert outbox.num_waiting == 2
+
+
+def test_acknowledged_batches_are_kept_until_they_are_saved():
+    outbox = outbox_of(3)
+    for _ in range(3):
+        parcel = outbox.next()
+        outbox.answered(parcel, Ack(parcel.end))
+    assert outbox.oldest == 0
+    outbox.put(block_of(6, 7))
+    outbox.answered(outbox.next(), Ack(8, saved=4))
+    assert outbox.oldest == 4
+    assert outbox.kept_bytes == 2 * 16
+    assert [list(block.rows().by_key()["x"]) for block in outbox.spare] == [[0, 1], [2, 3]]
+
+
+def test_acknowledged_batches_are_kept_only_as_far_as_they_fit():
+    outbox = outbox_of(4, keep_bytes=40)
+    for _ in range(4):
+        parcel = outbox.next()
+        outbox.answered(parcel, Ack(parcel.end))
+    assert outbox.kept_bytes == 32
+    assert outbox.oldest == 4
+
+
+def test_after_a_loss_the_oldest_batch_that_is_kept_comes_next():
+    outbox = outbox_of(3, keep_bytes=16)
+    for _ in range(3):
+        parcel = outbox.next()
+        outbox.answered(parcel, Ack(parcel.end))
+    outbox.go_back(Ack(1))
+    assert (outbox.num_resent, outbox.num_waiting, outbox.num_gone) == (1, 2, 3)
+    assert outbox.next().first == outbox.oldest == 4
+
+
+def test_rows_that_nobody_has_any_more_are_not_waited_for():
+    outbox = outbox_of(1, keep_bytes=0)
+    outbox.answered(outbox.next(), Ack(2))
+    outbox.go_back(Ack(0))
+    assert (outbox.num_waiting, outbox.num_gone) == (0, 2)
+
+
+class Ring:
+    """A server that may lose calls and answers, refuse, die and come back older."""
+
+    def __init__(self):
+        self.receipts, self.rows = Receipts(), []
+        self.snapshot = (self.receipts.state_dict(), [])
+
+    def add(self, first, oldest, rows, refused):
+        if self.receipts.judge("w", first, oldest) == "next" and not refused:
+            self.rows += rows.by_key()["x"].tolist()
+            self.receipts.take("w", first, len(rows))
+        return self.ack(refused)
+
+    def ack(self, refused=""):
+        return Ack(self.receipts.end("w"), self.receipts.saved("w"), refused, self.receipts.lost("w"))
+
+    def save(self):
+        self.snapshot = (self.receipts.state_dict(), list(self.rows))
+        self.receipts.are_saved(self.snapshot[0]["ends"])
+
+    def die(self):
+        self.receipts = Receipts()
+        self.receipts.load_state_dict(self.snapshot[0])
+        self.rows = list(self.snapshot[1])
+
+
+class Journey:
+    """A writer's outbox and a server, with dice that decide what happens between them."""
+
+    def __init__(self, seed, **options):
+        self.dice, self.ring, self.outbox = random.Random(seed), Ring(), Outbox(**options)
+        self.under_way, self.num_rows = [], 0
+
+    def step(self):
+        act = self.dice.choice(["put", "put", "send", "send", "send", "save", self.dice.choice(["send", "die"])])
+        getattr(self, act)()
+        if self.under_way and self.dice.random() < 0.5:
+            self.hear()
+        if self.outbox.is_held_up:
+            self.outbox.go_back(self.ring.ack())
+
+    def put(self):
+        count = self.dice.randint(1, 4)
+        self.outbox.put(block_of(*range(self.num_rows, self.num_rows + count)))
+        self.num_rows += count
+
+    def send(self):
+        if (parcel := self.outbox.next()) is not None:
+            fate = self.dice.choice(["well", "well", "well", "lost", "unheard", "refused"])
+            ack = None if fate == "lost" else self.deliver(parcel, refused=fate == "refused")
+            self.under_way.append((parcel, None if fate == "unheard" else ack))
+
+    def save(self):
+        self.ring.save()
+
+    def die(self):
+        self.ring.die()
+
+    def deliver(self, parcel, *, refused=False):
+        return self.ring.add(parcel.first, self.outbox.oldest, parcel.rows, "full" if refused else "")
+
+    def hear(self):
+        parcel, ack = self.under_way.pop(0)
+        if ack is None:
+            self.outbox.failed()
+        else:
+            self.outbox.answered(parcel, ack)
+
+    def end(self):
+        while self.under_way:
+            self.hear()
+        self.outbox.go_back(self.ring.ack())
+        while (parcel := self.outbox.next()) is not None:
+            self.outbox.answered(parcel, self.deliver(parcel))
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 30), keep_bytes=st.sampled_from([0, 64, 1 << 20]), inflight=st.integers(1, 4))
+def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_bytes, inflight):
+    journey = Journey(seed, max_inflight=inflight, keep_bytes=keep_bytes)
+    for _ in range(200):
+        journey.step()
+    journey.end()
+    rows = journey.ring.rows
+    assert rows == sorted(set(rows))
+    assert journey.outbox.num_waiting == 0
+    missing = journey.num_rows - len(rows)
+    assert journey.outbox.num_gone >= missing
+    if keep_bytes == 1 << 20:
+        assert missing == 0
+
+
+def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_for_longest(monkeypatch):
+    monkeypatch.setattr("trieye.replay.remote.receipts.MAX_CLIENTS", 2)
+    receipts = Receipts()
+    for client in ("a", "b", "a", "c"):
+        receipts.take(client, receipts.end(client), 1)
+    assert [receipts.end(client) for client in "abc"] == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "oldest", "verdict"), [(5, 0, "next"), (4, 0, "known"), (7, 5, "early"), (7, 7, "next")]
+)
+def test_the_number_of_the_first_row_tells_what_a_batch_is(first, oldest, verdict):
+    receipts = Receipts()
+    receipts.take("a", 0, 5)
+    assert receipts.judge("a", first, oldest) == verdict

@@ -1,0 +1,265 @@
+"""Readers: what they draw is what writers sent, whatever is overwritten or dies meanwhile."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.replay.remote.conftest import FlakyChannel, row
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
+from trieye.replay.remote import Reader, RemoteReplay, ReplayServer
+from trieye.replay.remote.far import FarRows
+from trieye.replay.remote.near import NearRows
+
+
+def add(replay, values, **options):
+    values = np.asarray(values)
+    obs = np.repeat(values[:, None], 3, axis=1).astype(np.float32)
+    with replay.writer(**options) as writer:
+        writer.extend({"obs": obs, "x": values, "terminated": np.zeros(len(values), bool)})
+
+
+def check(batch, n):
+    assert len(batch) == n
+    assert (batch["obs"] == batch["x"][:, None]).all()
+
+
+@pytest.mark.parametrize(("storage", "attach"), [("shm", True), ("shm", False), ("ram", True)])
+def test_batches_hold_whole_rows_wherever_they_are_copied(make_replay, storage, attach):
+    replay = make_replay(storage=storage)
+    add(replay, np.arange(100, 1400))
+    with replay.reader(attach=attach) as reader:
+        batch = reader.sample(64)
+        check(batch, 64)
+        assert (batch["x"] == batch.ids + 100).all()
+        assert batch.ids.min() >= 300
+        assert batch.weights.tolist() == [1.0] * 64
+        assert isinstance(reader._rows, NearRows if (storage, attach) == ("shm", True) else FarRows)
+        memory = batch["obs"]
+        again = reader.sample(64, out=batch)
+        check(again, 64)
+        assert np.shares_memory(again["obs"], memory)
+        assert list(reader.sample(5, keys=["x"])) == ["x"]
+        assert [len(each) for each in reader.sample_many(3, 8)] == [8, 8, 8]
+        batch["x"][:] = 0
+        with pytest.raises(ConfigurationError, match="out"):
+            reader.sample(5, out=batch)
+
+
+@pytest.mark.parametrize(("prefetch", "attach"), [(0, True), (2, True), (2, False)])
+def test_batches_come_one_after_the_other(make_replay, prefetch, attach):
+    replay = make_replay(storage="shm")
+    add(replay, range(500))
+    with replay.reader(attach=attach) as reader:
+        batches = reader.iter_batches(16, prefetch=prefetch, keys=["obs", "x"])
+        for _ in range(10):
+            batch = next(batches)
+            check(batch, 16)
+            reader.update_priorities(batch.ids, np.ones(16))
+        if prefetch:
+            batches.close()
+
+
+def test_rows_that_were_overwritten_since_they_were_planned_are_drawn_anew(make_replay):
+    replay = make_replay(100, storage="shm")
+    add(replay, range(100))
+    with replay.reader(ahead=8) as reader:
+        reader.sample_many(2, 32)
+        add(replay, range(100, 160))
+        batches = reader.sample_many(8, 32)
+        assert min(batch.ids.min() for batch in batches) >= 60
+        for batch in batches:
+            check(batch, 32)
+            assert (batch["x"] == batch.ids).all()
+        assert reader.stats()["reader_redrawn"] > 0
+
+
+def test_the_oldest_rows_are_held_back_while_others_come_fast(make_replay):
+    replay = make_replay(1000, storage="shm")
+    add(replay, range(1000))
+    with replay.reader(ahead=1) as reader:
+        reader.sample_many(2, 1)
+        add(replay, range(500))
+        assert min(reader.sample(64).ids.min() for _ in range(2)) >= 600
+
+
+def test_rows_stay_whole_while_a_writer_overwrites_them_all_the_time(make_replay):
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 300, "storage": "shm"}}))
+    replay, is_over = RemoteReplay(channel), threading.Event()
+
+    def write():
+        with replay.writer(flush_rows=50) as writer:
+            value = 0
+            while not is_over.is_set():
+                writer.add(**row(value))
+                value += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    with replay.reader() as reader:
+        reader.wait(300)
+        for _ in range(300):
+            batch = reader.sample(16)
+            check(batch, 16)
+            assert (batch["x"] == batch.ids).all()
+    is_over.set()
+    thread.join()
+    channel.server.close()
+
+
+def test_a_reader_goes_on_after_the_death_of_the_server(tmp_path):
+    def make_server():
+        return ReplayServer({"default": {"capacity": 100, "storage": "shm"}}, directory=tmp_path / "snapshot")
+
+    channel = FlakyChannel(make_server, loss=0.2, seed=5)
+    replay = RemoteReplay(channel)
+    add(replay, range(50))
+    with replay.reader(ahead=2) as reader:
+        generations = set()
+        for _ in range(3):
+            replay.snapshot()
+            for _ in range(6):
+                check(reader.sample(8), 8)
+            generations.add(reader._rows.generation)
+            channel.die()
+        assert len(generations) == 3
+    channel.server.close()
+
+
+def test_an_empty_table_is_waited_for_and_the_error_says_what_is_missing(make_replay):
+    replay = make_replay()
+    reader = replay.reader(timeout_s=0.05)
+    with pytest.raises(ReplayTimeoutError, match=r"nothing to draw for sample\(4\) in 0.05 s \(it is empty\)"):
+        reader.sample(4)
+    with pytest.raises(ReplayTimeoutError, match="came to 0 of 10 rows"):
+        reader.wait(10, timeout_s=0.05)
+    threading.Timer(0.05, add, (replay, range(10))).start()
+    check(replay.reader().sample(4), 4)
+
+
+def test_priorities_reach_the_table_and_late_ones_are_counted(make_replay):
+    replay = make_replay(100, storage="shm", sampler="prioritized", sampler_options={"epsilon": 0.0})
+    add(replay, range(100))
+    with replay.reader(ahead=1) as reader:
+        reader.update_priorities([1], [1.0])
+        reader.flush()
+        assert reader.stats()["late_updates"] == 1
+        ids = reader.sample(8).ids
+        every = np.arange(100)
+        reader.update_priorities(every, every == ids[0])
+        reader.flush()
+        reader.sample_many(2, 8)
+        assert set(reader.sample(8).ids.tolist()) == {int(ids[0])}
+        add(replay, range(100))
+        reader.update_priorities(ids, np.ones(8))
+        reader.flush()
+        assert reader.stats()["late_updates"] == 9
+        reader.update_priorities(ids, np.full(8, -1.0))
+        with pytest.raises(ConfigurationError, match="at least 0"):
+            reader.flush()
+        with pytest.raises(ConfigurationError, match="both must be"):
+            reader.update_priorities(ids, [1.0])
+
+
+def test_priorities_that_are_lost_on_the_way_are_counted_and_hold_up_nobody():
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100, "sampler": "prioritized"}}))
+    replay = RemoteReplay(channel)
+    add(replay, range(100))
+    with replay.reader() as reader:
+        ids = reader.sample(8).ids
+        channel.loss = 1.0
+        reader.update_priorities(ids, np.ones(8))
+        reader.flush()
+        channel.loss = 0.0
+        assert reader.stats()["reader_lost_updates"] == 8
+
+
+def test_a_limiter_makes_both_sides_wait_for_each_other(make_replay):
+    limiter = {"samples_per_insert": 2.0, "min_size_to_sample": 32, "error_buffer": 32.0}
+    replay = make_replay(limiter=limiter)
+    with replay.writer(flush_rows=8, max_inflight=1) as writer, replay.reader(ahead=2, timeout_s=0.2) as reader:
+        with pytest.raises(ReplayTimeoutError, match="empty"):
+            reader.sample(8)
+        for value in range(48):
+            writer.add(**row(value))
+        writer.flush()
+        writer.add(**row(48))
+        with pytest.raises(ReplayTimeoutError, match="the limiter of table 'default' waits for rows to be drawn"):
+            writer.flush(0.2)
+        for _ in range(6):
+            check(reader.sample(8), 8)
+        writer.flush(20)
+        with pytest.raises(ReplayTimeoutError, match="its limiter waits for new rows"):
+            for _ in range(100):
+                reader.sample(8)
+        stats = replay.stats()
+        assert stats["sampled"] <= 2 * stats["added"] + 32
+
+
+def test_rows_that_may_not_be_drawn_again_are_waited_for(make_replay):
+    replay = make_replay(max_reuse=1, storage="shm")
+    add(replay, range(8))
+    with replay.reader(ahead=1, timeout_s=0.05) as reader:
+        assert sorted(reader.sample(8).ids.tolist()) != []
+        with pytest.raises(ReplayTimeoutError, match="max_reuse 1"):
+            for _ in range(8):
+                reader.sample(1)
+    threading.Timer(0.05, add, (replay, range(8, 16))).start()
+    assert replay.reader(ahead=1).sample(1).ids[0] >= 0
+
+
+def test_goals_that_are_made_by_the_buffer_are_made_by_the_server(make_replay):
+    replay = make_replay(storage="shm", schema={"x": np.int64, "terminated": np.bool_})
+    replay._channel._server._tables["default"]._is_shared = False
+    with replay.writer() as writer:
+        writer.add(x=1, terminated=False)
+    reader = replay.reader()
+    assert reader.sample(2)["x"].tolist() == [1, 1]
+    assert isinstance(reader._rows, FarRows)
+
+
+def test_an_unknown_table_is_an_error_that_names_the_nearest(make_replay):
+    reader = Reader(make_replay()._channel, "defualt")
+    with pytest.raises(ConfigurationError, match="did you mean 'default'"):
+        reader.sample(1)
+
+
+def test_a_reader_that_is_sent_away_is_another_reader(make_replay):
+    replay = make_replay()
+    add(replay, range(10))
+    with replay.reader(ahead=3) as reader:
+        rebuild, arguments = reader.__reduce__()
+        with rebuild(*arguments) as other:
+            check(other.sample(4), 4)
+            assert other._options["ahead"] == 3
+        check(reader.sample(4), 4)
+
+
+def test_a_closed_reader_gives_nothing(make_replay):
+    replay = make_replay()
+    add(replay, range(10))
+    reader = replay.reader()
+    reader.close()
+    reader.close()
+    for ask in (lambda: reader.sample(1), lambda: reader.update_priorities([1], [1.0])):
+        with pytest.raises(ReplayClosedError):
+            ask()
+
+
+def test_wrong_numbers_are_errors(make_replay):
+    replay = make_replay()
+    with pytest.raises(ConfigurationError, match="ahead is 0"):
+        replay.reader(ahead=0)
+    with pytest.raises(ConfigurationError, match="at least 1 row"):
+        replay.reader().sample(0)
+    with pytest.raises(ConfigurationError, match="flush_rows is 0"):
+        replay.writer(flush_rows=0)
+
+
+def test_a_reader_gives_up_when_the_server_stays_away():
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 10}}), loss=2.0)
+    began = time.monotonic()
+    with pytest.raises(ReplayTimeoutError, match="lost on the way"):
+        Reader(channel, timeout_s=0.3).sample(1)
+    assert time.monotonic() - began < 5

@@ -1,0 +1,189 @@
+"""The server: several tables, snapshots of all of them, and what comes back after a restart."""
+
+import time
+
+import numpy as np
+import pytest
+
+import trieye
+from tests.replay.remote.conftest import row
+from trieye.config.replay import ReplayConfig
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.edge import Edge
+from trieye.replay.remote.handle import table_of
+
+TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
+
+
+def filled(server, seed=0):
+    replay = RemoteReplay(LocalChannel(server))
+    for table, count in (("main", 70), ("demos", 10)):
+        with replay.writer(table) as writer:
+            for value in range(count):
+                writer.add(**row(value + seed))
+    return replay
+
+
+def draws(replay, count=5):
+    readers = {table: replay.reader(table, ahead=1) for table in TABLES}
+    return [(table, reader.sample(8)["x"].tolist()) for _ in range(count) for table, reader in readers.items()]
+
+
+def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
+    replay = filled(ReplayServer(TABLES))
+    draws(replay)
+    replay.snapshot(tmp_path / "snapshot")
+    after = draws(replay)
+    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
+    other.restore(tmp_path / "snapshot")
+    assert draws(other) == after
+    assert {name: count for name, count in other.stats("main").items() if name in {"size", "added"}} == {
+        "size": 50,
+        "added": 70,
+    }
+
+
+def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capacity(tmp_path):
+    filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
+    smaller = {"main": {"capacity": 30}, "demos": {"capacity": 20, "sampler": "prioritized"}}
+    replay = RemoteReplay(LocalChannel(ReplayServer(smaller, directory=tmp_path / "snapshot")))
+    assert replay.stats("main")["size"] == 30
+    assert min(replay.reader("main").sample(200)["x"]) >= 40
+
+
+def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
+    server = ReplayServer(TABLES, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
+    filled(server)
+    until = time.monotonic() + 20
+    while server.stats("main")["snapshots"] < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    server.close()
+    assert server._snapshots.num_written >= 3
+    assert load_parts(tmp_path / "snapshot").state["main"]["state"]["end"] == 70
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_counted(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError):
+        ReplayServer(TABLES, directory=tmp_path / "file")
+    server = ReplayServer(TABLES, directory=tmp_path / "file" / "below", snapshot_every_s=0.01)
+    until = time.monotonic() + 20
+    while server.stats("main")["failed_snapshots"] < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    server.close()
+    assert server.stats("main")["failed_snapshots"] >= 1
+    assert "no snapshot was written" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_errors_that_say_what_to_do(tmp_path):
+    with pytest.raises(ConfigurationError, match="needs a directory"):
+        ReplayServer(TABLES, snapshot_every_s=1.0)
+    with pytest.raises(ConfigurationError, match="no directory for snapshots"):
+        ReplayServer(TABLES).snapshot()
+    with pytest.raises(ConfigurationError, match="'demo' is unknown; did you mean 'demos'"):
+        ReplayServer(TABLES).stats("demo")
+    with pytest.raises(CheckpointError):
+        ReplayServer(TABLES).restore(tmp_path / "nothing")
+    filled(ReplayServer(TABLES)).snapshot(tmp_path / "snapshot")
+    with pytest.raises(ConfigurationError, match="'demos' is unknown"):
+        ReplayServer({"main": {"capacity": 3}}).restore(tmp_path / "snapshot")
+
+
+def test_the_handle_of_a_replay_is_saved_as_part_of_something_else(tmp_path):
+    replay = filled(ReplayServer(TABLES))
+    save_parts(tmp_path / "checkpoint", replay)
+    sizes = {path.name: path.stat().st_ino for path in (tmp_path / "checkpoint" / "parts").iterdir()}
+    with replay.writer("main") as writer:
+        writer.add(**row(70))
+    save_parts(tmp_path / "checkpoint", replay)
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "checkpoint" / "parts").iterdir()}
+    assert sizes.items() <= kept.items()
+    assert len(kept) == len(sizes) + 1
+    after = draws(replay)
+    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
+    other.load_state_dict(load_parts(tmp_path / "checkpoint"))
+    assert draws(other) == after
+
+
+def test_a_config_describes_a_table():
+    config = ReplayConfig(
+        kind="prioritized", capacity=40, n_step=2, limiter={"samples_per_insert": 8.0}, prioritized={"alpha": 1.0}
+    )
+    table = table_of(config, seed=3)
+    assert table["storage"] == "shm"
+    server = ReplayServer({"default": table})
+    replay = RemoteReplay(LocalChannel(server))
+    with replay.writer(flush_rows=1) as writer:
+        for value in range(3):
+            writer.add(**row(value), reward=1.0)
+        writer.flush(30)
+        assert (replay.reader(ahead=1).sample(1)["n"] <= 2).all()
+    with pytest.raises(ConfigurationError, match="RemoteFragments"):
+        table_of(ReplayConfig(kind="fragment"))
+
+
+def test_the_version_of_the_model_and_the_metrics_are_those_of_the_table():
+    replay = filled(ReplayServer({"main": {"capacity": 50, "max_staleness": 0}, "demos": TABLES["demos"]}))
+    replay.set_version(3, "main")
+    with replay.writer("main") as writer:
+        writer.add(**row(1000))
+    assert set(replay.reader("main").sample(16)["x"]) == {1000}
+    assert replay.metrics("main")["replay/size"] == 50
+    assert replay.metrics("demos")["replay/size"] == 10
+
+
+def test_rows_are_held_back_as_many_as_came_during_the_last_calls_at_most_a_tenth():
+    edge = Edge(1000)
+    assert edge.rows(5000, 1000) == 0
+    edge.called(5000)
+    assert [edge.rows(5030, size) for size in (1000, 980, 100)] == [30, 10, 0]
+    assert edge.rows(5500, 1000) == 100
+    for _ in range(3):
+        edge.called(5030)
+    assert edge.rows(5030, 1000) == 30
+    other = Edge(1000)
+    other.load_state_dict(edge.state_dict())
+    other.called(5030)
+    assert other.rows(5030, 1000) == 0
+
+
+def test_environments_keep_their_numbers_over_a_restart(tmp_path):
+    options = {"default": {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}}
+    server = ReplayServer(options, directory=tmp_path / "snapshot")
+    replay = RemoteReplay(LocalChannel(server))
+    with replay.writer(flush_rows=1) as writer, replay.writer(flush_rows=1) as other:
+        for value in range(5):
+            writer.add(**row(value))
+            writer.flush()
+            other.add(**row(100 + value))
+            other.flush()
+        replay.snapshot()
+        replay._channel._server = ReplayServer(options, directory=tmp_path / "snapshot")
+        for value in range(5, 10):
+            writer.add(**row(value))
+            other.add(**row(100 + value))
+        writer.flush()
+        other.flush()
+        drawn = replay.reader().sample(20)["x"]
+    assert (np.diff(drawn, axis=1) == 1).all()
+
+
+def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
+    replay = filled(ReplayServer(TABLES))
+    with trieye.Run(make_config()) as run:
+        run.step = 1
+        run.save(rows=replay).wait(60)
+        with replay.writer("main") as writer:
+            writer.add(**row(70))
+        run.step = 2
+        path = run.save(rows=replay).wait(60)
+        after = draws(replay)
+    links = [file.stat().st_nlink for file in (path / "parts").iterdir()]
+    assert sorted(links) == [1, 2, 2]
+    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
+    with trieye.Run(make_config()) as run:
+        assert run.restore(rows=other)
+        assert run.step == 2
+    assert draws(other) == after

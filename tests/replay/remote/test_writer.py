@@ -1,0 +1,270 @@
+"""Writers: rows arrive once, in order, whatever happens to the calls that carry them."""
+
+import gc
+import os
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.replay.remote.conftest import FlakyChannel, row
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, TrieyeError
+from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer, Writer
+
+
+def content(server, table="default"):
+    """Return the column `x`, in the order of the ids."""
+    buffer = server._tables[table]._buffer
+    store = buffer._store
+    return store.reader.ring.rows(store.low, len(buffer))["x"].tolist()
+
+
+def test_rows_are_in_the_ring_when_flush_returns(make_replay):
+    replay = make_replay()
+    with replay.writer(flush_rows=8, flush_ms=10_000) as writer:
+        for value in range(20):
+            writer.add(**row(value))
+        writer.flush()
+        assert content(replay._channel._server) == list(range(20))
+        assert writer.stats()["taken"] == 20
+
+
+def test_a_batch_that_is_not_full_is_sent_after_a_while(make_replay):
+    replay = make_replay()
+    with replay.writer(flush_rows=1000, flush_ms=5) as writer:
+        writer.add(**row(7))
+        replay.reader().wait(1, timeout_s=20)
+        assert replay.stats()["size"] == 1
+
+
+def test_batches_of_large_rows_have_fewer_of_them(make_replay):
+    replay = make_replay(30)
+    with replay.writer(flush_ms=60_000) as writer:
+        for value in range(10):
+            writer.add(obs=np.full(1 << 20, value % 256, np.uint8))
+        writer.flush()
+        assert writer.stats()["kept_bytes"] == 12 << 20
+        assert {parcel.block.capacity for parcel in writer._courier._outbox._kept} == {4}
+
+
+def test_rows_of_extend_are_cut_into_batches_and_keep_their_order(make_replay):
+    replay = make_replay(sampler="prioritized")
+    with replay.writer(flush_rows=16) as writer:
+        writer.add(**row(0))
+        values = np.arange(1, 100)
+        batch = {"obs": np.zeros((99, 3), np.float32), "x": values, "terminated": np.zeros(99, bool)}
+        writer.extend(batch, env_ids=values % 3, priorities=np.where(values == 50, 1e9, 1e-9))
+        writer.flush()
+    assert content(replay._channel._server) == list(range(100))
+    assert (replay.reader().sample(64)["x"] == 50).mean() > 0.9
+
+
+def test_environments_of_different_writers_are_different(make_replay):
+    replay = make_replay(sampler="sequence", sampler_options={"length": 4})
+    writers = [replay.writer(flush_rows=1) for _ in range(2)]
+    for value in range(30):
+        for number, writer in enumerate(writers):
+            for env_id in range(2):
+                writer.add(env_id, **row(1000 * number + 100 * env_id + value, terminated=value == 29))
+            writer.flush()
+    drawn = replay.reader().sample(50)["x"]
+    assert drawn.shape == (50, 4)
+    assert (np.diff(drawn, axis=1) == 1).all()
+    for writer in writers:
+        writer.close()
+
+
+def test_rows_carry_the_version_of_the_model_that_made_them(make_replay):
+    schema = {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}
+    replay = make_replay(max_staleness=1, schema=schema)
+    replay.set_version(5)
+    with replay.writer() as writer:
+        writer.version = 3
+        writer.add(**row(3))
+        writer.version = 4
+        writer.extend({"obs": np.zeros((2, 3), np.float32), "x": [4, 4], "terminated": [False, False]})
+        writer.version = None
+        writer.add(**row(5))
+    drawn = replay.reader().sample(64)["x"]
+    assert set(drawn.tolist()) == {4, 5}
+
+
+def test_a_wrong_row_is_refused_and_nothing_is_added(make_replay):
+    with make_replay().writer() as writer:
+        writer.add(**row(1))
+        with pytest.raises(ConfigurationError, match="'y' is unknown"):
+            writer.add(**row(1), y=3)
+        with pytest.raises(ConfigurationError, match=r"env_ids must be \[1\]"):
+            writer.extend({"x": [1]}, env_ids=[1, 2])
+        with pytest.raises(ConfigurationError, match="priorities must be finite"):
+            writer.extend({"x": [1]}, priorities=[-1.0])
+        writer.flush()
+        assert writer.stats()["added"] == 1
+
+
+def test_rows_that_the_table_will_never_take_are_an_error_of_the_writer(make_replay, capsys):
+    replay = make_replay(schema={"x": np.int64})
+    writer = replay.writer(flush_rows=1)
+    writer.add(**row(1))
+    with pytest.raises(ConfigurationError, match="is unknown"):
+        writer.flush(20)
+    with pytest.raises(ConfigurationError):
+        writer.add(**row(1))
+    with pytest.raises(ConfigurationError):
+        writer.close()
+    assert "takes no rows of this writer any more" in capsys.readouterr().err
+
+
+def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
+    replay = make_replay()
+    with replay.writer() as writer:
+        writer.add(**row(1))
+    writer.close()
+    with pytest.raises(ReplayClosedError):
+        writer.add(**row(1))
+    assert replay.stats()["writers"] == 0
+
+
+def test_a_writer_waits_for_room_and_says_why_when_it_gives_up():
+    class Deaf(LocalChannel):
+        def begin(self, method, *values):
+            return (
+                FlakyChannel.begin.__globals__["Future"]() if method == "add_batch" else super().begin(method, *values)
+            )
+
+    writer = Writer(Deaf(ReplayServer({"default": {"capacity": 10}})), flush_rows=2, max_inflight=2, timeout_s=0.05)
+    for value in range(6):
+        writer.add(**row(value))
+    with pytest.raises(ReplayTimeoutError, match="6 rows are not acknowledged: it does not answer"):
+        writer.add(**row(6))
+    with pytest.raises(ReplayTimeoutError):
+        writer.close()
+
+
+def test_a_writer_that_is_sent_away_is_another_writer(make_replay):
+    replay = make_replay()
+    with replay.writer(flush_rows=3) as writer:
+        rebuild, arguments = writer.__reduce__()
+        with rebuild(*arguments) as other:
+            assert other.client != writer.client
+            other.add(**row(1))
+            other.flush()
+            assert other._flush_rows == 3
+            assert content(replay._channel._server) == [1]
+
+
+def test_a_writer_does_not_work_in_a_forked_process(make_replay):
+    with make_replay().writer() as writer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about threads: they are the point
+            child = os.fork()
+        if child == 0:
+            try:
+                writer.add(**row(1))
+            except ReplayClosedError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def fill(replay, number, count, writers):
+    with replay.writer(flush_rows=7, flush_ms=2, max_inflight=3) as writer:
+        writers.append(writer)
+        for value in range(count):
+            writer.add(**row(10_000 * number + value))
+            if value % 100 == 0:
+                writer.flush()
+
+
+@pytest.mark.parametrize("deaths", [0, 3])
+def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_server_dies(tmp_path, deaths, capsys):
+    def make_server():
+        return ReplayServer({"default": {"capacity": 10_000}}, directory=tmp_path / "snapshot", snapshot_every_s=0.05)
+
+    channel = FlakyChannel(make_server, seed=deaths, loss=0.1)
+    replay, writers = RemoteReplay(channel), []
+    threads = [threading.Thread(target=fill, args=(replay, number, 1500, writers), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for death in range(deaths):
+        until = time.monotonic() + 60
+        while (channel.server.stats("default")["added"] < 900 * (death + 1)) and time.monotonic() < until:
+            time.sleep(0.005)
+        channel.die()
+    for thread in threads:
+        thread.join()
+    found = content(channel.server)
+    for number in range(3):
+        assert [value - 10_000 * number for value in found if value // 10_000 == number] == list(range(1500))
+    assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
+    channel.server.close()
+
+
+def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends():
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}), loss=0.4, seed=2)
+    with RemoteReplay(channel).writer(flush_rows=2, flush_ms=3_600_000, timeout_s=20) as writer:
+        for value in range(21):
+            writer.add(**row(value))
+        writer.flush()
+        assert content(channel.server) == list(range(21))
+
+
+def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
+    writer = make_replay().writer(flush_rows=1, flush_ms=5)
+    writer.add(**row(1))
+    courier = writer._courier
+    del writer
+    gc.collect()
+    courier._thread.join(20)
+    assert not courier._thread.is_alive()
+    assert courier.taken == 1
+
+
+def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("trieye.replay.remote.courier.HEARTBEAT_S", 0.02)
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}, directory=tmp_path / "snapshot"))
+    replay = RemoteReplay(channel)
+    with replay.writer(flush_rows=2) as writer:
+        for value in range(6):
+            writer.add(**row(value))
+        writer.flush()
+        replay.snapshot()
+        for value in range(6, 10):
+            writer.add(**row(value))
+        writer.flush()
+        channel.die()
+        replay.reader().wait(10, timeout_s=20)
+        assert content(channel.server) == list(range(10))
+        assert writer.stats()["resent_batches"] == 2
+
+
+def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(tmp_path, capsys):
+    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}))
+    replay = RemoteReplay(channel)
+    with replay.writer(flush_rows=2, keep_bytes=0) as writer:
+        for value in range(6):
+            writer.add(**row(value))
+        writer.flush()
+        channel.die()
+        writer.add(**row(6))
+        writer.flush()
+        assert content(channel.server) == [6]
+        assert writer.stats()["lost_rows"] == 6
+        assert replay.stats()["lost_rows"] == 6
+    assert "has lost 6 rows of this writer" in capsys.readouterr().err
+
+
+def test_the_trouble_of_closing_stands_beside_the_error_of_the_user(make_replay):
+    replay = make_replay(schema={"x": np.int64})
+
+    def use():
+        with replay.writer(flush_rows=1) as writer:
+            writer.add(**row(1))
+            raise RuntimeError("of the user")
+
+    with pytest.raises(RuntimeError) as caught:
+        use()
+    assert "is unknown" in caught.value.__notes__[0]
+    assert not isinstance(caught.value, TrieyeError)

@@ -1,0 +1,234 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.samplers import PrioritizedSampler, RowSampler
+
+
+def made(capacity, added, priorities=None, **options):
+    """A sampler after `added` rows, and the ids of those that are left."""
+    sampler = PrioritizedSampler(capacity, **options)
+    sampler.added(0, added)
+    ids = np.arange(max(added - capacity, 0), added)
+    if priorities is not None:
+        sampler.update(ids, priorities)
+    return sampler, ids
+
+
+def counted(sampler, ids, draws=400, n=64, seed=7):
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([sampler.draw(n, ids[0], ids[-1] + 1, rng).ids for _ in range(draws)])
+    return np.bincount(drawn - ids[0], minlength=len(ids))
+
+
+def chi_square(counts, chances):
+    """The statistic and the bound that it exceeds by chance once in a thousand times (Wilson and Hilferty 1931)."""
+    expected = counts.sum() * chances / chances.sum()
+    degrees = np.count_nonzero(expected) - 1
+    bound = degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3
+    drawable = expected > 0
+    return (((counts - expected) ** 2)[drawable] / expected[drawable]).sum(), bound
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(("capacity", "added"), [(40, 40), (40, 77), (300, 700)])
+def test_rows_are_drawn_in_proportion_to_a_power_of_their_priority(alpha, capacity, added):
+    priorities = np.random.default_rng(1).random(min(capacity, added)) + 0.1
+    sampler, ids = made(capacity, added, priorities, alpha=alpha)
+    for independent in (False, True):
+        if independent:
+            counts = np.bincount(
+                sampler.propose(30_000, ids[0], ids[-1] + 1, np.random.default_rng(2)) - ids[0], minlength=len(ids)
+            )
+        else:
+            counts = counted(sampler, ids)
+        statistic, bound = chi_square(counts, priorities**alpha)
+        assert statistic < bound
+
+
+def test_a_stratified_draw_takes_one_row_from_each_part_of_the_sum():
+    sampler, ids = made(64, 64, np.ones(64))
+    assert counted(sampler, ids, draws=10).tolist() == [10] * 64
+
+
+def test_weights_make_up_for_the_chances():
+    priorities = np.array([1.0, 2.0, 4.0, 8.0])
+    sampler, _ = made(4, 4, priorities, alpha=0.5, beta=0.7, epsilon=0)
+    draw = sampler.draw(200, 0, 4, np.random.default_rng(0))
+    chances = priorities**0.5 / (priorities**0.5).sum()
+    weights = (4 * chances) ** -0.7
+    assert draw.weights.dtype == np.float32
+    assert draw.weights == pytest.approx(weights[draw.ids] / weights.max(), rel=1e-6)
+    assert draw.info == {"size": 4, "beta": 0.7}
+
+
+def test_beta_grows_to_one_over_the_draws_asked_for():
+    sampler, _ = made(4, 4, beta=0.4, beta_draws=4)
+    rng = np.random.default_rng(0)
+    assert [sampler.draw(2, 0, 4, rng).info["beta"] for _ in range(6)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1, 1])
+    sampler, _ = made(4, 4, beta=0.4)
+    assert [sampler.draw(2, 0, 4, rng).info["beta"] for _ in range(2)] == [0.4, 0.4]
+
+
+def test_new_rows_have_the_largest_priority_that_was_seen():
+    sampler, _ = made(10, 2, alpha=1.0, epsilon=0)
+    assert sampler.chances(np.arange(2)).tolist() == [0, 0]  # not looked at yet
+    sampler.update(np.array([0, 1]), [5.0, 0.5])
+    sampler.added(2, 1)
+    sampler.update(np.array([0]), [9.0])
+    sampler.added(3, 1)
+    sampler.draw(1, 0, 4, np.random.default_rng(0))
+    assert sampler.chances(np.arange(4)).tolist() == [9, 0.5, 5, 9]
+
+
+def test_of_equal_ids_the_last_priority_counts():
+    sampler, _ = made(4, 4, alpha=1.0, epsilon=0)
+    sampler.update(np.array([2, 1, 2, 2]), [1.0, 2.0, 3.0, 4.0])
+    assert sampler.chances(np.arange(4)).tolist() == [1, 2, 4, 1]
+
+
+def test_rows_of_priority_zero_are_drawn_only_with_an_epsilon():
+    priorities = np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0])
+    sampler, ids = made(6, 9, priorities, epsilon=0.0)
+    assert np.flatnonzero(counted(sampler, ids)).tolist() == [1, 4]
+    sampler, ids = made(6, 9, priorities, epsilon=0.5)
+    assert counted(sampler, ids).all()
+
+
+def test_a_draw_from_rows_that_all_have_priority_zero_is_an_error():
+    sampler, _ = made(6, 6, np.zeros(6), epsilon=0.0)
+    with pytest.raises(ConfigurationError, match="all 6 rows have priority 0, so none can be drawn; set epsilon"):
+        sampler.draw(3, 0, 6, np.random.default_rng(0))
+    with pytest.raises(ConfigurationError, match="none of the rows can be drawn"):
+        sampler.pick(3, np.arange(6), np.random.default_rng(0))
+
+
+def test_priorities_of_any_size_keep_their_rows_within_reach():
+    sampler, ids = made(3, 3, [1e300, 1e-300, 1.0], alpha=1.0, epsilon=0.0)
+    assert np.isfinite(sampler.chances(ids)).all()
+    assert sampler.chances(ids).all()
+    assert set(sampler.draw(50, 0, 3, np.random.default_rng(0)).ids.tolist()) == {0}
+
+
+def test_rows_are_picked_in_proportion_to_their_chances_among_the_ids_given():
+    priorities = np.arange(1.0, 9.0)
+    sampler, _ = made(8, 8, priorities, alpha=1.0, epsilon=0.0)
+    ids = np.array([1, 3, 6, 7])
+    picked = sampler.pick(20_000, ids, np.random.default_rng(0))
+    counts = np.bincount(picked, minlength=8)
+    assert counts[[0, 2, 4, 5]].sum() == 0
+    statistic, bound = chi_square(counts[ids], priorities[ids])
+    assert statistic < bound
+
+
+class SlowPriorities:
+    """Chances row by row, by id, with alpha 1 and no epsilon."""
+
+    def __init__(self, capacity):
+        self.capacity, self.chances, self.largest, self.total, self.low = capacity, {}, 1.0, 0, 0
+
+    def add(self, count):
+        for row_id in range(self.total, self.total + count):
+            self.chances[row_id] = np.float32(self.largest)
+        self.total += count
+        self.forget(max(self.low, self.total - self.capacity))
+
+    def forget(self, low):
+        self.low = low
+        self.chances = {row_id: chance for row_id, chance in self.chances.items() if row_id >= low}
+
+    def update(self, ids, priorities):
+        for row_id, priority in zip(ids, priorities, strict=True):
+            self.chances[row_id] = np.float32(priority)
+        self.largest = max([self.largest, *priorities])
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30)),
+        st.tuples(st.just("update"), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1)),
+        st.tuples(st.just("clear"), st.none()),
+        st.tuples(st.just("draw"), st.none()),
+        st.tuples(st.just("save"), st.none()),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), ACTIONS)
+def test_chances_are_those_of_a_slow_reference_whatever_happens(capacity, actions):
+    slow, rng = SlowPriorities(capacity), np.random.default_rng(0)
+    sampler = PrioritizedSampler(capacity, alpha=1.0, epsilon=0.0)
+    for action, given_ in actions:
+        if action == "add":
+            sampler.added(slow.total, given_)
+            slow.add(given_)
+        elif action == "clear":
+            sampler.forgot(slow.total)
+            slow.forget(slow.total)
+        elif action == "update" and slow.chances:
+            ids = [slow.low + place % len(slow.chances) for place, _ in given_]
+            slow.update(ids, [float(priority) for _, priority in given_])
+            sampler.update(np.array(ids), [float(priority) for _, priority in given_])
+        elif action == "draw" and any(slow.chances.values()):
+            drawn = sampler.draw(20, slow.low, slow.total, rng).ids
+            assert all(slow.chances[row_id] for row_id in drawn.tolist())
+        elif action == "save":
+            sampler, state = PrioritizedSampler(capacity, alpha=1.0, epsilon=0.0), sampler.state_dict()
+            sampler.load_state_dict(state)
+    state = sampler.state_dict()
+    assert state["weights"].tolist() == list(slow.chances.values())
+    assert sampler._tree.total == pytest.approx(float(sum(slow.chances.values())))
+
+
+def test_a_restored_sampler_makes_the_same_draws():
+    rng = np.random.default_rng(0)
+    original, _ = made(3000, 5000, rng.random(3000), beta_draws=50)
+    original.draw(64, 2000, 5000, rng)
+    restored = PrioritizedSampler(3000, beta_draws=50)
+    restored.load_state_dict(original.state_dict())
+    twins = [np.random.default_rng(5) for _ in range(2)]
+    for sampler in (original, restored):
+        sampler.added(5000, 100)
+        sampler.update(np.arange(2100, 2200), np.arange(100.0))
+        sampler.added(5100, 1)
+    for _ in range(10):
+        one, other = (
+            sampler.draw(64, 2101, 5101, twin) for sampler, twin in zip((original, restored), twins, strict=True)
+        )
+        assert np.array_equal(one.ids, other.ids)
+        assert np.array_equal(one.weights, other.weights)
+        assert one.info == other.info
+
+
+def test_a_smaller_sampler_takes_over_the_newest_priorities():
+    original, _ = made(10, 15, np.arange(10.0), alpha=1.0, epsilon=0.0)
+    smaller = PrioritizedSampler(4, alpha=1.0, epsilon=0.0)
+    smaller.load_state_dict(original.state_dict())
+    assert smaller.chances(np.arange(11, 15)).tolist() == [6, 7, 8, 9]
+    larger = PrioritizedSampler(12, alpha=1.0, epsilon=0.0)
+    larger.load_state_dict(original.state_dict())
+    larger.added(15, 3)
+    larger.draw(1, 6, 18, np.random.default_rng(0))
+    assert larger.chances(np.arange(6, 18)).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -0.1}, r"alpha is -0.1 and epsilon 1e-06; both must be finite and at least 0"),
+        ({"epsilon": np.nan}, "epsilon nan"),
+        ({"beta": 1.5}, r"beta is 1.5; it must be in \[0, 1\]"),
+        ({"beta_draws": 0}, "beta_draws is 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PrioritizedSampler(4, **options)
+
+
+def test_it_is_a_sampler_of_rows():
+    assert isinstance(PrioritizedSampler(3), RowSampler)

@@ -1,0 +1,155 @@
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay import ReplayBuffer
+
+FRAME = (32, 32)
+
+
+def frames(first, count):
+    numbers = np.arange(first, first + count)
+    cells = np.broadcast_to(numbers[:, None, None], (count, *FRAME)).astype(np.int64)
+    return {"obs": cells, "next_obs": cells + 1, "reward": numbers.astype(np.float32), "done": numbers % 7 == 6}
+
+
+def shared(capacity=64, **options):
+    buffer = ReplayBuffer(capacity, storage="shm", **options)
+    buffer.extend(frames(0, 100))
+    return buffer
+
+
+def test_another_process_reads_the_rows_that_the_owner_drew():
+    buffer = shared(dedup_next=True, frame_stack={"obs": 3}, n_step=2)
+    draw = buffer.draw(16)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        found = pool.apply(read, (pickle.dumps(buffer.handle), pickle.dumps(draw)))
+    expected = buffer.rows(draw)
+    assert set(found) == set(expected)
+    for key, values in found.items():
+        assert np.array_equal(values, expected[key]), key
+
+
+def read(handle, draw):
+    return ReplayBuffer.attach(pickle.loads(handle)).rows(pickle.loads(draw)).data
+
+
+def test_rows_that_were_overwritten_meanwhile_are_not_handed_out():
+    buffer = shared()
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(16)
+    assert view.rows(draw) is not None
+    buffer.extend(frames(100, int(draw.ids.min()) - 36))  # the oldest row drawn is the oldest one left
+    assert view.rows(draw) is not None
+    buffer.extend(frames(500, 1))
+    assert view.rows(draw) is None
+    draw = buffer.draw(16)
+    buffer.clear()
+    assert view.rows(draw) is None
+    assert len(view) == 0
+
+
+def test_rows_whose_earlier_frames_were_overwritten_are_not_handed_out():
+    buffer = shared(frame_stack={"obs": 4})
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(4)
+    draw.ids[:] = 50  # the second row of an episode
+    assert np.array_equal(view.rows(draw)["obs"][0, :, 0, 0], [49, 49, 49, 50])
+    buffer.extend(frames(100, 50 - 36))
+    assert view.rows(draw) is None
+
+
+def test_rows_that_are_being_overwritten_are_gone_before_the_first_byte(monkeypatch):
+    buffer = shared()
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(16)
+    draw.ids[:] = 36  # the oldest
+    ring, found = buffer._store.reader.ring, []
+    write_rows = ring.write_rows
+
+    def write(*arguments):
+        found.append(view.rows(draw))
+        write_rows(*arguments)
+
+    monkeypatch.setattr(ring, "write_rows", write)
+    buffer.extend(frames(100, 1))
+    assert found == [None]
+
+
+def test_reused_memory_and_single_keys_are_as_in_the_owner():
+    buffer = shared()
+    view = ReplayBuffer.attach(buffer.handle)
+    first = view.rows(buffer.draw(8), keys=["obs"])
+    memory = first["obs"]
+    draw = buffer.draw(8)
+    again = view.rows(draw, first, ["obs"])
+    assert again["obs"] is memory
+    assert np.array_equal(memory[:, 0, 0], draw.ids)
+
+
+def test_a_buffer_in_ordinary_memory_cannot_be_attached_to():
+    for buffer in (ReplayBuffer(5, {"a": np.int64}), ReplayBuffer(5, storage="shm")):
+        with pytest.raises(ConfigurationError, match="cannot be attached to; use storage='shm'"):
+            _ = buffer.handle
+
+
+def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(monkeypatch):
+    buffer = shared()
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(16)
+    draw.ids[:] = 36  # the oldest
+    copy = view._reader.batch
+
+    def slow(*arguments):
+        batch = copy(*arguments)
+        buffer.extend(frames(100, 1))
+        return batch
+
+    monkeypatch.setattr(view._reader, "batch", slow)
+    assert view.rows(draw) is None
+
+
+def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypatch):
+    buffer = shared(dedup_next=True)
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(2)
+    draw.ids[:] = 99  # the newest: its next observation is kept aside until the next row comes
+    next_rows = view._reader.next_rows
+    fill, calls = next_rows.fill, []
+
+    def slow(*arguments):
+        if not calls:
+            buffer.extend(frames(100, 1))  # takes the place for the next observation of row 100
+        calls.append(arguments)
+        fill(*arguments)
+
+    monkeypatch.setattr(next_rows, "fill", slow)
+    assert view.rows(draw)["next_obs"][:, 0, 0].tolist() == [100, 100]
+    assert len(calls) == 2
+
+
+def test_a_view_of_memory_that_its_owner_gave_up_finds_no_rows(tmp_path):
+    buffer = shared()
+    buffer.save(tmp_path / "replay")
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(8)
+    buffer.load(tmp_path / "replay")  # into other memory: this one has rows
+    assert view.rows(draw) is None
+    assert len(view) == 0
+    fresh = ReplayBuffer.attach(buffer.handle)
+    assert fresh.rows(buffer.draw(8)) is not None
+    assert fresh.counters()["generation"] == 1
+    draw = buffer.draw(8)
+    buffer.close()
+    assert fresh.rows(draw) is None
+
+
+def test_rows_that_came_after_the_memory_are_not_there():
+    buffer = shared()
+    view, draw = ReplayBuffer.attach(buffer.handle), buffer.draw(8)
+    draw.ids[0] = 100
+    assert view.rows(draw) is None

@@ -1,0 +1,622 @@
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.config import ReplayConfig
+from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, TrieyeError
+from trieye.persistence.encoding import decode, encode
+from trieye.replay import Batch, ReplayBuffer
+from trieye.replay.her import Hindsight
+from trieye.replay.limiter import Limiter
+
+SCHEMA = {"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32, "done": np.bool_}
+
+
+def row(number):
+    return {
+        "obs": np.full(4, number, np.float32),
+        "action": number,
+        "reward": float(number),
+        "done": number % 3 == 0,
+    }
+
+
+def rows(start, count):
+    numbers = np.arange(start, start + count)
+    return {
+        "obs": np.repeat(numbers[:, None], 4, axis=1).astype(np.float32),
+        "action": numbers,
+        "reward": numbers.astype(np.float64),
+        "done": numbers % 3 == 0,
+    }
+
+
+def filled(count, capacity=100, **options):
+    buffer = ReplayBuffer(capacity, **options)
+    buffer.extend(rows(0, count))
+    return buffer
+
+
+def assert_same(one: Batch, other: Batch):
+    assert list(one) == list(other)
+    assert np.array_equal(one.ids, other.ids)
+    for key in one:
+        assert one[key].dtype == other[key].dtype
+        assert np.array_equal(one[key], other[key])
+
+
+def test_ids_count_every_row_over_the_whole_life():
+    buffer = ReplayBuffer(3)
+    assert [buffer.add(**row(n)) for n in range(5)] == [0, 1, 2, 3, 4]
+    assert buffer.extend(rows(5, 7)).tolist() == list(range(5, 12))
+    buffer.clear()
+    assert buffer.add(**row(0)) == 12
+    assert len(buffer) == 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_the_content_is_always_the_newest_rows(sizes, capacity, seed):
+    buffer, model = ReplayBuffer(capacity, SCHEMA, seed=seed), deque(maxlen=capacity)
+    for size in sizes:
+        if size == 1:
+            model.append(buffer.add(**row(buffer.stats()["added"])))
+        else:
+            model.extend(buffer.extend(rows(buffer.stats()["added"], size)).tolist())
+    assert len(buffer) == len(model)
+    if model:
+        batch = buffer.sample(64)
+        assert set(batch.ids.tolist()) <= set(model)
+        assert np.array_equal(batch["action"], batch.ids)
+        assert np.array_equal(batch["obs"][:, 3], batch.ids.astype(np.float32))
+        assert np.array_equal(batch["done"], batch.ids % 3 == 0)
+
+
+@pytest.mark.parametrize("width", [4, 4096], ids=["packed", "columns"])
+def test_every_row_is_drawn_equally_often(width):
+    buffer = ReplayBuffer(50, seed=3)
+    buffer.extend({"obs": np.zeros((80, width), np.float32), "number": np.arange(80)})
+    counts = np.bincount(buffer.sample(100_000)["number"], minlength=80)
+    assert counts[:30].sum() == 0
+    expected = 100_000 / 50
+    chi_square = (((counts[30:] - expected) ** 2) / expected).sum()
+    assert chi_square < 85  # 49 degrees of freedom: p = 0.001
+
+
+def test_values_are_copied_in_and_out():
+    buffer, obs = ReplayBuffer(10), np.ones(4, np.float32)
+    buffer.add(obs=obs)
+    obs[:] = 7
+    batch = buffer.sample(5)
+    batch["obs"][:] = 9
+    assert np.array_equal(buffer.sample(5)["obs"], np.ones((5, 4)))
+
+
+@pytest.mark.parametrize("width", [4, 4096], ids=["packed", "columns"])
+def test_a_reused_batch_is_written_in_place(width):
+    buffer, twin = (ReplayBuffer(50, seed=1) for _ in range(2))
+    for one in (buffer, twin):
+        one.extend({"obs": np.random.default_rng(0).normal(size=(70, width)), "n": np.arange(70)})
+    first = buffer.sample(16)
+    memory = first["obs"]
+    again = buffer.sample(16, out=first)
+    twin.sample(16)
+    fresh = twin.sample(16)
+    assert np.shares_memory(again["obs"], memory)
+    assert_same(again, fresh)
+    with pytest.raises(ConfigurationError, match="holds 16 rows of obs, n; reuse a batch of the same size"):
+        buffer.sample(17, out=first)
+
+
+def test_only_the_asked_keys_are_handed_out():
+    batch = filled(20).sample(8, keys=["reward", "obs"])
+    assert list(batch) == ["reward", "obs"]
+    with pytest.raises(ConfigurationError, match=r"'rewards' is unknown; did you mean 'reward'\?"):
+        filled(20).sample(8, keys=["rewards"])
+
+
+def test_a_batch_reads_like_a_mapping():
+    batch = filled(20).sample(8)
+    assert len(batch) == 8
+    assert "obs" in batch
+    assert "weight" not in batch
+    assert set(dict(batch)) == set(SCHEMA)
+    assert batch.weights.dtype == np.float32
+    assert batch.weights.tolist() == [1.0] * 8
+    assert batch.info["size"] == 20
+
+
+def test_torch_takes_the_arrays_without_a_copy():
+    batch = filled(20).sample(8)
+    for key in batch:
+        assert np.shares_memory(torch.from_numpy(batch[key]).numpy(), batch[key])
+
+
+def test_many_batches_are_the_rows_of_as_many_single_draws():
+    one, other = filled(90, seed=5), filled(90, seed=5)
+    for many, single in zip(one.sample_many(6, 32), [other.sample(32) for _ in range(6)], strict=True):
+        assert_same(many, single)
+    assert_same(one.sample(7), other.sample(7))
+
+
+def test_iterated_batches_keep_their_own_memory():
+    batches, twin = filled(90, seed=5).iter_batches(16, prefetch=0), filled(90, seed=5)
+    for batch in [next(batches) for _ in range(4)]:
+        assert_same(batch, twin.sample(16))
+
+
+def test_the_schema_comes_from_the_first_row():
+    buffer = ReplayBuffer(10)
+    buffer.add(obs=np.zeros((2, 3), np.uint8), action=3, reward=0.5, done=True, q=np.float64(0.1))
+    batch = buffer.sample(1)
+    assert {key: (str(batch[key].dtype), batch[key].shape[1:]) for key in batch} == {
+        "obs": ("uint8", (2, 3)),
+        "action": ("int64", ()),
+        "reward": ("float32", ()),
+        "done": ("bool", ()),
+        "q": ("float64", ()),
+    }
+
+
+BAD_ROWS = {
+    "missing": ({"reward": 1.0}, r"row without 'obs', 'action', 'done'; every row needs: obs, action, reward, done"),
+    "unknown": (
+        {**row(1), "rewrd": 1},
+        r"'rewrd' is unknown; did you mean 'reward'\? \(known: obs, action, reward, done\)",
+    ),
+    "shape": ({**row(1), "obs": np.zeros(3, np.float32)}, r"'obs': shape \(4,\) is expected, found \(3,\)"),
+    "scalar for an array": ({**row(1), "obs": 1.0}, r"'obs': shape \(4,\) is expected, found \(\)"),
+    "array for a scalar": ({**row(1), "reward": np.zeros(1)}, r"'reward': shape \(\) is expected, found \(1,\)"),
+    "kind": ({**row(1), "action": 1.5}, "'action': int64 is expected, found float64"),
+    "number for a bool": ({**row(1), "done": 1}, "'done': bool is expected, found int64"),
+    "text": ({**row(1), "action": "left"}, "'action': int64 is expected, found <U4"),
+    "range": (
+        {**row(1), "action": np.uint64(2**63)},
+        "'action': a value of 9223372036854775808 is out of range of int64",
+    ),
+    "huge": ({**row(1), "action": 2**80}, "'action': int64 is expected, found object"),
+    "none": ({**row(1), "obs": None}, r"'obs': shape \(4,\) is expected, found \(\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+@pytest.mark.parametrize("count", [2, 5], ids=["not full", "full"])
+def test_a_refused_row_is_named_and_changes_nothing(case, count):
+    bad, message = BAD_ROWS[case]
+    buffer, twin = (ReplayBuffer(3, SCHEMA) for _ in range(2))
+    for one in (buffer, twin):
+        one.extend(rows(0, count))
+    with pytest.raises(ConfigurationError, match=message):
+        buffer.add(**bad)
+    with pytest.raises(ConfigurationError):
+        buffer.extend({key: np.asarray([value]) for key, value in bad.items()})
+    assert buffer.stats()["added"] == count
+    assert_same(buffer.sample(32), twin.sample(32))
+
+
+def test_arrays_of_different_lengths_are_refused():
+    uneven = {**rows(0, 5), "reward": np.zeros(4)}
+    with pytest.raises(ConfigurationError, match=r"same number of rows, found obs \[5\], action \[5\], reward \[4\]"):
+        ReplayBuffer(9, SCHEMA).extend(uneven)
+
+
+def test_a_refused_first_row_leaves_no_schema_behind():
+    buffer = ReplayBuffer(9)
+    with pytest.raises(ConfigurationError, match="dtype <U4 cannot be kept"):
+        buffer.add(action="left")
+    with pytest.raises(ConfigurationError, match="same number of rows"):
+        buffer.extend({"a": np.zeros(3), "b": np.zeros(2)})
+    buffer.add(action=1)
+    assert buffer.sample(1)["action"].tolist() == [1]
+
+
+def test_numbers_are_widened_but_never_cut():
+    buffer = ReplayBuffer(4, {"small": np.int8, "x": np.float32})
+    buffer.add(small=np.int64(-128), x=np.int32(3))
+    buffer.add(small=True, x=np.float64(0.25))
+    assert min(buffer.sample(20)["small"].tolist()) == -128
+    with pytest.raises(ConfigurationError, match="a value of 128 is out of range of int8"):
+        buffer.add(small=128, x=0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ReplayBuffer(0), "capacity is 0"),
+        (lambda: ReplayBuffer(1.5), "capacity is 1.5"),
+        (lambda: ReplayBuffer(9, sampler="unifrom"), r"'unifrom' is unknown; did you mean 'uniform'\?"),
+        (lambda: ReplayBuffer(9, {}), "schema is empty"),
+        (lambda: ReplayBuffer(9, {"a": "flot32"}), "'a': 'flot32' is no dtype"),
+        (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be kept"),
+        (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, and .* are free; lower replay.capacity"),
+        (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
+        (lambda: filled(9).sample(0), "at least 1 row"),
+        (lambda: filled(9).sample_many(0, 4), "at least 1 batch"),
+    ],
+)
+def test_mistakes_are_named(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()
+
+
+def test_priorities_are_checked_and_ignored():
+    buffer, twin = filled(130), filled(130)
+    assert buffer.update_priorities([0, 29, 30, 129], [1.0, 2.0, 3.0, 0.0]) == 2
+    assert_same(buffer.sample(32), twin.sample(32))
+    for ids, priorities in (
+        [[130], [1.0]],
+        [[-1], [1.0]],
+        [[0.5], [1.0]],
+        [[1], [-1.0]],
+        [[1], [np.nan]],
+        [[1, 2], [1.0]],
+    ):
+        with pytest.raises(ConfigurationError, match="update_priorities"):
+            buffer.update_priorities(ids, priorities)
+
+
+@pytest.mark.parametrize("width", [4, 4096], ids=["packed", "columns"])
+@pytest.mark.parametrize("count", [0, 3, 10, 37])
+def test_a_restored_buffer_goes_on_with_the_same_draws(tmp_path, width, count):
+    def batch(start, size):
+        return {"obs": np.arange(start, start + size)[:, None] * np.ones(width), "n": np.arange(start, start + size)}
+
+    original = ReplayBuffer(10, seed=11)
+    if count:
+        original.extend(batch(0, count))
+        original.sample(5)
+    original.save(tmp_path / "replay")
+    restored = ReplayBuffer(10, seed=99)
+    restored.load(tmp_path / "replay")
+    for buffer in (original, restored):
+        buffer.extend(batch(count, 4))
+    assert len(original) == len(restored)
+    assert original.stats() == restored.stats()
+    assert_same(original.sample(64), restored.sample(64))
+
+
+def saved(buffer):
+    """Return what a checkpoint gives back of a buffer."""
+    return decode(encode(buffer))
+
+
+def test_a_state_holds_only_the_rows_kept():
+    state = filled(7, capacity=100_000).state_parts(())
+    assert {array.shape[0] for part in state.new.values() for array in part.values()} == {7}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 40))
+def test_another_capacity_keeps_the_newest_rows(old, new, count):
+    buffer = ReplayBuffer(new)
+    buffer.load_state_dict(saved(filled(count, capacity=old, schema=SCHEMA)))
+    assert len(buffer) == min(old, new, count)
+    assert buffer.stats()["added"] == count
+    if count:
+        batch = buffer.sample(64)
+        assert np.array_equal(batch["action"], batch.ids)
+        assert batch.ids.min() >= count - min(old, new)
+    buffer.extend(rows(count, 20))
+    again = buffer.sample(64)
+    assert np.array_equal(again["action"], again.ids)
+
+
+def test_forgotten_rows_stay_forgotten_after_a_restore():
+    buffer = filled(7)
+    buffer.clear()
+    buffer.extend(rows(7, 2))
+    restored = ReplayBuffer(100)
+    restored.load_state_dict(saved(buffer))
+    assert set(restored.sample(50).ids.tolist()) == {7, 8}
+
+
+def test_a_state_of_other_rows_is_refused():
+    buffer = ReplayBuffer(5, {"obs": (np.float32, (3,))})
+    with pytest.raises(ConfigurationError, match=r"rows of obs float32\[4\], .*, this buffer of obs float32\[3\]"):
+        buffer.load_state_dict(saved(filled(3, schema=SCHEMA)))
+    with pytest.raises(ConfigurationError, match="has format None"):
+        buffer.load_state_dict({"rows": {}})
+    with pytest.raises(ConfigurationError, match="has format 2 and sampler 'prioritized'"):
+        buffer.load_state_dict(saved(filled(3, sampler="prioritized")))
+    with pytest.raises(ConfigurationError, match=r"made with {.*'n_step': 1, .*}, this buffer with {.*'n_step': 3"):
+        ReplayBuffer(5, n_step=3).load_state_dict(saved(filled(3)))
+
+
+def test_a_damaged_file_is_never_loaded_as_a_whole_one(tmp_path):
+    filled(50).save(tmp_path / "replay")
+    for path in (path for path in (tmp_path / "replay").rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        for position in range(0, len(whole), 97):
+            for damaged in (
+                whole[:position],
+                whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :],
+            ):
+                path.write_bytes(damaged)
+                buffer = ReplayBuffer(100)
+                with pytest.raises(TrieyeError):
+                    buffer.load(tmp_path / "replay")
+                assert len(buffer) == 0
+        path.write_bytes(whole)
+    buffer.load(tmp_path / "replay")
+    assert_same(buffer.sample(32), filled(50).sample(32))
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="none"):
+        ReplayBuffer(5).load(tmp_path / "none")
+
+
+def test_saving_leaves_nothing_partial_behind(tmp_path):
+    buffer = filled(5)
+    buffer.save(tmp_path / "replay")
+    buffer.save(str(tmp_path / "replay"))
+    assert [path.name for path in tmp_path.iterdir()] == ["replay"]
+
+
+def test_a_closed_buffer_takes_and_gives_nothing():
+    buffer = filled(5)
+    buffer.close()
+    assert len(buffer) == 0
+    for use in (lambda: buffer.add(**row(1)), lambda: buffer.sample(1), lambda: buffer.state_parts(()), buffer.clear):
+        with pytest.raises(ConfigurationError, match="is closed"):
+            use()
+
+
+def test_the_config_group_decides():
+    buffer = ReplayBuffer.from_config(ReplayConfig(capacity=12), seed=4)
+    twin = ReplayBuffer(12, seed=4)
+    for one in (buffer, twin):
+        one.extend(rows(0, 30))
+    assert buffer.stats()["capacity"] == 12
+    assert_same(buffer.sample(16), twin.sample(16))
+
+
+def test_stats_are_plain_numbers():
+    buffer = filled(130)
+    buffer.sample(7)
+    stats = buffer.stats()
+    assert stats == {
+        "size": 100,
+        "capacity": 100,
+        "added": 130,
+        "sampled": 7,
+        "late_updates": 0,
+        "size_bytes": stats["size_bytes"],
+    }
+    assert stats["size_bytes"] >= 100 * (16 + 8 + 4 + 1)
+
+
+def linked(count=60, **options):
+    buffer = ReplayBuffer(100, {**SCHEMA, "next_obs": (np.float32, (4,))}, seed=2, **options)
+    batch = rows(0, count)
+    buffer.extend({**batch, "next_obs": batch["obs"] + 1, "done": np.arange(count) % 20 == 19})
+    return buffer
+
+
+def test_n_step_rewards_are_handed_out_with_their_discount():
+    batch = linked(n_step=3, gamma=0.5).sample(200)
+    assert list(batch) == ["obs", "action", "reward", "done", "next_obs", "discount", "n"]
+    for start, reward, discount, n, after in zip(
+        batch.ids.tolist(), batch["reward"], batch["discount"], batch["n"], batch["next_obs"][:, 0], strict=True
+    ):
+        steps = min(3, 20 - start % 20)
+        assert (n, after) == (steps, start + steps)
+        assert reward == sum(0.5**k * (start + k) for k in range(steps))
+        assert discount == (0 if (start + steps) % 20 == 0 else 0.5**steps)
+
+
+def test_prioritized_rows_are_drawn_by_what_was_set():
+    buffer = filled(50, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
+    assert buffer.update_priorities(np.arange(50), np.arange(50) == 7) == 50
+    batch = buffer.sample(32)
+    assert set(batch.ids.tolist()) == {7}
+    assert batch.weights.tolist() == [1.0] * 32
+
+
+def test_priorities_of_overwritten_rows_never_land_on_their_successors():
+    buffer = filled(130, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
+    buffer.update_priorities(np.arange(30, 130), np.zeros(100))
+    assert buffer.update_priorities([0, 29, 30], [5.0, 5.0, 1.0]) == 1  # 0 and 29 are the slots of 100 and 129
+    assert set(buffer.sample(64).ids.tolist()) == {30}
+    assert buffer.stats()["late_updates"] == 2
+    assert buffer.metrics()["replay/dropped/late_update"] == 2
+
+
+def test_sequences_stay_in_their_episode_and_keep_their_order():
+    batch = linked(sampler="sequence", sampler_options={"length": 5}).sample(64)
+    assert batch["obs"].shape == (64, 5, 4)
+    assert np.array_equal(batch["action"], batch.ids)
+    assert np.array_equal(np.diff(batch["action"], axis=1), np.ones((64, 4)))
+    assert not batch["done"][:, :-1].any()
+
+
+def test_padded_steps_of_a_sequence_are_zeros():
+    batch = linked(sampler="sequence", sampler_options={"length": 5, "pad": True}).sample(200)
+    assert not batch.mask.all()
+    assert np.array_equal(batch.mask, batch.ids >= 0)
+    assert not batch["obs"][~batch.mask].any()
+    assert np.array_equal(batch["action"][batch.mask], batch.ids[batch.mask])
+
+
+def test_a_row_is_drawn_no_more_often_than_it_may():
+    buffer = filled(50, max_reuse=2)
+    ids = np.concatenate([buffer.sample(20).ids for _ in range(5)])
+    assert np.bincount(ids).tolist() == [2] * 50
+    with pytest.raises(ReplayTimeoutError, match="may be drawn only 0 times more within max_reuse 2"):
+        buffer.sample(1)
+
+
+def test_rows_of_old_versions_are_not_drawn():
+    buffer = ReplayBuffer(100, SCHEMA, max_staleness=1)
+    for version in range(4):
+        buffer.set_version(version)
+        buffer.extend(rows(version * 10, 10))
+    buffer.extend(rows(40, 2), versions=[1, 2])
+    assert set(buffer.sample(400).ids.tolist()) == {*range(20, 40), 41}
+    metrics = buffer.metrics()
+    assert metrics["replay/staleness_max"] == 1
+    assert 0 < metrics["replay/staleness_mean"] < 1
+    assert "replay/staleness_max" not in buffer.metrics()
+
+
+def test_the_limiter_lets_the_one_that_is_ahead_wait():
+    buffer = ReplayBuffer(100, SCHEMA, limiter=Limiter(1.0, min_size_to_sample=10, error_buffer=5))
+    buffer.extend(rows(0, 9))
+    with pytest.raises(ReplayTimeoutError, match="5 rows may be drawn when more were added"):
+        buffer.sample(5)
+    buffer.extend(rows(9, 6))
+    with pytest.raises(ReplayTimeoutError, match="1 more rows may be added when some were drawn"):
+        buffer.add(**row(1))
+    buffer.sample(5)
+    restored = ReplayBuffer(100, SCHEMA, limiter=Limiter(1.0, min_size_to_sample=10, error_buffer=5))
+    restored.load_state_dict(saved(buffer))
+    for one in (buffer, restored):
+        one.extend(rows(15, 5))
+        with pytest.raises(ReplayTimeoutError):
+            one.add(**row(1))
+
+
+def test_hindsight_goals_come_from_the_same_episode():
+    def reward(achieved, desired, info):
+        return -np.abs(achieved - desired)[:, 0]
+
+    def with_goals(**options):
+        buffer = ReplayBuffer(100, seed=3, **options)
+        numbers = np.arange(60, dtype=np.float32)
+        achieved = numbers[:, None]
+        buffer.extend(
+            {
+                "next_achieved_goal": achieved,
+                "desired_goal": np.full((60, 1), 500, np.float32),
+                "reward": np.full(60, -9, np.float32),
+                "done": numbers % 20 == 19,
+            }
+        )
+        return buffer
+
+    buffer = with_goals(her=Hindsight(reward, k=1))
+    batch = buffer.sample(64)
+    is_new = batch["desired_goal"][:, 0] != 500
+    assert is_new.sum() == 32
+    goals = batch["desired_goal"][is_new, 0].astype(int)
+    assert (goals // 20 == batch.ids[is_new] // 20).all()
+    assert (goals >= batch.ids[is_new]).all()
+    assert np.array_equal(batch["reward"][is_new], batch.ids[is_new] - goals)
+    assert set(batch["reward"][~is_new].tolist()) == {-9.0}
+    restored = ReplayBuffer(100, her=Hindsight(reward, k=1))
+    restored.load_state_dict(saved(buffer))
+    assert_same(buffer.sample(16), restored.sample(16))
+    with pytest.raises(ConfigurationError, match="her relabels single rows"):
+        with_goals(her=Hindsight(reward), n_step=2)
+
+
+def test_batches_made_ahead_are_those_of_as_many_draws():
+    buffer, twin = filled(90, seed=5), filled(90, seed=5)
+    batches = buffer.iter_batches(16, prefetch=3)
+    for _ in range(6):
+        assert_same(next(batches), twin.sample(16))
+    for number in range(200):  # rows change only when nothing is being copied
+        buffer.add(**row(90 + number))
+        batch = next(batches)
+        assert np.array_equal(batch["action"], batch.ids)
+    buffer.close()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_batches_become_torch_tensors_on_a_device():
+    batch = next(filled(90).iter_batches(16, keys=["obs"], device="cpu"))
+    assert isinstance(batch["obs"], torch.Tensor)
+    assert np.array_equal(batch["obs"][:, 0].numpy(), batch.ids.astype(np.float32))
+
+
+def test_metrics_have_no_value_for_what_is_not_known():
+    buffer = ReplayBuffer(100)
+    assert buffer.metrics() == {"replay/size": 0.0, "replay/dropped/late_update": 0.0}
+    buffer.extend(rows(0, 10))
+    buffer.sample(30)
+    metrics = buffer.metrics()
+    assert metrics["replay/size"] == 10
+    assert metrics["replay/samples_per_insert"] == 3
+    assert metrics["replay/inserts_per_s"] > 0
+
+
+def test_next_observations_cost_no_memory_where_the_next_row_has_them():
+    shape = (3000,)
+    schema = {"obs": (np.float32, shape), "next_obs": (np.float32, shape), "done": np.bool_}
+    sizes = {}
+    for dedup_next in (False, True):
+        buffer = ReplayBuffer(2000, schema, dedup_next=dedup_next, prefault=False)
+        for first in range(0, 3000, 100):
+            obs = np.broadcast_to(np.arange(first, first + 101, dtype=np.float32)[:, None], (101, *shape))
+            buffer.extend({"obs": obs[:-1], "next_obs": obs[1:], "done": np.arange(first, first + 100) % 200 == 199})
+        sizes[dedup_next] = buffer.stats()["size_bytes"]
+    payload = 2000 * (2 * 12_000 + 1)
+    assert sizes[False] <= 1.02 * payload
+    assert sizes[True] <= 0.52 * payload
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_step": 2}, "need to know where an episode ends: add a key terminated, truncated or done"),
+        ({"dedup_next": True}, "dedup_next needs keys <key> and next_<key>"),
+        ({"frame_stack": {"ob": 2}}, r"frame_stack key 'ob' is unknown; did you mean 'obs'\? \(known: obs\)"),
+        ({"frame_stack": {"obs": 0}}, "frame_stack of 'obs' is 0"),
+        ({"padding": "zeros"}, r"padding 'zeros' is unknown; did you mean 'zero'\?"),
+        ({"n_step": 0}, "n_step is 0"),
+        ({"gamma": 1.5}, "gamma is 1.5"),
+        ({"sampler": "prioritized", "sampler_options": {"alhpa": 1}}, r"'alhpa' is unknown; did you mean 'alpha'\?"),
+        ({"storage": "rom"}, r"storage 'rom' is unknown; did you mean 'ram'\?"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ReplayBuffer(9, {"obs": (np.float32, (4,))}, **options)
+
+
+def test_env_ids_that_do_not_fit_are_named():
+    buffer = linked(dedup_next=True)
+    batch = rows(0, 3)
+    for env_ids in ([0, 1], [0.0, 1.0, 2.0]):
+        with pytest.raises(ConfigurationError, match=r"a whole number for each of the 3 rows is needed"):
+            buffer.extend({**batch, "next_obs": batch["obs"]}, env_ids)
+    assert buffer.stats()["added"] == 60
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (
+            {"kind": "prioritized", "prioritized": {"alpha": 0.9}},
+            {"sampler": "prioritized", "sampler_options": {"alpha": 0.9}},
+        ),
+        ({"kind": "sequence", "sequence": {"length": 3}}, {"sampler": "sequence", "sampler_options": {"length": 3}}),
+        ({"n_step": 3, "dedup_next": True, "max_reuse": 9}, {"n_step": 3, "dedup_next": True, "max_reuse": 9}),
+        ({"frame_stack": {"obs": 2}, "padding": "zero"}, {"frame_stack": {"obs": 2}, "padding": "zero"}),
+    ],
+    ids=["prioritized", "sequence", "rows", "frames"],
+)
+def test_every_setting_reaches_the_buffer(settings, options):
+    buffer = ReplayBuffer.from_config(ReplayConfig(capacity=100, **settings), seed=2)
+    twin = ReplayBuffer(100, seed=2, **options)
+    for one in (buffer, twin):
+        batch = rows(0, 60)
+        one.extend({**batch, "next_obs": batch["obs"] + 1})
+    assert_same(buffer.sample(16), twin.sample(16))
+
+
+def test_a_config_of_fragments_says_where_they_are():
+    with pytest.raises(ConfigurationError, match=r"make a trieye.replay.fragments.FragmentBuffer"):
+        ReplayBuffer.from_config(ReplayConfig(kind="fragment"))
+
+
+def test_a_limiter_comes_from_the_config():
+    buffer = ReplayBuffer.from_config(ReplayConfig(limiter={"samples_per_insert": 2, "min_size_to_sample": 10}))
+    buffer.extend(rows(0, 5))
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(1)

@@ -1,0 +1,139 @@
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.limiter import Limiter
+
+
+def in_thread(call):
+    """Start a call in a thread that is waiting soon, and return what it will have returned."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    return thread, results
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0.1, 20),
+    st.integers(1, 30),
+    st.floats(1, 5),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=200),
+)
+def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls):
+    error_buffer = slack * max(1.0, ratio) * 4
+    limiter = Limiter(ratio, min_size_to_sample=min_size, error_buffer=error_buffer)
+    inserts = samples = 0
+    for is_insert, n in calls:
+        allowed = limiter.can_insert(n) if is_insert else limiter.can_sample(n)
+        assert (limiter.insert if is_insert else limiter.sample)(n, timeout_s=0) == allowed
+        inserts += n * (allowed and is_insert)
+        samples += n * (allowed and not is_insert)
+        balance = inserts * ratio - samples
+        middle = min_size * ratio
+        if not is_insert and allowed:
+            assert inserts >= min_size
+            assert balance >= middle - error_buffer - 1e-6
+        if inserts > min_size:
+            assert balance <= middle + error_buffer + 1e-6
+
+
+def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
+    limiter = Limiter(4.0, min_size_to_sample=100)
+    inserts = samples = 0
+    while inserts < 2000:
+        if limiter.can_insert():
+            limiter.insert()
+            inserts += 1
+        else:
+            assert limiter.sample(timeout_s=0)
+            samples += 1
+    assert samples == pytest.approx((inserts - 100) * 4, abs=50)
+
+
+def test_the_first_rows_are_taken_without_samples_and_drawn_only_when_there_are_enough():
+    limiter = Limiter(8.0, min_size_to_sample=50, error_buffer=16)
+    for _ in range(50):
+        assert not limiter.can_sample()
+        assert limiter.insert(timeout_s=0)
+    assert limiter.can_sample(16)
+    assert not limiter.can_sample(17)
+    assert Limiter(8.0, min_size_to_sample=50, error_buffer=16).insert(50, timeout_s=0)
+    assert limiter.insert(2, timeout_s=0)
+    assert not limiter.can_insert()
+
+
+@pytest.mark.parametrize("who", ["sample", "insert"])
+def test_a_call_waits_until_the_other_side_has_caught_up(who):
+    limiter = Limiter(1.0, min_size_to_sample=1, error_buffer=2)
+    if who == "sample":
+        assert not limiter.can_sample()
+        thread, results = in_thread(limiter.sample)
+        limiter.insert()
+    else:
+        limiter.insert(3)
+        assert not limiter.can_insert()
+        thread, results = in_thread(limiter.insert)
+        limiter.sample()
+    thread.join(10)
+    assert results == [True]
+
+
+def test_a_wait_ends_when_the_time_is_up_and_counts_nothing():
+    limiter = Limiter(1.0)
+    started = time.monotonic()
+    assert not limiter.sample(timeout_s=0.05)
+    assert 0.05 <= time.monotonic() - started < 5
+    assert limiter.state_dict() == {"inserts": 0, "samples": 0, "removed": 0}
+
+
+def test_closing_wakes_all_that_wait():
+    limiter = Limiter(1.0)
+    waiting = [in_thread(limiter.sample) for _ in range(3)]
+    limiter.close()
+    for thread, results in waiting:
+        thread.join(10)
+        assert results == [False]
+    assert not limiter.insert()
+
+
+def test_rows_that_were_removed_must_come_again():
+    limiter = Limiter(1.0, min_size_to_sample=3, error_buffer=100)
+    limiter.insert(3)
+    assert limiter.can_sample()
+    limiter.removed(3)
+    assert not limiter.can_sample()
+    limiter.insert(3)
+    assert limiter.can_sample()
+
+
+def test_a_restored_limiter_goes_on_with_the_same_balance():
+    original, restored = (Limiter(2.0, min_size_to_sample=5, error_buffer=30) for _ in range(2))
+    original.insert(8)
+    original.sample(4)
+    restored.load_state_dict(original.state_dict())
+    for n in range(1, 20):
+        assert restored.can_sample(n) == original.can_sample(n)
+        assert restored.can_insert(n) == original.can_insert(n)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Limiter(0), "samples_per_insert is 0"),
+        (lambda: Limiter(1, min_size_to_sample=0), "min_size_to_sample is 0"),
+        (lambda: Limiter(4, error_buffer=3), "error_buffer is 3; below 4 for 4 samples per insert"),
+        (lambda: Limiter(4, error_buffer=10).sample(32), r"sample\(32\) would wait for ever: .* error_buffer of 18 at"),
+        (
+            lambda: Limiter(4, error_buffer=10).can_insert(5),
+            r"insert\(5\) would wait for ever: .* of 10.5 at .* found 10",
+        ),
+    ],
+)
+def test_what_could_never_go_on_is_refused(call, message):
+    with pytest.raises(ConfigurationError, match=message):
+        call()

@@ -1,0 +1,237 @@
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.batch import Batch
+from trieye.replay.device import TorchBatches, unpacked
+from trieye.replay.prefetch import Prefetcher
+from trieye.replay.samplers.base import Draw, ones
+
+RECORD = np.dtype([("obs", np.float32, (2, 2)), ("n", np.int64), ("done", np.bool_), ("small", np.int16)], align=True)
+
+
+class Rows:
+    """Some rows, whose copying can be held up; packed or not."""
+
+    def __init__(self, size=100, *, packed=True):
+        self.records = np.zeros(size, RECORD)
+        self.records["n"] = np.arange(size)
+        self.records["obs"] = np.arange(size)[:, None, None] / 2
+        self.records["done"] = np.arange(size) % 3 == 0
+        self.records["small"] = -np.arange(size)
+        self.packed = packed
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.rng = np.random.default_rng(0)
+        self.draws = []
+        self.memory = set()
+
+    def draw(self):
+        draw = Draw(self.rng.integers(0, len(self.records), 8), ones(8), {"size": 100})
+        self.draws.append(draw.ids)
+        return draw
+
+    def fill(self, draw, out):
+        assert self.go_on.wait(20)
+        if self.packed:
+            block = self.records.take(draw.ids, out=None if out is None else out.records, mode="wrap")
+            data = {key: block[key] for key in RECORD.names}
+        else:
+            block = None
+            data = {key: np.ascontiguousarray(self.records[key])[draw.ids] for key in RECORD.names}
+            if out is not None:
+                for key, array in data.items():
+                    out.data[key][...] = array
+                data = out.data
+        self.memory.add(data["n"].__array_interface__["data"][0])
+        return Batch(data, draw.ids, draw.weights, draw.info, None, block)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "trieye-prefetch"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, packed):
+    rows = Rows(packed=packed)
+    with Prefetcher(rows.draw, rows.fill, depth=depth) as batches:
+        for number in range(30):
+            batch = next(batches)
+            assert len(rows.draws) == number + depth + 1
+            assert np.array_equal(batch.ids, rows.draws[number])
+            assert np.array_equal(batch["n"], batch.ids)
+            assert np.array_equal(batch["obs"][:, 1, 1], batch.ids / 2)
+    assert len(rows.memory) == depth + 1
+    assert threads() == []
+
+
+def test_the_next_batches_are_copied_while_one_is_used():
+    rows = Rows()
+    with Prefetcher(rows.draw, rows.fill) as batches:
+        batch = next(batches)
+        values = batch["n"].copy()
+        batches.settle()  # the two that are ahead have their own memory
+        assert np.array_equal(batch["n"], values)
+        assert len(rows.memory) == 3
+
+
+def test_settle_waits_until_nothing_is_copied_any_more():
+    rows = Rows()
+    with Prefetcher(rows.draw, rows.fill) as batches:
+        next(batches)
+        batches.settle()
+        rows.go_on.clear()
+        next(batches)  # made already; one more is being made from now on
+        settling = threading.Thread(target=batches.settle)
+        settling.start()
+        assert settling.is_alive()
+        rows.go_on.set()
+        settling.join(20)
+        assert not settling.is_alive()
+        rows.records["n"] = -1  # so nothing that was drawn before has seen this
+        assert next(batches)["n"].min() >= 0
+        assert next(batches)["n"].min() >= 0
+        assert next(batches)["n"].max() == -1
+
+
+def test_an_error_in_the_thread_reaches_the_one_who_asks():
+    rows = Rows()
+
+    def fill(draw, out):
+        if len(draws) == 3:
+            raise KeyError("broken")
+        draws.append(draw)
+        return rows.fill(draw, out)
+
+    draws = []
+    batches = Prefetcher(rows.draw, fill)
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(KeyError, match="broken"):
+        next(batches)
+    assert list(batches) == []
+    assert threads() == []
+
+
+def test_a_draw_that_is_refused_is_tried_again_when_its_turn_comes():
+    rows, allowed = Rows(), [2]
+
+    def draw():
+        if len(rows.draws) >= allowed[0]:
+            raise ConfigurationError("too few rows")
+        return rows.draw()
+
+    with Prefetcher(draw, rows.fill) as batches:
+        next(batches)
+        next(batches)
+        with pytest.raises(ConfigurationError, match="too few rows"):
+            next(batches)
+        allowed[0] = 9
+        assert [next(batches).ids.tolist() for _ in range(2)] == [ids.tolist() for ids in rows.draws[2:4]]
+
+
+@pytest.mark.parametrize("how", ["close", "forget", "close while copying"])
+def test_no_thread_is_left_behind(how):
+    rows = Rows()
+    batches = Prefetcher(rows.draw, rows.fill)
+    next(batches)
+    if how == "close while copying":
+        rows.go_on.clear()
+        next(batches)
+        threading.Timer(0.02, rows.go_on.set).start()
+    if how == "forget":
+        del batches
+        gc.collect()
+    else:
+        batches.close()
+        batches.close()
+        with pytest.raises(StopIteration):
+            next(batches)
+    for thread in threads():
+        thread.join(20)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_tensors_on_the_cpu_are_views(packed):
+    rows = Rows(packed=packed)
+    with Prefetcher(rows.draw, rows.fill, device="cpu") as batches:
+        for _ in range(5):
+            batch = next(batches)
+            assert torch.equal(batch["n"], torch.from_numpy(batch.ids))
+            assert torch.equal(batch["obs"][:, 0, 1], batch["n"] / 2)
+            assert batch["done"].dtype == torch.bool
+            assert batch.weights.dtype == torch.float32
+            assert isinstance(batch.ids, np.ndarray)
+            assert batch["n"].data_ptr() in rows.memory
+
+
+def test_a_block_of_records_becomes_tensors_of_its_fields():
+    records = Rows().records
+    fields = unpacked(torch.from_numpy(records.view(np.uint8).reshape(100, -1)), RECORD, ["small", "obs", "n", "done"])
+    assert list(fields) == ["small", "obs", "n", "done"]
+    for key, tensor in fields.items():
+        assert np.array_equal(tensor.numpy(), records[key])
+        assert tensor.numpy().dtype == records[key].dtype
+    assert fields["n"].data_ptr() == records["n"].__array_interface__["data"][0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("packed", [True, False])
+def test_batches_arrive_on_a_cuda_device(packed):
+    rows = Rows(packed=packed)
+    with Prefetcher(rows.draw, rows.fill, device="cuda") as batches:
+        for number in range(50):
+            batch = next(batches)
+            assert batch["n"].is_cuda
+            assert batch["n"].tolist() == rows.draws[number].tolist()
+            assert torch.equal(batch["obs"][:, 0, 1], batch["n"] / 2)
+            assert batch.weights.is_cuda
+
+
+def test_mistakes_are_named():
+    rows = Rows()
+    with pytest.raises(ConfigurationError, match="prefetch is 0"):
+        Prefetcher(rows.draw, rows.fill, depth=0)
+    with pytest.raises(ConfigurationError, match="device 'nonsense' cannot be used"):
+        TorchBatches("nonsense")
+    assert threads() == []
+
+
+class OtherMemory(TorchBatches):
+    """Goes the way of CUDA on a machine without: page-locked memory is ordinary memory, and copies are at once."""
+
+    def __init__(self):
+        super().__init__("meta")
+        self._stream = "a stream"
+
+    def _pinned(self, array):
+        return array.copy()
+
+
+def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
+    rows = Rows()
+    batch = rows.fill(rows.draw(), None)
+    batch.data["small"] = np.full(8, 7, np.int16)  # as the sums of n-step returns, which have the name of a field
+    batch.data["extra"] = np.arange(8.0)
+    staged = OtherMemory().staged(batch)
+    assert staged.records is not batch.records
+    for key in batch:
+        assert np.array_equal(staged[key], batch[key])
+        assert np.may_share_memory(staged[key], staged.records) == (key in {"obs", "n", "done"})
+    moved = OtherMemory()
+    moved._stream = None
+    tensors, event = moved.copied(staged)
+    assert event is None
+    assert {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.data.items()} == {
+        "obs": (torch.float32, (8, 2, 2)),
+        "n": (torch.int64, (8,)),
+        "done": (torch.bool, (8,)),
+        "small": (torch.int16, (8,)),
+        "extra": (torch.float64, (8,)),
+    }

@@ -1,0 +1,362 @@
+"""ReplayBuffer: the newest rows of a training, drawn by a sampler."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from trieye.config.replay import ReplayConfig
+from trieye.exceptions import ConfigurationError
+from trieye.replay.attached import AttachedReplay, ReplayHandle
+from trieye.replay.batch import Batch
+from trieye.replay.checks import checked_capacity, checked_priorities
+from trieye.replay.content import chunks_of
+from trieye.replay.eligibility import EligibleSampler
+from trieye.replay.frame_history import with_history
+from trieye.replay.her import Hindsight
+from trieye.replay.layout import Padding, RowOptions
+from trieye.replay.limiter import Limiter
+from trieye.replay.memory import open_memory
+from trieye.replay.prefetch import Prefetcher
+from trieye.replay.ring import row_count
+from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.registry import check_sampler, make_sampler
+from trieye.replay.saved_buffer import SavedBuffer
+from trieye.replay.schema import Column
+from trieye.replay.storage import RowStore
+
+
+class ReplayBuffer(SavedBuffer):
+    """The last `capacity` rows, drawn by a sampler.
+
+    Rows are copied on the way in and on the way out. Each row has an id, counted from 0 over the buffer's whole life,
+    so an id never means another row. One thread at a time: the buffer has no lock.
+
+    Example:
+        >>> buffer = ReplayBuffer(1000, seed=1)
+        >>> buffer.add(obs=np.zeros(4, np.float32), action=1, reward=0.5, done=False)
+        0
+        >>> buffer.sample(32)["obs"].shape
+        (32, 4)
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one property of a buffer, by keyword
+        self,
+        capacity: int,
+        schema: Mapping[str, DTypeLike] | None = None,
+        *,
+        sampler: str = "uniform",
+        sampler_options: Mapping[str, Any] | None = None,
+        storage: str = "ram",
+        storage_dir: str | Path | None = None,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        frame_stack: Mapping[str, int] | None = None,
+        padding: Padding = "reset",
+        dedup_next: bool = False,
+        max_reuse: int | None = None,
+        max_staleness: int | None = None,
+        her: Hindsight | None = None,
+        limiter: Limiter | None = None,
+        prefault: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """Make an empty buffer.
+
+        Args:
+            capacity: Rows kept; the oldest is overwritten first.
+            schema: A NumPy dtype for each key, `(np.float32, (4,))` for an array; taken from the first row if None.
+            sampler: How rows are drawn: `uniform`, `prioritized` or `sequence`.
+            sampler_options: Keyword arguments of that sampler, such as `alpha` or `length`.
+            storage: Where rows live: `ram`; `shm`, memory that other processes of this machine can read (`handle`);
+                `mmap`, files that may be larger than the memory.
+            storage_dir: Directory of those files. They have no names, and vanish with the process.
+            n_step: Sum rewards over so many rows: adds the keys `discount` and `n`, and `next_*` and the ends of an
+                episode are those of the last of these rows.
+            gamma: Discount of a reward for each row that it comes later.
+            frame_stack: Frames in a stack, by key. Rows hold single frames; a draw has `[n, frames, ...]`, the newest
+                frame last. Applies to `next_<key>` too.
+            padding: What stands in a stack before the first frame of an episode: that frame again (`reset`) or zeros
+                (`zero`).
+            dedup_next: Keep `next_<key>` only where the next row of the same environment does not hold it as `<key>`:
+                half the memory, with the same draws.
+            max_reuse: Times that a row may be drawn; any if None.
+            max_staleness: Versions that a row may be behind the one of `set_version` when it is drawn; any if None.
+            her: Replaces goals and rewards of drawn rows (hindsight experience replay).
+            limiter: Keeps draws and inserts in a ratio: the one that is ahead raises `ReplayTimeoutError`.
+            prefault: Take the memory (or the disk space of `mmap`) now, not while training.
+            seed: Seed of the draws.
+
+        Raises:
+            ConfigurationError: The capacity is below 1 or beyond the memory, or another value is not usable.
+        """
+        check_sampler(sampler)
+        self.capacity = checked_capacity(capacity)
+        if her is not None and (n_step > 1 or sampler == "sequence"):
+            raise ConfigurationError("her relabels single rows; it goes with neither n_step nor sampler 'sequence'")
+        in_order = sampler == "sequence"
+        frames = dict(frame_stack or {})
+        options = RowOptions(n_step, gamma, frames, padding, dedup_next, in_order or her is not None, in_order)
+        make = partial(make_sampler, sampler, dict(sampler_options or {}), capacity=self.capacity)
+        super().__init__(
+            sampler,
+            options,
+            make_sampler=partial(make, max_reuse=max_reuse, max_staleness=max_staleness),
+            open_memory=partial(open_memory, storage, storage_dir, prefault=prefault),
+            limiter=limiter,
+            seed=seed,
+        )
+        self._her, self._storage = her, storage
+        if schema is not None:
+            self._store = self._made_for([Column.from_dtype(name, spec) for name, spec in schema.items()])
+
+    @classmethod
+    def from_config(cls, config: ReplayConfig, *, seed: int = 0) -> Self:
+        """Make the buffer that the `replay` group of a config describes.
+
+        Raises:
+            ConfigurationError: Its kind is `fragment`, which `trieye.replay.fragments` makes.
+        """
+        if config.kind == "fragment":
+            raise ConfigurationError(
+                "replay.kind=fragment is no ReplayBuffer of rows; make a "
+                "trieye.replay.fragments.FragmentBuffer(FragmentRules(**config.fragment_rules))"
+            )
+        ratio = config.limiter.samples_per_insert
+        limiter = None if ratio is None else Limiter(ratio, min_size_to_sample=config.limiter.min_size_to_sample)
+        return cls(
+            config.capacity,
+            sampler=config.kind,
+            sampler_options=config.sampler_options,
+            storage=config.storage,
+            storage_dir=config.storage_dir,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            frame_stack=config.frame_stack,
+            padding=config.padding,
+            dedup_next=config.dedup_next,
+            max_reuse=config.max_reuse,
+            max_staleness=config.max_staleness,
+            limiter=limiter,
+            prefault=config.prefault,
+            seed=seed,
+        )
+
+    def __len__(self) -> int:
+        return 0 if self._store is None else self._store.total - self._store.low
+
+    def add(self, env_id: int = 0, /, **row: Any) -> int:
+        """Copy one row in and return its id.
+
+        Args:
+            env_id: The environment that the row comes from; its rows are added in the order of time.
+            row: A value for each key.
+
+        Raises:
+            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
+        """
+        store = self._store or self._first(row, rows=False)
+        if self._pacing.is_needed:
+            self._pacing.before_rows(1)
+        row_id = store.add(row, env_id)
+        self._store = store  # only now: a refused first row leaves no schema behind
+        self._sampler.added(row_id, 1)
+        if self._pacing.is_needed:
+            self._pacing.after_rows(1)
+        return row_id
+
+    def extend(
+        self, batch: Mapping[str, ArrayLike], env_ids: ArrayLike | None = None, *, versions: ArrayLike | None = None
+    ) -> NDArray[np.int64]:
+        """Copy rows in, arrays `[n, ...]` by key, and return their ids, int64 `[n]`.
+
+        Of more rows than the capacity only the last are kept; the others get ids all the same.
+
+        Args:
+            batch: The rows; those of one environment in the order of time.
+            env_ids: Whole numbers `[n]`, the environment that each row comes from; 0 for all if None.
+            versions: Whole numbers `[n]`, the model versions that made the rows; that of `set_version` if None. Only
+                with `max_staleness`.
+
+        Raises:
+            ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
+        """
+        store = self._store or self._first(batch, rows=True)
+        if self._pacing.is_needed:
+            self._pacing.before_rows(row_count({key: np.asarray(array) for key, array in batch.items()}))
+        first, count = store.extend(batch, env_ids)
+        self._store = store
+        self._sampler.added(first, count)
+        self._pacing.after_rows(count)
+        ids = np.arange(first, first + count)
+        if versions is not None and isinstance(self._sampler, EligibleSampler):
+            kept = slice(max(count - self.capacity, 0), None)
+            self._sampler.set_row_versions(ids[kept], np.broadcast_to(versions, ids.shape)[kept])
+        return ids
+
+    def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+        """Draw `n` rows, with replacement, or `n` sequences of rows.
+
+        Args:
+            n: Number of rows.
+            out: An earlier batch of the same `n` and `keys`, whose memory is written again; its old values are gone.
+            keys: The keys wanted; all if None.
+
+        Raises:
+            ConfigurationError: The buffer is empty, `n` is below 1, a key is unknown, or `out` is of another size.
+        """
+        if self._her is not None:
+            self._pacing.settle()
+        return self.rows(self.draw(n), out, keys)
+
+    def draw(self, n: int) -> Draw:
+        """Decide about the rows of a batch, which `rows` copies; the first half of `sample`."""
+        store = self._filled()
+        if n < 1:
+            raise ConfigurationError(f"sample({n}): at least 1 row must be asked for")
+        if self._pacing.is_needed:
+            self._pacing.before_draw(n)
+        draw = self._sampler.draw(n, store.low, store.total, self._rng)
+        if store.layout.num_earlier:
+            draw = with_history(draw, store, self._sampler, self._rng)
+        if self._pacing.is_needed:
+            self._pacing.after_draw(n)
+        self._counts.sampled += draw.ids.size
+        if "staleness_mean" in draw.info:
+            self._counts.was_stale(draw)
+        return draw
+
+    def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+        """Copy the rows that `draw` decided about; the second half of `sample`."""
+        store = self._filled()
+        batch = store.reader.batch(draw, store.low, out, keys)
+        if self._her is not None:
+            self._relabel(self._her, store, batch)
+        return batch
+
+    def sample_many(self, k: int, n: int) -> list[Batch]:
+        """Draw `k` batches of `n` rows in one go: the same rows as `k` calls of `sample`, in less time."""
+        if k < 1 or n < 1:
+            raise ConfigurationError(f"sample_many({k}, {n}): at least 1 batch of 1 row must be asked for")
+        if self._her is not None:  # decides about each batch after its draw
+            return [self.sample(n) for _ in range(k)]
+        draws = [self.draw(n) for _ in range(k)]
+        store = self._filled()
+        return store.reader.batches(draws, store.low)
+
+    def iter_batches(
+        self, n: int, *, keys: Sequence[str] | None = None, prefetch: int = 2, device: str | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches of `n` rows for ever.
+
+        Args:
+            n: Number of rows, or of sequences.
+            keys: The keys wanted; all if None.
+            prefetch: Batches that a thread copies ahead. They are decided about as early, and each is valid until the
+                next one is asked for. With 0 there is no thread, and batches have memory of their own.
+            device: Hand out torch tensors on this device, such as `cuda`; NumPy arrays if None. Needs a `prefetch`.
+        """
+        if not prefetch and device is None:
+            return iter(partial(self.sample, n, keys=keys), None)
+        prefetcher = Prefetcher(
+            lambda: self.draw(n), lambda draw, out: self.rows(draw, out, keys), depth=prefetch, device=device
+        )
+        return self._pacing.watch(prefetcher)
+
+    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
+        """Set priorities of rows; those of rows that were overwritten meanwhile are left out and counted.
+
+        Without priorities they are checked and change nothing, so that an algorithm runs unchanged with any sampler.
+
+        Returns:
+            How many of `ids` are still in the buffer.
+
+        Raises:
+            ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
+        """
+        known, values = checked_priorities(ids, priorities, 0 if self._store is None else self._store.total)
+        if self._store is None:
+            return 0
+        alive = known >= self._store.low
+        count = int(np.count_nonzero(alive))
+        self._counts.late_updates += known.size - count
+        self._sampler.update(known[alive], values[alive])
+        return count
+
+    def set_version(self, version: int) -> None:
+        """Set the version of the model that learns, for `max_staleness`.
+
+        Raises:
+            ConfigurationError: It is below the one before.
+        """
+        if isinstance(self._sampler, EligibleSampler):
+            self._sampler.set_version(version)
+
+    def iter_rows(self, chunk: int = 4096) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.int64]]]:
+        """Yield all rows as they were added, oldest first; none may be added meanwhile.
+
+        Args:
+            chunk: Rows at a time.
+
+        Yields:
+            Arrays `[n, ...]` by key, and int64 `[n]`: numbers that are equal for the rows of one episode. As `env_ids`
+            of another buffer they keep episodes apart. All 0 if this buffer does not know of episodes.
+        """
+        store = self._open_store()
+        if store is not None:
+            yield from chunks_of(store, chunk)
+
+    @property
+    def handle(self) -> ReplayHandle:
+        """What `attach` takes in another process of this machine; can be pickled.
+
+        Raises:
+            ConfigurationError: The rows are not in memory that others can read, or there is no schema yet.
+        """
+        return ReplayHandle.of(self._open_store(), self._storage)
+
+    @staticmethod
+    def attach(handle: ReplayHandle) -> AttachedReplay:
+        """Return a view, to be read only, of a buffer that another process of this machine owns.
+
+        Raises:
+            ConfigurationError: That process is gone, or its buffer was closed.
+        """
+        return AttachedReplay(handle)
+
+    def stats(self) -> dict[str, float]:
+        """Return counts as plain numbers, ready to be logged."""
+        return self._counts.stats(self.capacity, self._store)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a run logs about its replay, by the names of the metrics; rates since the last call."""
+        return self._counts.metrics(self._store)
+
+    def clear(self) -> None:
+        """Forget all rows; schema, ids and random state go on."""
+        store = self._open_store()
+        self._pacing.settle()
+        if store is not None:
+            self._pacing.removed(len(self))
+            store.clear()
+            self._sampler.forgot(store.low)
+
+    def _filled(self) -> RowStore:
+        store = self._store or self._open_store()
+        if store is None or store.total == store.low:
+            raise ConfigurationError("the replay buffer is empty; add rows before sampling, len(buffer) tells how many")
+        return store
+
+    def _first(self, row: Mapping[str, Any], *, rows: bool) -> RowStore:
+        self._open_store()
+        return self._made_for([Column.from_value(name, value, rows=rows) for name, value in row.items()])
+
+    def _relabel(self, her: Hindsight, store: RowStore, batch: Batch) -> None:
+        reader, low = store.reader, store.low
+        if reader.links is None:
+            raise AssertionError("her needs links")
+        achieved = partial(reader.column, her.achieved_key, low=low)
+        her.relabel(batch.data, batch.ids, reader.links, achieved, low, self._her_rng)

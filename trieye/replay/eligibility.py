@@ -1,0 +1,196 @@
+"""EligibleSampler: hard bounds on how often a row is drawn and on how old its model version may be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError
+from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.prioritized import PrioritizedSampler
+
+
+class EligibleSampler:
+    """Draws rows by their priorities, but none more than `max_reuse` times, and none that is too stale.
+
+    A row that may not be drawn any more has no chance in the sum tree, so that draws stay fast however few are left.
+    Uniform sampling is that of a `PrioritizedSampler` with alpha 0.
+    """
+
+    def __init__(
+        self, rows: PrioritizedSampler, *, max_reuse: int | None = None, max_staleness: int | None = None
+    ) -> None:
+        """Bound a sampler.
+
+        Args:
+            rows: Draws the rows; from now on it is used through this object only.
+            max_reuse: Times that a row may be drawn; any if None.
+            max_staleness: Versions that a row may be behind `version`; any if None.
+
+        Raises:
+            ConfigurationError: `max_reuse` is below 1, or `max_staleness` below 0.
+        """
+        if max_reuse is not None and max_reuse < 1:
+            raise ConfigurationError(f"max_reuse is {max_reuse}; a row must be drawn at least once")
+        if max_staleness is not None and max_staleness < 0:
+            raise ConfigurationError(f"max_staleness is {max_staleness}; it must be at least 0 versions")
+        self.max_reuse, self.max_staleness = max_reuse, max_staleness
+        self.version = 0
+        self._rows = rows
+        self.capacity = rows.capacity
+        self._uses = np.zeros(self.capacity if max_reuse else 0, np.uint32)
+        self._versions = np.zeros(self.capacity if max_staleness is not None else 0, np.int64)
+        self._low = self._settled = self._end = 0
+
+    def added(self, first_id: int, count: int) -> None:
+        """Take note of new rows, made by the current version."""
+        self._rows.added(first_id, count)
+        self._end = first_id + count
+
+    def forgot(self, low_id: int) -> None:
+        """Take note of rows that were removed."""
+        self._rows.forgot(low_id)
+        self._low = low_id
+
+    def set_version(self, version: int) -> None:
+        """Set the version of the model that learns; rows that are now too stale are never drawn again.
+
+        Raises:
+            ConfigurationError: It is below the one before.
+        """
+        if version < self.version:
+            raise ConfigurationError(f"set_version({version}): versions only grow, and {self.version} was set before")
+        self._settle()
+        before, self.version = self.version, version
+        if self.max_staleness is not None:
+            # the whole ring, as it lies: five times as fast as in the order of the ids
+            bound = version - self.max_staleness
+            slots = np.flatnonzero((self._versions < bound) & (self._versions >= before - self.max_staleness))
+            ids = self._end - 1 - (self._end - 1 - slots) % self.capacity
+            self._retire(ids[ids >= max(self._low, 0)])
+
+    def set_row_versions(self, ids: Ids, versions: ArrayLike) -> None:
+        """Tell that rows `[n]`, just added, were made by other versions, int64 `[n]`, than the current one."""
+        self._settle()
+        if self.max_staleness is not None:
+            self._versions[ids % self.capacity] = versions
+            self._retire(ids[self._versions[ids % self.capacity] < self.version - self.max_staleness])
+
+    def eligible(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return whether rows, which are in the buffer, are within the bounds."""
+        self._settle()
+        slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
+        if self.max_reuse is not None:
+            is_within &= self._uses[slots] < self.max_reuse
+        if self.max_staleness is not None:
+            is_within &= self._versions[slots] >= self.version - self.max_staleness
+        return is_within
+
+    def staleness(self, ids: Ids) -> Ids:
+        """Return how many versions rows are behind, int64 `[n]`; only with `max_staleness`."""
+        self._settle()
+        return np.asarray(self.version - self._versions[ids % self.capacity])
+
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+        """Draw `n` rows of `[low, high)`.
+
+        Raises:
+            ReplayTimeoutError: The rows may not be drawn so often any more; nothing was drawn.
+        """
+        self._settle()
+        self._low = max(self._low, low)
+        if self.max_reuse is None:
+            try:
+                draw = self._rows.draw(n, low, high, rng)
+            except ConfigurationError as error:
+                raise self._exhausted(n, 0, high - low) from error
+        else:
+            draw = self._draw_within(n, self.max_reuse, low, high, rng)
+        if self.max_staleness is not None:
+            staleness = self.staleness(draw.ids)
+            means = {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
+            draw.info = {**draw.info, **means}
+        return draw
+
+    def update(self, ids: Ids, priorities: ArrayLike) -> None:
+        """Set the priorities of those rows that may still be drawn."""
+        kept = self.eligible(ids)
+        self._rows.update(ids[kept], np.asarray(priorities, np.float64)[kept])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts and versions of the rows that are left, oldest first, and the state of their sampler."""
+        self._settle()
+        slots = self._alive() % self.capacity
+        return {
+            "rows": self._rows.state_dict(),
+            "uses": self._uses[slots] if self.max_reuse is not None else self._uses,
+            "versions": self._versions[slots] if self.max_staleness is not None else self._versions,
+            "low": max(self._low, self._end - self.capacity),
+            "end": self._end,
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state; of more rows than the capacity the newest."""
+        self._rows.load_state_dict(state["rows"])
+        self._end = self._settled = int(state["end"])
+        self._low, self.version = int(state["low"]), int(state["version"])
+        ids = self._alive()
+        for kept, saved in ((self._uses, state["uses"]), (self._versions, state["versions"])):
+            if kept.size:
+                kept[ids % self.capacity] = np.asarray(saved)[len(saved) - len(ids) :]
+
+    def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+        ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
+        count = 0
+        while count < n:
+            try:
+                proposed = (
+                    self._rows.propose(n - count, low, high, rng) if count else self._rows.stratified(n, low, rng)[0]
+                )
+            except ConfigurationError as error:
+                self._undo(ids[:count], chances[:count])
+                raise self._exhausted(n, count, high - low) from error
+            taken = self._within(proposed, max_reuse)
+            added = slice(count, count + len(taken))
+            ids[added], chances[added] = taken, self._rows.chances(taken)
+            np.add.at(self._uses, taken % self.capacity, 1)
+            self._retire(taken[self._uses[taken % self.capacity] >= max_reuse])
+            count = added.stop
+        return self._rows.judge(ids, low, high, chances)
+
+    def _within(self, proposed: Ids, max_reuse: int) -> Ids:
+        """Return the ids without those repetitions that would go beyond the bound."""
+        ids = np.sort(proposed)
+        places = np.arange(len(ids))
+        first = np.append(True, ids[1:] != ids[:-1])
+        repetition = places - np.maximum.accumulate(np.where(first, places, 0))
+        return ids[self._uses[ids % self.capacity] + repetition < max_reuse]
+
+    def _undo(self, ids: Ids, chances: NDArray[np.float32]) -> None:
+        np.subtract.at(self._uses, ids % self.capacity, 1)
+        self._rows.set_chances(ids, chances)
+
+    def _exhausted(self, n: int, found: int, size: int) -> ReplayTimeoutError:
+        return ReplayTimeoutError(
+            f"sample({n}): the {size} rows may be drawn only {found} times more within max_reuse {self.max_reuse} and "
+            f"max_staleness {self.max_staleness}; add new rows first, or relax the bounds"
+        )
+
+    def _retire(self, ids: Ids) -> None:
+        if len(ids):
+            self._rows.set_chances(ids, np.zeros(len(ids), np.float32))
+
+    def _alive(self) -> Ids:
+        return np.arange(max(self._low, self._end - self.capacity), self._end)
+
+    def _settle(self) -> None:
+        if self._settled == self._end:
+            return
+        slots = np.arange(max(self._settled, self._end - self.capacity), self._end) % self.capacity
+        if self.max_reuse is not None:
+            self._uses[slots] = 0
+        if self.max_staleness is not None:
+            self._versions[slots] = self.version
+        self._settled = self._end

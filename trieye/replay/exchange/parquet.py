@@ -1,0 +1,124 @@
+"""Rows as a Parquet file: a column for each key, arrays as lists of a fixed length; written and read chunk by chunk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.exceptions import SerializationError
+from trieye.replay.buffer import ReplayBuffer
+from trieye.replay.exchange.npz import EPISODE
+from trieye.replay.exchange.scratch import replaced
+
+_METADATA = b"trieye.replay"
+_CHUNK_BYTES = 64 << 20
+
+
+def export_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
+    """Write the rows of a buffer, oldest first, as they were added.
+
+    Args:
+        buffer: The buffer.
+        path: The file; an old one is replaced when the new one is whole.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        OSError: The directory is missing or not writable, or the disk is full.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count, writer = 0, None
+    with replaced(Path(path)) as file:
+        for rows, episodes in buffer.iter_rows(_rows_at_a_time(buffer)):
+            names = [EPISODE, *rows]
+            arrays = [pa.array(episodes), *(_as_arrow(array) for array in rows.values())]
+            batch = pa.record_batch(arrays, names=names)
+            if writer is None:
+                specs = {key: [array.dtype.str, list(array.shape[1:])] for key, array in rows.items()}
+                schema = batch.schema.with_metadata({_METADATA: json.dumps(specs).encode()})
+                writer = pq.ParquetWriter(file, schema)
+            writer.write_batch(batch.cast(writer.schema))
+            count += len(episodes)
+        if writer is None:
+            writer = pq.ParquetWriter(file, pa.schema([pa.field(EPISODE, pa.int64())]))
+        writer.close()
+    return count
+
+
+def import_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
+    """Add the rows of a file to a buffer; columns are numbers, or lists of numbers that are all of the same length.
+
+    Args:
+        buffer: Where the rows are added.
+        path: The file. Its column `__episode__`, if there is one, tells rows of different episodes apart.
+
+    Returns:
+        How many rows were added.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        SerializationError: It is damaged, or a column holds something else.
+        ConfigurationError: Its columns do not fit the buffer.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            specs = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                rows = {name: _as_numpy(table.column(name), specs.get(name), name) for name in table.column_names}
+                episodes = rows.pop(EPISODE, None)
+                if rows and table.num_rows:
+                    count += len(buffer.extend(rows, episodes))
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, json.JSONDecodeError) as error:
+        raise SerializationError(f"{path} is no whole Parquet file ({error})") from error
+    return count
+
+
+def _rows_at_a_time(buffer: ReplayBuffer) -> int:
+    stats = buffer.stats()
+    return max(int(_CHUNK_BYTES // max(stats["size_bytes"] / stats["capacity"], 1)), 1)
+
+
+def _as_arrow(array: NDArray[Any]) -> Any:
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(array)
+    if values.dtype.kind == "c":
+        values = values.view(np.uint8).reshape(*array.shape, array.itemsize)
+    if values.ndim == 1:
+        return pa.array(values)
+    length = int(np.prod(values.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), length)
+
+
+def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
+    import pyarrow as pa
+
+    values, length = column.combine_chunks(), None
+    if column.null_count:
+        raise SerializationError(f"column {name!r} has {column.null_count} missing values; every row needs one")
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        count = len(values)
+        values = values.flatten()
+        length = len(values) // count if count else 0
+        if length * count != len(values) or pa.types.is_nested(values.type):
+            raise SerializationError(f"column {name!r} has lists of different lengths, or of lists")
+    array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "biuf":
+        raise SerializationError(f"column {name!r} holds {values.type}; only numbers and lists of numbers can be added")
+    shape = () if length is None else (length,)
+    if spec is not None:
+        dtype, shape = np.dtype(spec[0]), tuple(spec[1])
+        array = array.view(dtype) if dtype.kind == "c" else array.astype(dtype, copy=False)
+    return array.reshape(-1, *shape)

@@ -1,0 +1,20 @@
+"""Fragments: slices of the experience of many workers, handed out as chunks of consecutive ones."""
+
+from trieye.replay.fragments.buffer import FragmentBuffer
+from trieye.replay.fragments.fragment import AddResult, AddStatus, Chunk, Fragment, FragmentMeta, Lease, stack
+from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
+from trieye.replay.fragments.rules import FragmentRules
+
+__all__ = [
+    "AddResult",
+    "AddStatus",
+    "BlockStore",
+    "Chunk",
+    "Fragment",
+    "FragmentBuffer",
+    "FragmentMeta",
+    "FragmentRules",
+    "HeapBlocks",
+    "Lease",
+    "stack",
+]

@@ -1,0 +1,329 @@
+"""Content: what a fragment buffer holds and how that changes, without locks and without waiting."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.fragments.choice import PrioritizedChoice, UniformChoice
+from trieye.replay.fragments.early import EarlyFragment, EarlyFragments
+from trieye.replay.fragments.figures import Figures
+from trieye.replay.fragments.fragment import AddResult, AddStatus, Array, Chunk, Fragment, FragmentMeta, Lease
+from trieye.replay.fragments.leases import Leases
+from trieye.replay.fragments.payload import PayloadSchema
+from trieye.replay.fragments.payloads import BlockStore, Payloads
+from trieye.replay.fragments.pool import ChunkPool, HeldChunk
+from trieye.replay.fragments.rules import FragmentRules
+from trieye.replay.fragments.sessions import Sessions
+from trieye.replay.fragments.streams import Streams
+from trieye.replay.limiter import Limiter
+
+
+class _RefusedError(Exception):
+    """Tells why a fragment is not kept."""
+
+    def __init__(self, status: AddStatus, reason: str = "") -> None:
+        super().__init__(reason)
+        self.result = AddResult(status, reason)
+
+
+class Content:
+    """Streams of fragments, chunks and leases, and the rules that say what leaves when.
+
+    One thread at a time. Times are seconds of any one clock that does not go back.
+    """
+
+    def __init__(
+        self, rules: FragmentRules, *, seed: int, now: float, limiter: Limiter | None, blocks: BlockStore
+    ) -> None:
+        self.rules, self.limiter = rules, limiter
+        self.schema: PayloadSchema | None = None
+        self.rng = np.random.default_rng(seed)
+        self.sessions = Sessions(rules.session_policy, rules.max_staleness)
+        self.streams = Streams()
+        self.early = EarlyFragments()
+        uniform = rules.sampler == "uniform"
+        self.pool = ChunkPool(UniformChoice() if uniform else PrioritizedChoice(rules.alpha, rules.beta))
+        self.leases = Leases(rules.lease_ttl_s)
+        self.payloads = Payloads(blocks)
+        self.figures = Figures(now)
+        self.next_serial = 0
+        self.next_chunk = 0
+        self.top_priority = 1.0
+        self.num_wanted = 0  # chunks that the reader wants whose turn it is
+
+    def add(self, payload: Any, meta: Any, now: float) -> AddResult:
+        """Take in a fragment, or say why not; see `FragmentBuffer.add`."""
+        try:
+            return AddResult(self._take_in(payload, meta, now))
+        except _RefusedError as refused:
+            result = refused.result
+        if result.should_retry:
+            self.figures.totals["pushed_back"] += 1
+        else:
+            self.figures.dropped[result.status] += 1
+        return result
+
+    def sweep(self, now: float) -> None:
+        """Drop chunks that are not filled any more, early fragments that nobody announced, and leases that ran out."""
+        for lease_id in self.leases.expired(now):
+            self.release(lease_id)
+            self.figures.totals["expired_leases"] += 1
+        before = now - self.rules.partial_ttl_s
+        self._drop(self.streams.take_silent(before), "expired")
+        self._drop([row.serial for row in self.early.take_before(before)], "expired")
+
+    def set_version(self, session: str, version: int, now: float) -> None:
+        """Change session and version, and let go what they make useless; see `FragmentBuffer.set_version`."""
+        self.sessions.check(session, version)
+        if self.sessions.change(session, version):
+            for chunk in list(self.pool):
+                self._leave(chunk, "wrong_session")
+            self._drop(self.streams.take_all(), "wrong_session")
+        for chunk in self.pool.newer_than(version):  # only a resumed session can be behind its content
+            self._leave(chunk, "future_version")
+        self.expire()
+        self._drop(self.streams.keep_if(self._is_usable), "stale")
+        for row in self.early.take_all():
+            self._reconsider(row, now)
+
+    def expire(self) -> None:
+        """Let go every chunk that is too stale."""
+        lowest = self.sessions.lowest_version
+        if lowest is not None:
+            for chunk in self.pool.older_than(lowest):
+                self._leave(chunk, "stale")
+
+    def apply_bounds(self) -> None:
+        """Let go what the rules do not allow, after a content was restored that other rules had shaped."""
+        for chunk in list(self.pool):
+            if self.rules.max_reuse is not None and chunk.num_uses >= self.rules.max_reuse:
+                self._leave(chunk, "exhausted")
+        self.expire()
+        while len(self.pool) > self.rules.max_chunks or self._is_over_budget():
+            if not len(self.pool):
+                break
+            self._leave_oldest()
+
+    def fetch(self, n: int, now: float) -> Lease | None:
+        """Hand out `n` distinct chunks; None if there are not as many, or the limiter holds them back."""
+        if len(self.pool) < n or (self.limiter is not None and not self.limiter.sample(n, timeout_s=0)):
+            return None
+        held, weights = self.pool.choose(n, self.rng)
+        serials = [serial for chunk in held for serial in chunk.serials]
+        self.payloads.hold(serials)
+        chunks = []
+        for chunk, weight in zip(held, weights.tolist(), strict=True):
+            chunk.num_uses += 1
+            fragments = tuple(self.payloads[serial] for serial in chunk.serials)
+            staleness = self.sessions.version - chunk.version
+            chunks.append(Chunk(chunk.id, fragments, chunk.version, staleness, chunk.num_uses, weight))
+            self.figures.handed_out(staleness)
+            if self.rules.max_reuse is not None and chunk.num_uses >= self.rules.max_reuse:
+                self._leave(chunk, "exhausted")
+        return self.leases.open(tuple(chunks), serials, now)
+
+    def release(self, lease_id: str) -> bool:
+        """End a lease, and tell whether it was open."""
+        serials = self.leases.close(lease_id)
+        if serials is None:
+            return False
+        self.payloads.drop(serials)
+        return True
+
+    def update_priorities(self, chunk_ids: Iterable[int], priorities: Iterable[float]) -> int:
+        """Set priorities of the chunks that are still here; return their number."""
+        count = 0
+        for chunk_id, priority in zip(chunk_ids, priorities, strict=True):
+            if chunk_id in self.pool:
+                count += 1
+                self.pool.prioritize(self.pool[chunk_id], priority)
+                self.top_priority = max(self.top_priority, priority)
+        return count
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """Return sizes and figures."""
+        return {
+            "replay/size": len(self.pool),
+            "replay/fragments": len(self.payloads),
+            "replay/bytes": self.payloads.size_bytes,
+            "replay/partial_chunks": self.streams.num_partial,
+            "replay/early": len(self.early),
+            "replay/leases": len(self.leases),
+            "replay/model_version": self.sessions.version,
+            **self.figures.metrics(now),
+        }
+
+    def clear(self) -> None:
+        """Give back every block; only for the end."""
+        for lease_id in self.leases.expired(float("inf")):
+            self.release(lease_id)
+        self.payloads.drop(self.streams.take_all())
+        self.payloads.drop(row.serial for row in self.early.take_all())
+        for chunk in list(self.pool):
+            self.pool.remove(chunk)
+            self.payloads.drop(chunk.serials)
+
+    def _take_in(self, payload: Any, meta: Any, now: float) -> AddStatus:
+        self._recognize(payload, meta)
+        schema, arrays = self._conform(payload, meta)
+        verdict = self.sessions.judge(meta)
+        if verdict in {"stale", "wrong_session"}:
+            self._pass_over(meta, now)
+            raise _RefusedError(verdict)
+        is_early = verdict == "early" or self.early.has_worker(meta.worker)
+        self._admit(meta, schema, is_early=is_early)
+        try:
+            block = self.payloads.allocate(schema.size_bytes)
+        except MemoryError as error:
+            raise _RefusedError("full", f"no memory for {schema.size_bytes} bytes: {error}") from error
+        self.schema = schema  # only now: a refused first fragment leaves no schema behind
+        serial, self.next_serial = self.next_serial, self.next_serial + 1
+        self.payloads.put(serial, Fragment(meta, schema.pack(arrays, block)), block)
+        self.figures.totals["fragments"] += 1
+        if is_early:
+            self.early.add(EarlyFragment(serial, meta, now))
+            return "early"
+        return "gap" if self._place(meta, serial, now) == "gap" else "accepted"
+
+    def _recognize(self, payload: Any, meta: Any) -> None:
+        if not isinstance(meta, FragmentMeta):
+            raise _RefusedError("rejected", f"meta must be a FragmentMeta, found {type(meta).__name__}")
+        if not isinstance(payload, Mapping):
+            raise _RefusedError("rejected", f"a payload is a dict of arrays, found {type(payload).__name__}")
+        place = self.streams.place(meta)
+        if place == "old_incarnation":
+            raise _RefusedError("old_incarnation")
+        if place == "duplicate" or meta in self.early:
+            raise _RefusedError("duplicate")
+
+    def _conform(self, payload: Mapping[str, Any], meta: FragmentMeta) -> tuple[PayloadSchema, dict[str, Array]]:
+        try:
+            schema = self.schema or PayloadSchema.of(payload)
+            arrays = schema.conform(payload)
+        except ConfigurationError as error:
+            raise _RefusedError("rejected", f"fragment {meta.fid} of worker {meta.worker!r}: {error}") from error
+        chunk_bytes = schema.size_bytes * self.rules.fragments_per_chunk
+        if self.rules.max_bytes is not None and chunk_bytes > self.rules.max_bytes:
+            raise _RefusedError(
+                "rejected",
+                f"a chunk of such fragments takes {chunk_bytes} bytes, more than max_bytes={self.rules.max_bytes}",
+            )
+        return schema, arrays
+
+    def _admit(self, meta: FragmentMeta, schema: PayloadSchema, *, is_early: bool) -> None:
+        own = self.streams.num_pending(meta)
+        if is_early and len(self.early) >= self.rules.max_early:
+            raise _RefusedError(
+                "future_version",
+                f"session {meta.session!r} version {meta.model_version} was not announced yet, and "
+                f"max_early={self.rules.max_early} fragments wait already",
+            )
+        makes_a_chunk = not is_early and own + 1 == self.rules.fragments_per_chunk
+        # chunks that left unused count as inserted; without this, readers and writers could wait for each other
+        is_wanted = len(self.pool) < self.num_wanted
+        if makes_a_chunk and not is_wanted and self.limiter is not None and not self.limiter.can_insert(1):
+            raise _RefusedError("full", "the limiter wants chunks to be fetched first")
+        if not self._make_room(meta, schema.size_bytes, own):
+            raise _RefusedError(
+                "full",
+                f"{self.payloads.size_bytes} bytes are held, most of them on {len(self.leases)} leases, "
+                f"and max_bytes={self.rules.max_bytes}",
+            )
+
+    def _place(self, meta: FragmentMeta, serial: int, now: float) -> str:
+        place = self.streams.place(meta)
+        self._drop(self.streams.advance(meta, now), place)
+        if place == "gap":
+            self.figures.totals["gaps"] += 1
+        pending = self.streams.append(meta.worker, serial)
+        if len(pending) == self.rules.fragments_per_chunk:
+            self._seal(tuple(self.streams.take(meta.worker)))
+        return place
+
+    def _seal(self, serials: tuple[int, ...]) -> None:
+        while len(self.pool) >= self.rules.max_chunks:
+            self._leave_oldest()
+        version = min(self.payloads[serial].meta.model_version for serial in serials)
+        self.pool.add(HeldChunk(self.next_chunk, serials, version, priority=self.top_priority))
+        self.next_chunk += 1
+        self.figures.totals["chunks"] += 1
+        if self.limiter is not None:
+            self.limiter.insert(1, timeout_s=0)
+
+    def _reconsider(self, row: EarlyFragment, now: float) -> None:
+        """Place an early fragment, or keep it waiting; those of a worker stay in order."""
+        verdict, place = self.sessions.judge(row.meta), self.streams.place(row.meta)
+        if place in {"duplicate", "old_incarnation"}:
+            self._drop([row.serial], place)
+        elif verdict == "early" or self.early.has_worker(row.meta.worker):
+            self.early.add(row)
+        elif verdict == "fits":
+            self._place(row.meta, row.serial, now)
+        else:
+            self._pass_over(row.meta, now)
+            self._drop([row.serial], verdict)
+
+    def _pass_over(self, meta: FragmentMeta, now: float) -> None:
+        """Note that a fragment came which is not kept, so that the next one is no gap."""
+        place = self.streams.place(meta)
+        self._drop(self.streams.advance(meta, now), place)
+        self._drop(self.streams.take(meta.worker), "gap")
+
+    def _make_room(self, meta: FragmentMeta, size_bytes: int, own: int) -> bool:
+        """Let the oldest go until a fragment fits, and tell whether it does."""
+        if self.rules.max_bytes is None:
+            return True
+        room = self.rules.max_bytes // size_bytes
+        while len(self.payloads) >= room:
+            chunk = self.pool.oldest(apart_from=self.leases.pinned)
+            if chunk is not None:
+                self._leave(chunk, "evicted")
+            elif serials := self.streams.take_oldest(apart_from=meta.worker if own else ""):
+                self._drop(serials, "evicted")
+            elif row := self.early.take_oldest():
+                self._drop([row.serial], "evicted")
+            else:
+                return False
+        return True
+
+    def _is_over_budget(self) -> bool:
+        return self.rules.max_bytes is not None and self.payloads.size_bytes > self.rules.max_bytes
+
+    def _leave_oldest(self) -> None:
+        chunk = self.pool.oldest()
+        if chunk is not None:
+            self._leave(chunk, "evicted")
+
+    def _leave(self, chunk: HeldChunk, reason: str) -> None:
+        self.pool.remove(chunk)
+        if self.limiter is not None and reason != "evicted":
+            self.limiter.removed(1)
+        self.figures.left(chunk.num_uses)
+        if not chunk.num_uses:
+            self.figures.dropped[reason] += len(chunk.serials)
+        self.payloads.drop(chunk.serials)
+
+    def _drop(self, serials: Iterable[int], reason: str) -> None:
+        serials = list(serials)
+        if serials:
+            self.figures.dropped[reason] += len(serials)
+            self.payloads.drop(serials)
+
+    def _is_usable(self, serial: int) -> bool:
+        version = self.payloads[serial].meta.model_version
+        return version <= self.sessions.version and self.sessions.is_fresh(version)
+
+
+def check_count(n: int, rules: FragmentRules) -> None:
+    """Check how many chunks are asked for.
+
+    Raises:
+        ConfigurationError: It is no whole number from 1 to `max_chunks`.
+    """
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= rules.max_chunks:
+        raise ConfigurationError(
+            f"fetch({n!r}): from 1 to max_chunks={rules.max_chunks} chunks can be fetched at once, each of "
+            f"{rules.fragments_per_chunk} fragments"
+        )

@@ -1,0 +1,126 @@
+"""ChunkPool: the chunks that can be handed out, by age, by version and by place."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.replay.fragments.choice import Choice
+
+
+@dataclass(slots=True)
+class HeldChunk:
+    """A chunk of the buffer.
+
+    Attributes:
+        id: Counts the chunks over the life of the buffer.
+        serials: Serial numbers of its fragments.
+        version: The lowest version among them.
+        num_uses: How often it was handed out.
+        priority: Above 0; equal for all until `update_priorities` is called.
+        place: Where the choice finds it.
+    """
+
+    id: int
+    serials: tuple[int, ...]
+    version: int
+    num_uses: int = 0
+    priority: float = 1.0
+    place: int = field(default=-1, compare=False)
+
+
+class ChunkPool:
+    """Chunks with three indexes, so that no operation looks at more chunks than it returns."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._by_age: OrderedDict[int, HeldChunk] = OrderedDict()
+        self._by_place: list[HeldChunk] = []
+        self._by_version: dict[int, dict[int, HeldChunk]] = {}
+        self._versions: list[int] = []  # a heap of the keys of `_by_version`
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def __iter__(self) -> Iterator[HeldChunk]:
+        """Yield the chunks, the oldest first."""
+        return iter(self._by_age.values())
+
+    def __getitem__(self, chunk_id: int) -> HeldChunk:
+        return self._by_age[chunk_id]
+
+    def __contains__(self, chunk_id: object) -> bool:
+        return chunk_id in self._by_age
+
+    def add(self, chunk: HeldChunk) -> None:
+        """Take in a chunk, younger than all others."""
+        chunk.place = len(self._by_place)
+        self._by_place.append(chunk)
+        self._choice.append(chunk.priority)
+        self._by_age[chunk.id] = chunk
+        if chunk.version not in self._by_version:
+            self._by_version[chunk.version] = {}
+            heapq.heappush(self._versions, chunk.version)
+        self._by_version[chunk.version][chunk.id] = chunk
+
+    def remove(self, chunk: HeldChunk) -> None:
+        """Take out a chunk."""
+        del self._by_age[chunk.id]
+        del self._by_version[chunk.version][chunk.id]
+        if not self._by_version[chunk.version] and chunk.version == self._versions[0]:
+            self._drop_empty_versions()
+        last = self._by_place.pop()
+        if last is not chunk:
+            last.place = chunk.place
+            self._by_place[chunk.place] = last
+        self._choice.remove(chunk.place)
+
+    def oldest(self, apart_from: Collection[int] = ()) -> HeldChunk | None:
+        """Return the chunk that came first, of all whose ids are not excepted."""
+        return next((chunk for chunk in self if chunk.id not in apart_from), None)
+
+    def older_than(self, version: int) -> list[HeldChunk]:
+        """Return the chunks whose version is lower."""
+        found: list[HeldChunk] = []
+        kept = []
+        while self._versions and self._versions[0] < version:
+            kept.append(heapq.heappop(self._versions))
+            found += self._by_version[kept[-1]].values()
+        for lower in kept:
+            heapq.heappush(self._versions, lower)
+        return found
+
+    def newer_than(self, version: int) -> list[HeldChunk]:
+        """Return the chunks whose version is higher."""
+        return [
+            chunk for found in sorted(self._by_version) if found > version for chunk in self._by_version[found].values()
+        ]
+
+    def choose(self, n: int, rng: np.random.Generator) -> tuple[list[HeldChunk], NDArray[np.float32]]:
+        """Return `n` distinct chunks, at most as many as there are, and their importance weights, float32 `[n]`."""
+        places, weights = self._choice.choose(n, rng)
+        return [self._by_place[place] for place in places], weights
+
+    def prioritize(self, chunk: HeldChunk, priority: float) -> None:
+        """Set the priority of a chunk, above 0."""
+        chunk.priority = priority
+        self._choice.update(chunk.place, priority)
+
+    def order(self) -> list[int]:
+        """Return the ids by place; `restore` takes them."""
+        return [chunk.id for chunk in self._by_place]
+
+    def restore(self, order: list[int]) -> None:
+        """Give the chunks the places that `order` returned; ids that are not here are passed over."""
+        chunks = [self._by_age[chunk_id] for chunk_id in order if chunk_id in self._by_age]
+        self._by_place[:] = chunks
+        for place, chunk in enumerate(chunks):
+            chunk.place = place
+            self._choice.update(place, chunk.priority)
+
+    def _drop_empty_versions(self) -> None:
+        while self._versions and not self._by_version[self._versions[0]]:
+            del self._by_version[heapq.heappop(self._versions)]

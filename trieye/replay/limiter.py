@@ -1,0 +1,157 @@
+"""Limiter: keeps samples and inserts of a replay buffer in a ratio, by letting the one that is ahead wait."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trieye.exceptions import ConfigurationError
+
+
+class Limiter:
+    """Bounds how far samples may be ahead of, or behind, a number of samples per insert.
+
+    It follows Reverb's SampleToInsertRatio (Cassirer et al. 2021, https://arxiv.org/abs/2102.04736, section 3.2). With
+    balance = inserts * samples_per_insert - samples and middle = min_size_to_sample * samples_per_insert,
+
+    - rows may be sampled while balance stays at or above middle - error_buffer, once there are `min_size_to_sample`;
+    - rows may be inserted while balance stays at or below middle + error_buffer, and always until there are so many.
+
+    Any number of threads may use it.
+    """
+
+    def __init__(
+        self, samples_per_insert: float, *, min_size_to_sample: int = 1, error_buffer: float | None = None
+    ) -> None:
+        """Make a limiter that has seen nothing.
+
+        Args:
+            samples_per_insert: Rows drawn for each row added.
+            min_size_to_sample: Rows that must be there before any is drawn.
+            error_buffer: Rows drawn that the balance may be off to either side. Twice as much must be room for the
+                rows that are drawn at once together with those that are added at once, or both wait for ever. If None:
+                a tenth of the middle, at least 2 and 2 * samples_per_insert.
+
+        Raises:
+            ConfigurationError: One of them is out of range.
+        """
+        middle = min_size_to_sample * samples_per_insert
+        least = max(1.0, samples_per_insert)
+        error_buffer = max(0.1 * middle, 2 * least) if error_buffer is None else error_buffer
+        if not 0 < samples_per_insert < float("inf"):
+            raise ConfigurationError(f"samples_per_insert is {samples_per_insert}; it must be above 0")
+        if min_size_to_sample < 1:
+            raise ConfigurationError(f"min_size_to_sample is {min_size_to_sample}; it must be at least 1 row")
+        if error_buffer < least:
+            raise ConfigurationError(
+                f"error_buffer is {error_buffer}; below {least} for {samples_per_insert} samples per insert, "
+                "adding and drawing single rows would wait for each other for ever"
+            )
+        self.samples_per_insert = samples_per_insert
+        self.min_size_to_sample = min_size_to_sample
+        self.error_buffer = error_buffer
+        self._least, self._most = middle - error_buffer, middle + error_buffer
+        self._inserts = self._samples = self._removed = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def can_insert(self, n: int = 1) -> bool:
+        """Return whether `n` rows may be inserted now.
+
+        Raises:
+            ConfigurationError: So many rows could never be inserted at once.
+        """
+        with self._changed:
+            return self._may_insert(n)
+
+    def can_sample(self, n: int = 1) -> bool:
+        """Return whether `n` rows may be drawn now.
+
+        Raises:
+            ConfigurationError: So many rows could never be drawn at once.
+        """
+        with self._changed:
+            return self._may_sample(n)
+
+    def insert(self, n: int = 1, *, timeout_s: float | None = None) -> bool:
+        """Wait until `n` rows may be inserted, and count them.
+
+        Args:
+            n: Rows.
+            timeout_s: Seconds to wait at most; for ever if None, not at all if 0.
+
+        Returns:
+            False if the time ran out, or the limiter was closed: then nothing was counted.
+
+        Raises:
+            ConfigurationError: So many rows could never be inserted at once.
+        """
+        with self._changed:
+            if not self._wait(lambda: self._may_insert(n), timeout_s):
+                return False
+            self._inserts += n
+            self._changed.notify_all()
+            return True
+
+    def sample(self, n: int = 1, *, timeout_s: float | None = None) -> bool:
+        """Wait until `n` rows may be drawn, and count them; arguments and result are those of `insert`."""
+        with self._changed:
+            if not self._wait(lambda: self._may_sample(n), timeout_s):
+                return False
+            self._samples += n
+            self._changed.notify_all()
+            return True
+
+    def removed(self, n: int) -> None:
+        """Take note that `n` rows were removed other than by being overwritten, as by `clear`."""
+        with self._changed:
+            self._removed += n
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let all that wait return False, now and from now on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts as plain data."""
+        with self._changed:
+            return {"inserts": self._inserts, "samples": self._samples, "removed": self._removed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over saved counts."""
+        with self._changed:
+            self._inserts, self._samples = int(state["inserts"]), int(state["samples"])
+            self._removed = int(state["removed"])
+            self._changed.notify_all()
+
+    def _may_insert(self, n: int) -> bool:
+        if self._inserts - self._removed + n <= self.min_size_to_sample:
+            return True
+        is_allowed = (self._inserts + n) * self.samples_per_insert - self._samples <= self._most
+        return is_allowed or self._later(f"insert({n})", n * self.samples_per_insert + 1)
+
+    def _may_sample(self, n: int) -> bool:
+        is_allowed = self._inserts * self.samples_per_insert - self._samples - n >= self._least
+        if is_allowed and self._inserts - self._removed >= self.min_size_to_sample:
+            return True
+        return self._later(f"sample({n})", n + self.samples_per_insert)
+
+    def _later(self, call: str, room: float) -> bool:
+        """Return False, not yet; or raise if never."""
+        if room > self._most - self._least:
+            raise ConfigurationError(
+                f"{call} would wait for ever: with {self.samples_per_insert:g} samples per insert it needs an "
+                f"error_buffer of {room / 2:g} at least, found {self.error_buffer:g}"
+            )
+        return False
+
+    def _wait(self, is_allowed: Callable[[], bool], timeout_s: float | None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (self._is_closed or is_allowed()):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._changed.wait(left)
+        return not self._is_closed

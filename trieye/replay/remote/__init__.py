@@ -1,0 +1,16 @@
+"""A replay buffer in a process of its own, with many writers and readers.
+
+replay = RemoteReplay.start({"default": {"capacity": 100_000}})     # an actor; needs Ray
+with replay.writer() as writer:                                     # in any task or actor
+    writer.add(obs=obs, action=action, reward=reward, terminated=terminated)
+batch = replay.reader().sample(256)                                 # on the same machine: out of shared memory
+"""
+
+from trieye.replay.remote.channel import LocalChannel
+from trieye.replay.remote.fragments import FragmentServer, RemoteFragments
+from trieye.replay.remote.handle import RemoteReplay
+from trieye.replay.remote.reader import Reader
+from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.writer import Writer
+
+__all__ = ["FragmentServer", "LocalChannel", "Reader", "RemoteFragments", "RemoteReplay", "ReplayServer", "Writer"]

@@ -1,0 +1,151 @@
+"""RemoteReplay: what user code holds of a replay actor."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from trieye.config.replay import ReplayConfig
+from trieye.exceptions import ConfigurationError
+from trieye.persistence.nodes import StateParts
+from trieye.persistence.parts import SavedParts
+from trieye.replay.attached import AttachedReplay
+from trieye.replay.remote.calls import call
+from trieye.replay.remote.channel import Channel
+from trieye.replay.remote.messages import DEFAULT_TABLE, Memory
+from trieye.replay.remote.reader import Reader
+from trieye.replay.remote.writer import Writer
+
+SAVE_TIMEOUT_S = 3600.0
+
+
+def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
+    """Return the arguments of the table that a config describes.
+
+    Raises:
+        ConfigurationError: It describes fragments.
+    """
+    if config.kind == "fragment":
+        raise ConfigurationError(
+            "replay.kind=fragment is no table of rows; use RemoteFragments.start(config.fragment_rules)"
+        )
+    same = ("capacity", "sampler_options", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next")
+    table = {name: getattr(config, name) for name in (*same, "prefault", "max_reuse", "max_staleness")}
+    if config.limiter.samples_per_insert is not None:
+        table["limiter"] = config.limiter.model_dump()
+    storage = "shm" if config.storage == "ram" else config.storage
+    return {**table, "sampler": config.kind, "storage": storage, "seed": seed}
+
+
+class RemoteReplay:
+    """Tables in a process of their own, with writers and readers anywhere; can be sent to tasks and actors.
+
+    It has what `Run.save` and `Run.restore` need, so that its rows are part of a checkpoint.
+
+    Args:
+        channel: The way to the server.
+        timeout_s: How long a call waits for an answer, seconds.
+    """
+
+    def __init__(self, channel: Channel, *, timeout_s: float = 60.0) -> None:
+        self._channel, self._timeout_s = channel, timeout_s
+
+    @classmethod
+    def start(cls, tables: Mapping[str, Mapping[str, Any]], *, timeout_s: float = 60.0, **options: Any) -> Self:
+        """Start a replay actor on this node; Ray has to be started.
+
+        Args:
+            tables: The arguments of a `ReplayBuffer` for each table, by name.
+            timeout_s: How long a call waits for an answer, seconds.
+            **options: Those of `trieye.replay.remote.actor.start_actor`.
+        """
+        from trieye.replay.remote.actor import start_actor
+
+        return cls(start_actor(tables, **options), timeout_s=timeout_s)
+
+    @classmethod
+    def from_config(cls, config: ReplayConfig, *, seed: int = 0, **options: Any) -> Self:
+        """Start a replay actor with the one table that the `replay` group of a config describes.
+
+        Rows that the config keeps in ordinary memory are kept in memory that readers can see.
+
+        Args:
+            config: The config; its kind is not `fragment`.
+            seed: Seed of the draws.
+            **options: Those of `start`.
+
+        Raises:
+            ConfigurationError: The kind is `fragment`.
+        """
+        return cls.start({DEFAULT_TABLE: table_of(config, seed=seed)}, **options)
+
+    def writer(self, table: str = DEFAULT_TABLE, **options: Any) -> Writer:
+        """Return a new writer; see `Writer`."""
+        return Writer(self._channel, table, **options)
+
+    def reader(self, table: str = DEFAULT_TABLE, **options: Any) -> Reader:
+        """Return a new reader; see `Reader`."""
+        return Reader(self._channel, table, **options)
+
+    def attach(self, table: str = DEFAULT_TABLE) -> AttachedReplay:
+        """Return a view of the rows of a table on this machine, to be read only, until the server dies.
+
+        Raises:
+            ConfigurationError: The server is on another machine, or the table has no rows yet or does not share them.
+        """
+        memory: Memory = self._call("memory", table)
+        if memory.handle is None:
+            raise ConfigurationError(
+                f"table {table!r} cannot be attached to: it has no rows yet, or does not share them"
+            )
+        return AttachedReplay(memory.handle)
+
+    def snapshot(self, directory: str | Path | None = None) -> None:
+        """Write a snapshot of all tables on the machine of the server.
+
+        Args:
+            directory: Where to; the server's own if None.
+
+        Raises:
+            ConfigurationError: There is none.
+            SerializationError: It could not be written.
+        """
+        self._call("snapshot", None if directory is None else Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
+
+    def restore(self, directory: str | Path) -> None:
+        """Go on from a snapshot; make new writers afterwards, as those that are open send again what came after it.
+
+        Raises:
+            CheckpointError: There is none, or it is not whole.
+            ConfigurationError: It holds rows of another schema.
+        """
+        self._call("restore", Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot of all tables; see `StateParts`."""
+        parts: StateParts = self._call("state_parts", set(known), timeout_s=SAVE_TIMEOUT_S)
+        return parts
+
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot whose files can be read on the machine of the server."""
+        self._call("load_state_dict", held, timeout_s=SAVE_TIMEOUT_S)
+
+    def stats(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
+        """Return counts of a table as plain numbers."""
+        found: dict[str, float] = self._call("stats", table)
+        return found
+
+    def metrics(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
+        """Return the metrics of a table, ready to be logged."""
+        found: dict[str, float] = self._call("metrics", table)
+        return found
+
+    def set_version(self, version: int, table: str = DEFAULT_TABLE) -> None:
+        """Tell which version of the model the rows come from that are added from now on."""
+        self._call("set_version", table, version)
+
+    def close(self) -> None:
+        """End the server and give its memory back."""
+        self._channel.kill()
+
+    def _call(self, method: str, *values: Any, timeout_s: float | None = None) -> Any:
+        return call(self._channel, timeout_s or self._timeout_s, method, *values)

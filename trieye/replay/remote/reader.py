@@ -1,0 +1,202 @@
+"""Reader: draws rows from a table of a replay server, out of shared memory where that is possible."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from trieye.exceptions import ConfigurationError, ReplayClosedError, TrieyeError
+from trieye.replay.batch import Batch
+from trieye.replay.prefetch import Prefetcher
+from trieye.replay.remote.calls import Deadline, call, poll_s
+from trieye.replay.remote.channel import Channel
+from trieye.replay.remote.far import FarRows
+from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.replay.remote.near import NearRows
+from trieye.replay.remote.updates import Updates
+from trieye.replay.samplers.base import Draw
+
+
+class Reader:
+    """Draws as a `ReplayBuffer` does, from a buffer that other processes fill.
+
+    On the machine of the server it copies the rows itself, out of the server's memory; the server only says which, for
+    several batches at a time. Rows that were overwritten before they were copied are drawn anew, and counted. On other
+    machines the batches travel. Other processes make a reader of their own out of what is sent to them.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: str = DEFAULT_TABLE,
+        *,
+        ahead: int = 8,
+        timeout_s: float = 60.0,
+        attach: bool = True,
+    ) -> None:
+        """Make a reader.
+
+        Args:
+            channel: The way to the server.
+            table: Name of the table.
+            ahead: Batches that are decided with one call. Priorities and rows that come meanwhile count from the next
+                call on, and a limiter counts all of them as drawn.
+            timeout_s: How long a call waits for rows or for the server, seconds.
+            attach: Read the server's memory if it can be reached.
+
+        Raises:
+            ConfigurationError: `ahead` is below 1.
+        """
+        if ahead < 1:
+            raise ConfigurationError(f"reader: ahead is {ahead}; at least 1 batch must be asked for")
+        self.table, self.timeout_s = table, timeout_s
+        self._channel = channel
+        self._options: dict[str, Any] = {"ahead": ahead, "timeout_s": timeout_s, "attach": attach}
+        self._rows: NearRows | FarRows = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
+        self._updates = Updates(channel, table, timeout_s)
+        self._num_sampled = 0
+        self._lock, self._updates_lock = threading.Lock(), threading.Lock()  # `iter_batches` draws in a thread
+        self._is_closed = False
+
+    def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+        """Draw `n` rows; waits until there are any, or until a limiter lets them go.
+
+        Args:
+            n: Number of rows, or of sequences.
+            out: An earlier batch of the same `n` and `keys`, whose memory is written again.
+            keys: The keys wanted; all if None.
+
+        Raises:
+            ReplayTimeoutError: There was nothing to draw for `timeout_s`, or the server was away for so long.
+            ReplayClosedError: The reader is closed.
+            ConfigurationError: `n` is below 1, a key is unknown, or `out` is of another size.
+        """
+        self._check_open()
+        if n < 1:
+            raise ConfigurationError(f"sample({n}): at least 1 row must be asked for")
+        with self._lock:
+            return self._sample(n, out, keys)
+
+    def sample_many(self, k: int, n: int, keys: Sequence[str] | None = None) -> list[Batch]:
+        """Draw `k` batches of `n` rows; raises what `sample` raises."""
+        return [self.sample(n, keys=keys) for _ in range(k)]
+
+    def iter_batches(
+        self, n: int, *, keys: Sequence[str] | None = None, prefetch: int = 2, device: str | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches of `n` rows for ever.
+
+        Args:
+            n: Number of rows, or of sequences.
+            keys: The keys wanted; all if None.
+            prefetch: Batches that a thread draws and copies ahead; each is valid until the next one is asked for. With
+                0 there is no thread, and batches have memory of their own.
+            device: Hand out torch tensors on this device, such as `cuda`; NumPy arrays if None. Needs a `prefetch`.
+        """
+        if not prefetch and device is None:
+            return iter(partial(self.sample, n, keys=keys), None)
+        # decided and copied by the thread: the decision may have to be made again while copying
+        nothing = Draw(np.empty(0, np.int64), np.empty(0, np.float32))
+        return Prefetcher(
+            lambda: nothing, lambda _, out: self.sample(n, out=out, keys=keys), depth=prefetch, device=device
+        )
+
+    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:
+        """Send the priorities of rows that were drawn, without waiting for the server.
+
+        Raises:
+            ConfigurationError: The lengths differ, or an earlier update was refused.
+            ReplayTimeoutError: More than 65 536 of them wait for a server that does not answer.
+        """
+        self._check_open()
+        with self._updates_lock:
+            self._updates.add(self._rows.generation, ids, priorities)
+
+    def flush(self) -> None:
+        """Return when all priorities have arrived; raises what `update_priorities` raises."""
+        with self._updates_lock:
+            self._updates.flush()
+
+    def wait(self, min_size: int, timeout_s: float | None = None) -> None:
+        """Return when the table holds so many rows.
+
+        Raises:
+            ReplayTimeoutError: It does not in that time.
+        """
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        size = 0
+        deadline = Deadline(
+            wait_s, lambda: f"table {self.table!r} of {self._channel.name!r} came to {size} of {min_size} rows"
+        )
+        while size < min_size:
+            try:
+                arrived = self._channel.begin("await_rows", self.table, min_size, poll_s(wait_s))
+                size = deadline.result(arrived)
+            except ConnectionError as error:
+                deadline.pause(str(error))
+            if size < min_size:
+                deadline.check()
+
+    def set_version(self, version: int) -> None:
+        """Tell which version of the model the rows come from that are added from now on."""
+        call(self._channel, self.timeout_s, "set_version", self.table, version)
+
+    def stats(self) -> dict[str, float]:
+        """Return the counts of the table and those of this reader, as plain numbers."""
+        found: dict[str, float] = call(self._channel, self.timeout_s, "stats", self.table)
+        return {
+            **found,
+            "reader_sampled": self._num_sampled,
+            "reader_redrawn": self._rows.num_redrawn if isinstance(self._rows, NearRows) else 0,
+            "reader_lost_updates": self._updates.num_lost,
+        }
+
+    def close(self) -> None:
+        """Send what is left of the priorities and let go of the memory; a second call does nothing."""
+        if self._is_closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._is_closed = True
+            self._rows = FarRows(self._channel, self.table, 1, 1.0)  # lets go of the memory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except TrieyeError as trouble:
+            if error is None:
+                raise
+            error.add_note(f"besides: {trouble}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._channel, self.table, self._options)
+
+    def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
+        deadline = Deadline(self.timeout_s, lambda: self._describe(n))
+        batch = self._rows.sample(n, out, keys, deadline)
+        if batch is None:
+            self._rows = FarRows(self._channel, self.table, self._options["ahead"], self.timeout_s)
+            batch = self._rows.sample(n, out, keys, deadline)
+        self._num_sampled += n
+        return batch
+
+    def _describe(self, n: int) -> str:
+        return f"table {self.table!r} of {self._channel.name!r} had nothing to draw for sample({n})"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ReplayClosedError(f"the reader of table {self.table!r} is closed; make a new one")
+
+
+def _rebuild(channel: Channel, table: str, options: dict[str, Any]) -> Reader:
+    return Reader(channel, table, **options)

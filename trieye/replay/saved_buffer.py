@@ -1,0 +1,162 @@
+"""SavedBuffer: all that a replay buffer is made of, saved by what is new and restored as a whole."""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trieye.exceptions import ConfigurationError
+from trieye.persistence.nodes import StateParts
+from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.replay.checks import FORMAT, checked_state, saved_columns
+from trieye.replay.layout import Layout, RowOptions
+from trieye.replay.limiter import Limiter
+from trieye.replay.memory import Memory
+from trieye.replay.pacing import Pacing
+from trieye.replay.samplers.base import Sampler
+from trieye.replay.samplers.uniform import UniformSampler
+from trieye.replay.schema import Column
+from trieye.replay.segments import Segments
+from trieye.replay.stats import Counts
+from trieye.replay.storage import RowStore
+
+
+class SavedBuffer:
+    """Rows, their sampler, random generators and counts.
+
+    Attributes:
+        capacity: Rows kept.
+        sampler: How rows are drawn.
+    """
+
+    capacity: int
+
+    def __init__(
+        self,
+        sampler: str,
+        options: RowOptions,
+        *,
+        make_sampler: Callable[..., Sampler],
+        open_memory: Callable[[], Memory],
+        limiter: Limiter | None,
+        seed: int,
+    ) -> None:
+        """Make a buffer without rows or schema.
+
+        Args:
+            sampler: Name of the sampler.
+            options: What is made of the rows.
+            make_sampler: Makes a sampler for `links`.
+            open_memory: Opens memory for rows.
+            limiter: Keeps draws and inserts in a ratio.
+            seed: Seed of the draws.
+        """
+        self.sampler = sampler
+        self._options, self._make_sampler, self._open_memory = options, make_sampler, open_memory
+        open_memory().close()  # a wrong name shows now, not with the first row
+        self._pacing = Pacing(limiter)
+        self._rng = np.random.default_rng(seed)
+        self._her_rng = np.random.default_rng([seed, 1])  # used by the thread of a prefetcher, if there is one
+        self._store: RowStore | None = None
+        self._sampler: Sampler = UniformSampler()  # until there are rows
+        self._segments, self._counts = Segments(), Counts()
+        self._is_closed = False
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot: what is needed to go on exactly here, with the rows of no known part as new parts.
+
+        Args:
+            known: Names of parts that a finished checkpoint holds.
+        """
+        store = self._open_store()
+        kept, new = ((), {}) if store is None else self._segments.save(store, known)
+        state = {
+            "format": FORMAT,
+            "sampler": self.sampler,
+            "rng": self._rng.bit_generator.state,
+            "her_rng": self._her_rng.bit_generator.state,
+            "limiter": self._pacing.state_dict(),
+            "counts": self._counts.state_dict(),
+            "store": None,
+        }
+        if store is not None:
+            state["store"] = {
+                **store.state_dict(),
+                "sampler": self._sampler.state_dict(),
+                "segments": self._segments.state_dict(),
+            }
+        return StateParts(state, kept, new)
+
+    def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
+        """Take over a saved content; the next draw is the one that the saved buffer would have made.
+
+        The capacity stays this buffer's own: a smaller buffer keeps the newest rows.
+
+        Args:
+            state: What was saved of a buffer, a `SavedParts`.
+            lazy: Leave the rows in the files, and copy each when it is first drawn. Only with storage `ram`: no other
+                process could read such rows.
+
+        Raises:
+            ConfigurationError: It is of another format, sampler or schema; nothing was changed.
+        """
+        own = self._open_store()
+        self._pacing.settle()
+        saved = checked_state(state, self.sampler)
+        held = saved.state["store"]
+        if held is not None:
+            columns = saved_columns(held, None if own is None else own.layout, self._options)
+            if own is not None and own.total:
+                own.close()
+            if own is None or own.total:
+                self._store = own = None  # its memory is free before that of the other is taken
+                own = self._made_for(columns)
+            low = max(held["low"], held["total"] - self.capacity)
+            self._segments.restore(own, saved, held["segments"], low, lazy=lazy and own.memory.handle is None)
+            own.load_state_dict(held, low)
+            self._sampler.load_state_dict(held["sampler"])
+            self._sampler.forgot(low)
+            self._store = own
+        elif own is not None and own.total:
+            own.close()
+            self._store = self._made_for(list(own.layout.columns.values()))
+            self._segments = Segments()  # the ids begin again, and no part that is known holds these rows
+        self._rng.bit_generator.state = saved.state["rng"]
+        self._her_rng.bit_generator.state = saved.state["her_rng"]
+        self._pacing.load_state_dict(saved.state["limiter"])
+        self._counts.load_state_dict(saved.state["counts"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the content as a directory, replaced atomically; rows that it holds already are not written again.
+
+        Raises:
+            SerializationError: The disk is full, or the directory cannot be written; what was there is untouched.
+        """
+        save_parts(Path(path), self)
+
+    def load(self, path: str | Path, *, lazy: bool = False) -> None:
+        """Verify a directory that `save` wrote and take over its content; `lazy` as in `load_state_dict`.
+
+        Raises:
+            CheckpointError: There is no such directory, or it is damaged.
+            ConfigurationError: It holds rows of another schema.
+        """
+        self.load_state_dict(load_parts(Path(path)), lazy=lazy)
+
+    def close(self) -> None:
+        """Give the memory back; the buffer takes and gives nothing more."""
+        self._pacing.close()
+        if self._store is not None:
+            self._store.close()
+        self._store, self._sampler, self._is_closed = None, UniformSampler(), True
+
+    def _open_store(self) -> RowStore | None:
+        if self._is_closed:
+            raise ConfigurationError("the replay buffer is closed; make a new one")
+        return self._store
+
+    def _made_for(self, columns: Sequence[Column]) -> RowStore:
+        store = RowStore(Layout(self.capacity, columns, self._options), self._open_memory())
+        self._sampler = self._make_sampler(links=store.reader.links)
+        return store

@@ -1,0 +1,186 @@
+"""Segments: the rows of a replay buffer as immutable parts of its snapshots, so that only new rows are written."""
+
+import secrets
+import weakref
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.persistence.arrays import FORMATS
+from trieye.persistence.parts import SavedParts
+from trieye.replay.ring import UnreadRows
+from trieye.replay.schema import Column
+from trieye.replay.storage import RowStore
+
+MAX_PART_BYTES = 64 << 20
+"""Larger ones would be read by fewer threads, and kept longer for the few rows that are left of them."""
+
+SMALL_PART_BYTES = 8 << 20
+MAX_SMALL_PARTS = 32
+"""With more of them, their rows are written again as few large parts; every row is then written less than twice."""
+
+_ROW, _LINK, _KEPT_ROWS, _KEPT = "row.", "link.", "next", "next."
+_THREADS = 4
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows `[first, end)` as one part.
+
+    Attributes:
+        name: Name of the part.
+        first: Id of its first row.
+        end: Id after its last row.
+        size_bytes: Bytes of its arrays.
+    """
+
+    name: str
+    first: int
+    end: int
+    size_bytes: int
+
+
+class Segments:
+    """Which rows lie in which part."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self._new: dict[str, dict[str, weakref.ref[NDArray[Any]]]] = {}
+
+    def save(self, store: RowStore, known: Collection[str]) -> tuple[tuple[str, ...], dict[str, Arrays]]:
+        """Return the known parts that still hold rows, and the rows that are in none of them as new parts.
+
+        A part of a save that is under way is given out again as it is: under the same name, without another copy.
+
+        Args:
+            store: The rows.
+            known: Names of parts that a finished checkpoint holds.
+        """
+        low, total = store.low, store.total
+        under_way = {name: arrays for name in self._new if (arrays := self._arrays_under_way(name)) is not None}
+        held = [
+            segment
+            for segment in self._segments
+            if segment.end > low and (segment.name in known or segment.name in under_way)
+        ]
+        small = [segment for segment in held if segment.size_bytes < SMALL_PART_BYTES]
+        if len(small) > MAX_SMALL_PARTS:
+            held = [segment for segment in held if segment.size_bytes >= SMALL_PART_BYTES]
+        kept = tuple(segment.name for segment in held if segment.name in known)
+        new = {segment.name: under_way[segment.name] for segment in held if segment.name not in known}
+        segments = list(held)
+        for first, end in _gaps(held, low, total):
+            for start in range(first, end, rows_of_a_part(store)):
+                stop = min(start + rows_of_a_part(store), end)
+                arrays = _arrays_of(store, start, stop)
+                name = f"seg-{start}-{stop}-{secrets.token_hex(4)}"
+                new[name] = arrays
+                segments.append(Segment(name, start, stop, sum(array.nbytes for array in arrays.values())))
+        self._segments = sorted(segments, key=lambda segment: segment.first)
+        # not the arrays themselves: they are as large as the rows, and of no use when they are written
+        self._new = {name: {key: weakref.ref(array) for key, array in part.items()} for name, part in new.items()}
+        return kept, new
+
+    def _arrays_under_way(self, name: str) -> Arrays | None:
+        references = self._new[name]
+        arrays = {key: array for key, reference in references.items() if (array := reference()) is not None}
+        return arrays if len(arrays) == len(references) else None
+
+    def state_dict(self) -> list[list[Any]]:
+        """Return name, range and size of every part, as plain data."""
+        return [[segment.name, segment.first, segment.end, segment.size_bytes] for segment in self._segments]
+
+    def restore(self, store: RowStore, saved: SavedParts, segments: list[list[Any]], low: int, *, lazy: bool) -> None:
+        """Put the rows of parts into a store without any, several parts at a time.
+
+        Args:
+            store: Where the rows belong.
+            saved: The parts.
+            segments: What `state_dict` returned.
+            low: Id of the first row wanted.
+            lazy: Leave the rows in the files until they are asked for.
+        """
+        wanted = [Segment(*entry) for entry in segments if entry[2] > low]
+        arrays = [saved.map(segment.name) for segment in wanted]
+        rows = [_rows_in(store, columns) for columns in arrays]
+        if lazy:
+            parts = [(segment.first, columns) for segment, columns in zip(wanted, rows, strict=True)]
+            store.reader.ring.unread = UnreadRows(store.capacity, low, parts)
+        else:
+            with ThreadPoolExecutor(_THREADS) as threads:
+                list(threads.map(lambda pair: _copy_rows(store, pair[0], pair[1], low), zip(wanted, rows, strict=True)))
+        for segment, columns in zip(wanted, arrays, strict=True):
+            _restore_links(store, segment, columns, low)
+        self._segments, self._new = wanted, {}
+
+
+def rows_of_a_part(store: RowStore) -> int:
+    """Return how many rows a part may have."""
+    row_bytes = sum(cells[:1].nbytes for cells in store.reader.ring.cells.values())
+    return max(MAX_PART_BYTES // max(row_bytes, 1), 1)
+
+
+def _gaps(kept: list[Segment], low: int, total: int) -> list[tuple[int, int]]:
+    gaps, position = [], low
+    for segment in sorted(kept, key=lambda segment: segment.first):
+        if segment.first > position:
+            gaps.append((position, segment.first))
+        position = max(position, segment.end)
+    return [*gaps, *([(position, total)] if position < total else [])]
+
+
+def _arrays_of(store: RowStore, first: int, end: int) -> Arrays:
+    """Return copies of all that never changes about rows, by key; nobody else has them."""
+    reader, count = store.reader, end - first
+    arrays = {_ROW + name: _as_known(array) for name, array in reader.ring.rows(first, count).items()}
+    if reader.links is not None:
+        arrays |= {_LINK + name: array for name, array in reader.links.rows(first, count).items()}
+    if reader.next_rows is not None:
+        kept = reader.next_rows.kept_for_good(first, count, store.ended(first, end))
+        arrays[_KEPT_ROWS] = kept.pop("")
+        arrays |= {_KEPT + name: _as_known(array) for name, array in kept.items()}
+    return arrays
+
+
+def _rows_in(store: RowStore, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    columns = store.reader.ring.columns
+    return {name: _as_own(arrays[_ROW + name], column) for name, column in columns.items()}
+
+
+def _copy_rows(store: RowStore, segment: Segment, rows: Arrays, low: int) -> None:
+    skipped = max(low - segment.first, 0)
+    kept = {name: array[skipped:] for name, array in rows.items()}
+    first = segment.first + skipped
+    store.reader.ring.write_rows(first % store.capacity, kept, segment.end - first)
+
+
+def _restore_links(store: RowStore, segment: Segment, arrays: Mapping[str, NDArray[Any]], low: int) -> None:
+    reader = store.reader
+    if reader.links is not None:
+        links = {name.removeprefix(_LINK): array for name, array in arrays.items() if name.startswith(_LINK)}
+        reader.links.restore_rows(segment.first, links, low)
+    if reader.next_rows is not None:
+        ids = segment.first + arrays[_KEPT_ROWS]
+        here = np.flatnonzero(ids >= low)
+        columns = reader.next_rows.columns
+        values = {name: _as_own(arrays[_KEPT + name], column)[here] for name, column in columns.items()}
+        reader.next_rows.restore(ids[here], values)
+
+
+def _as_known(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a dtype that safetensors knows: numbers that it lacks, such as complex ones, as bytes."""
+    if array.dtype in FORMATS:
+        return array
+    return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, array.itemsize)
+
+
+def _as_own(array: NDArray[Any], column: Column) -> NDArray[Any]:
+    if array.dtype == column.dtype:
+        return np.asarray(array)
+    return np.asarray(array).view(column.dtype).reshape(len(array), *column.shape)
