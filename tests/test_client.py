@@ -564,3 +564,35 @@ def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_
     assert held == [("LogHistogram", "weights", 3), ("LogImage", "frame", 5), ("LogText", "note", 3)]
     with pytest.raises(RunClosedError):
         run.log_text("note", "too late")
+
+
+def test_a_save_that_fails_costs_no_later_state(make_config, monkeypatch):
+    with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
+        (run.dir / "checkpoints").rmdir()
+        (run.dir / "checkpoints").write_text("in the way")
+        run.step = 1
+        wait_until(lambda handle=run.save(agent=Agent()): handle.done)
+        (run.dir / "checkpoints").unlink()
+        run.step = 2
+        run.save(agent=Agent())
+    assert [path.name for path in sorted((run.dir / "checkpoints").glob("checkpoint_*"))] == ["checkpoint_step_2"]
+
+
+def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(make_config):
+    with trieye.Run(make_config()) as run:
+        for run.step, objective in enumerate((1.0, float("nan")), start=1):
+            path = run.save(x=run.step, objective=objective).wait()
+    assert path.name == "checkpoint_step_2"
+    assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_1"
+
+
+def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_buffer(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = 1
+        run.save(replay=[1, 2, 3]).wait()
+        run.replay.add(x=1.0)
+        with pytest.raises(ConfigurationError, match="run.replay is in use and has this name"):
+            run.save(replay=[1, 2, 3])
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert run.restored["replay"] == [1, 2, 3]

@@ -1,3 +1,5 @@
+import os
+import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -36,7 +38,9 @@ def writer():
 
 def add(saves, writer, step, *, rated=False, parts=()):
     saves.make_room(rated=rated)
-    return saves.add(step, writer.begin(step), parts=parts, rated=rated)
+    handle = saves.add(step, writer.begin(step), parts=parts, rated=rated)
+    saves.report(wait=False, but=handle)
+    return handle
 
 
 def settle():
@@ -150,3 +154,93 @@ def test_parts_are_known_when_their_checkpoint_is_safe(writer):
     add(saves, writer, 2, parts=("b", "c"))
     writer.end(error=OSError())
     assert saves.known_parts == set()
+
+
+def test_a_failed_save_keeps_no_later_one_from_being_begun(writer):
+    saves = PendingSaves("run")
+    add(saves, writer, 1)
+    writer.end(error=OSError("disk full"))
+    with pytest.raises(CheckpointError, match="disk full"):
+        add(saves, writer, 2)
+    assert [step for step, _ in writer.begun] == [1, 2]
+    writer.end()
+    saves.report(wait=True)
+
+
+def test_a_failed_save_keeps_nobody_from_waiting_for_the_others(writer):
+    saves = PendingSaves("run", "coalesce")
+    add(saves, writer, 1)
+    last = add(saves, writer, 2)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(saves.report, wait=True)
+        writer.end(0, error=OSError("disk full"))
+        settle()
+        with pytest.raises(TimeoutError):
+            closing.result(0.05)
+        writer.end(1)
+        with pytest.raises(CheckpointError, match="disk full"):
+            closing.result(10)
+    assert last.path is not None
+
+
+def test_waiting_that_is_interrupted_forgets_no_save(writer):
+    saves = PendingSaves("run")
+    add(saves, writer, 1)
+    add(saves, writer, 2)
+    for wait in (lambda: saves.make_room(rated=False), lambda: saves.report(wait=True)):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    writer.end(0, error=OSError("disk full"))
+    with pytest.raises(CheckpointError, match="disk full"):
+        saves.report(wait=False)
+
+
+def test_a_save_that_comes_as_another_one_ends_never_overtakes_it(writer):
+    saves = PendingSaves("run", "coalesce")
+    first, second = add(saves, writer, 1), add(saves, writer, 2)
+    with saves._lock:  # the end of the first one comes just before the next save looks
+        ending = threading.Thread(target=writer.end, args=(0,))
+        ending.start()
+        first.wait(10)
+        third = add(saves, writer, 3)
+    ending.join()
+    settle()
+    assert [step for step, _ in writer.begun] == [1, 3]
+    assert second.superseded
+    writer.end(1)
+    assert third.wait(10) == second.wait(10)
+
+
+def test_whoever_waits_for_a_save_that_is_replaced_gets_its_successor(writer):
+    saves = PendingSaves("run", "coalesce")
+    add(saves, writer, 1)
+    replaced = add(saves, writer, 2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(replaced.wait)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        add(saves, writer, 3)
+        writer.end(0)
+        settle()
+        writer.end(1)
+        assert waiting.result(10).name == "checkpoint_step_3"
+
+
+def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
+    held = threading.Event()
+
+    def begin():
+        held.wait(10)
+        raise ConnectionError("the hub is gone")
+
+    saves = PendingSaves("run", "coalesce")
+    add(saves, writer, 1)
+    saves.add(2, begin, parts=(), rated=True)
+    writer.end()
+    third = saves.add(3, writer.begin(3), parts=(), rated=False)
+    held.set()
+    settle()
+    settle()
+    writer.end()
+    assert third.wait(10).name == "checkpoint_step_3"

@@ -19,6 +19,7 @@ from trieye.pending_saves import SaveHandle
 from trieye.persistence import rng
 from trieye.persistence.adapters import stateful
 from trieye.persistence.encoding import decode, encode
+from trieye.persistence.parts import SavedParts
 from trieye.progress import say
 from trieye.recorder import Recorder
 from trieye.run_client import RunClient
@@ -285,13 +286,15 @@ class Run(Recorder):
             What tells when it is safe on disk. A save that fails is also reported by the next one, and by `close`.
 
         Raises:
-            CheckpointError: An earlier save failed.
+            CheckpointError: An earlier save failed; this one was begun all the same.
+            ConfigurationError: `replay` is something else than `run.replay`, which is in use.
         """
         attempt = self._opened()
         saves, hub, step, rated = attempt.saves, attempt.hub, self.step, objective is not None
         saves.make_room(rated=rated)
         if self._replay is not None and self.config.persistence.save_buffer:
-            objects["replay"] = self._replay
+            if objects.setdefault("replay", self._replay) is not self._replay:
+                raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
         held = {"objects": objects, "rng": rng.capture(), "step": step}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
@@ -301,6 +304,7 @@ class Run(Recorder):
             step, lambda: hub.save(step, state, metadata, hub_state), parts=state.parts.keys(), rated=rated
         )
         self.saved_step = step
+        saves.report(wait=False, but=handle)
         return handle
 
     def restore(self, **objects: Any) -> bool:
@@ -326,7 +330,8 @@ class Run(Recorder):
         attempt.saves.restored(encoded.parts.keys() if origin["is_own"] else ())
         state = decode(encoded)
         held = state["objects"]
-        if "replay" in held and "replay" not in objects and self.config.persistence.save_buffer:
+        is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
+        if is_ours and "replay" not in objects:
             objects["replay"] = self.replay
         for name, target in objects.items():
             if name not in held:

@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Collection
+from concurrent import futures
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -28,22 +28,22 @@ class SaveHandle:
         self._run_name = run_name
         self._parts = frozenset(parts)
         self._outcome: Future[str] = Future()
-        self._superseded_by: SaveHandle | None = None
+        self._is_superseded = False
 
     @property
     def superseded(self) -> bool:
         """Whether a later save took its place before it was begun (`persistence.save_policy=coalesce`)."""
-        return self._superseded_by is not None
+        return self._is_superseded
 
     @property
     def done(self) -> bool:
         """Whether it is safe on disk, or has failed; of a superseded one, whether that is so of its successor."""
-        return self._last()._outcome.done()  # noqa: SLF001 - its own class
+        return self._outcome.done()
 
     @property
     def path(self) -> Path | None:
         """Directory of the checkpoint when it is safe on disk; None before, or if it failed."""
-        outcome = self._last()._outcome  # noqa: SLF001 - its own class
+        outcome = self._outcome
         return Path(outcome.result()) if outcome.done() and outcome.exception() is None else None
 
     def wait(self, timeout_s: float | None = None) -> Path:
@@ -57,21 +57,30 @@ class SaveHandle:
             TimeoutError: It is not written yet.
         """
         try:
-            return Path(self._last()._outcome.result(timeout_s))  # noqa: SLF001 - its own class
+            return Path(self._outcome.result(timeout_s))
         except (CheckpointError, TimeoutError):
             raise
         except Exception as error:  # a remote call wraps what happened there
             raise CheckpointError(f"a checkpoint of run {self._run_name!r} was not saved: {error}") from error
 
+    def settle(self) -> None:
+        """Wait until it is safe on disk or has failed, whichever it is."""
+        futures.wait([self._outcome])
+
     def __repr__(self) -> str:
         state = "failed" if self.done and self.path is None else "done" if self.done else "under way"
         return f"<trieye.SaveHandle of step {self.step}, {state}>"
 
-    def _last(self) -> "SaveHandle":
-        last = self
-        while last._superseded_by is not None:
-            last = last._superseded_by
-        return last
+    def _give_way(self, successor: "SaveHandle") -> None:
+        """End as another save does; others may be waiting for this one already."""
+        self._is_superseded = True
+        successor._outcome.add_done_callback(self._end_as)  # noqa: SLF001 - its own class
+
+    def _end_as(self, outcome: "Future[str]") -> None:
+        if (error := outcome.exception()) is not None:
+            self._outcome.set_exception(error)
+        else:
+            self._outcome.set_result(outcome.result())
 
 
 class PendingSaves:
@@ -100,17 +109,15 @@ class PendingSaves:
         self._known = frozenset(parts)
 
     def make_room(self, *, rated: bool) -> None:
-        """Wait until another save may begin.
+        """Wait until another save may begin; what failed is left for `report`, so that it costs no later state.
 
         Args:
             rated: Whether that one says how good its state is; such a save replaces none and is not replaced.
-
-        Raises:
-            CheckpointError: A save failed.
         """
-        self.report(wait=False)
-        while len(self._saves) >= MAX_IN_FLIGHT and not self._may_replace(rated=rated):
-            self._saves.pop(0).wait()
+        while len(waiting := [save for save in self._saves if not save.done]) >= MAX_IN_FLIGHT:
+            if self._may_replace(rated=rated):
+                return
+            waiting[0].settle()
 
     def add(self, step: int, begin: Begin, *, parts: Collection[str], rated: bool) -> SaveHandle:
         """Begin a save now, or when the one under way is done if saves coalesce.
@@ -123,32 +130,37 @@ class PendingSaves:
         """
         handle = SaveHandle(self._run_name, step, parts)
         with self._lock:
-            if self._may_replace(rated=rated) and self._waiting is not None:
-                replaced = self._waiting[0]
-                replaced._superseded_by = handle  # noqa: SLF001 - its own module
-                self._saves.remove(replaced)
+            # who is waiting will be begun by the end of the save before it, and so must be whoever takes its place
+            replaced = self._waiting[0] if self._may_replace(rated=rated) and self._waiting is not None else None
             has_to_wait = self._policy == "coalesce" and any(not save.done for save in self._saves)
-            self._saves.append(handle)
-            if has_to_wait:
+            if has_to_wait or replaced is not None:
                 self._waiting = handle, begin, rated
+                self._saves.append(handle)
+                if replaced is not None:
+                    replaced._give_way(handle)  # noqa: SLF001 - its own module
+                    self._saves.remove(replaced)
                 return handle
         try:
+            self._saves.append(handle)
             self._begin(handle, begin)
         except BaseException:
             self._saves.remove(handle)  # the caller knows
             raise
         return handle
 
-    def report(self, *, wait: bool) -> None:
+    def report(self, *, wait: bool, but: SaveHandle | None = None) -> None:
         """Forget the saves that went well.
 
         Args:
-            wait: Wait for those under way.
+            wait: Wait for those under way, also if one of them fails.
+            but: A save of which nothing is to be said yet.
 
         Raises:
             CheckpointError: A save failed.
         """
-        for save in [save for save in self._saves if wait or save.done]:
+        for save in self._saves if wait else ():
+            save.settle()
+        for save in [save for save in self._saves if save.done and save is not but]:
             self._saves.remove(save)
             save.wait()
 
@@ -171,14 +183,19 @@ class PendingSaves:
             handle._outcome.set_result(done.result())  # noqa: SLF001 - its own module
         else:
             self._fail(handle, error)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, None
         if waiting is not None:  # in a thread of its own: this one may be Ray's, which must not wait
             threading.Thread(target=self._begin_late, args=waiting[:2], name="trieye-next-save").start()
 
     def _begin_late(self, handle: SaveHandle, begin: Begin) -> None:
-        with suppress(Exception):  # the handle has it, and `report` raises it
+        try:
             self._begin(handle, begin)
+        except Exception:  # noqa: BLE001 - whatever it is, the handle has it, and `report` raises it
+            self._begin_next()
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
         self._known = frozenset()  # whatever may be gone is written with the next save

@@ -84,7 +84,7 @@ class TrainingStates:
         saved = [entry.step for entry in self._checkpoints.entries()]
         needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
         for step in set(buffers) - needed - {max(buffers)}:
-            remove_directory(self._buffers.path(step))
+            self._buffers.remove(self._buffers.path(step).name)
 
 
 def _checkpoint_data(serializer: Serializer, run_name: str, state: Mapping[str, Any]) -> CheckpointData:

@@ -87,3 +87,29 @@ def test_a_leftover_of_another_machine_is_kept_for_a_day(tmp_path):
     os.utime(foreign, (0, 0))
     recover(tmp_path)
     assert not foreign.exists()
+
+
+def test_a_replacement_that_is_interrupted_leaves_the_old_content_in_its_place(tmp_path, monkeypatch):
+    with new_directory(tmp_path / "d") as scratch:
+        (scratch / "f").write_text("old")
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if path.name.startswith(".tmp-d"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "d"):
+        pass
+    assert (tmp_path / "d" / "f").read_text() == "old"
+    assert names(tmp_path) == ["d"]
+
+
+def test_recovering_one_entry_leaves_the_others_alone(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        left_by_a_dead_process(tmp_path / name, "old")
+    recover(tmp_path, "a")
+    assert (tmp_path / "a").is_dir()
+    assert list(replaced(tmp_path)) == ["b"]

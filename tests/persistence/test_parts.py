@@ -1,8 +1,13 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.persistence.growing import Log
 from trieye.exceptions import CheckpointError, SerializationError
+from trieye.persistence.atomic import _HOST
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.manifest import read_manifest
@@ -169,6 +174,92 @@ def test_a_directory_that_holds_something_else_is_no_buffer(store):
         load_parts(store.path(1))
     with pytest.raises(CheckpointError, match="missing"):
         load_parts(store.path(2))
+
+
+@pytest.mark.parametrize(
+    ("new", "complaint"),
+    [
+        ({"row": np.zeros(3, complex)}, "part '/log/b/row' is an array of complex128; safetensors knows float64"),
+        ({"row": np.zeros(3, ">f4")}, "part '/log/b/row' is an array of >f4"),
+        ({"row": np.array([None])}, "part '/log/b/row' is an array of object"),
+    ],
+)
+def test_a_part_that_cannot_be_written_is_refused_at_once(new, complaint):
+    class Strange:
+        def state_parts(self, known):
+            return StateParts({}, (), {"b": new})
+
+    with pytest.raises(SerializationError, match=complaint):
+        encode({"log": Strange()})
+
+
+def test_two_objects_with_parts_of_one_name_are_refused_and_one_object_may_be_there_twice(store):
+    class Named:
+        def __init__(self, row):
+            self.row = np.array([row])
+
+        def state_parts(self, known):
+            return StateParts({}, (), {"part-0": {"row": self.row}})
+
+    one = Named(1)
+    with pytest.raises(SerializationError, match="a part is called 'part-0', and so is one of another object"):
+        encode([one, Named(2)])
+    store.save(1, encode([one, one]))
+    assert [held.read("part-0")["row"].tolist() for held in store.load(store.path(1))] == [[1], [1]]
+
+
+def test_what_was_read_can_be_saved_again_as_it_is(store, tmp_path):
+    log = Log()
+    log.extend(10)
+    known = save(store, 1, log, ())
+    held = store.load(store.path(1))
+    store.save(2, encode(held, known=known))
+    assert files_of(store, 1)[0].samefile(files_of(store, 2)[0])
+    assert restored(store, 2).rows.tolist() == list(range(10))
+    elsewhere = CheckpointStore(tmp_path / "other")
+    elsewhere.save(1, encode(held))
+    assert restored(elsewhere, 1).rows.tolist() == list(range(10))
+
+
+def test_a_part_whose_file_is_gone_is_named(store):
+    log = Log()
+    log.extend(10)
+    save(store, 1, log, ())
+    held = store.load(store.path(1))["log"]
+    (name,) = held.names
+    files_of(store, 1)[0].unlink()
+    for read in (held.read, held.map):
+        with pytest.raises(SerializationError, match=rf"{name}.safetensors cannot be read: No such file"):
+            read(name)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda part: part.write_bytes(b"cut")])
+def test_a_part_that_somebody_deleted_is_written_again_to_its_own_directory(tmp_path, harm):
+    log, path = Log(), tmp_path / "buffer"
+    log.extend(10)
+    save_parts(path, log)
+    harm(next((path / "parts").iterdir()))
+    save_parts(path, log)
+    other = Log()
+    other.load_state_dict(load_parts(path))
+    assert other.rows.tolist() == list(range(10))
+
+
+def test_a_kill_while_a_directory_is_replaced_costs_nothing(tmp_path):
+    log, path = Log(), tmp_path / "buffer"
+    log.extend(10)
+    save_parts(path, log)
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    path.rename(tmp_path / f".old-buffer~{_HOST}~{int(gone.stdout)}~0a0a0a0a")
+    other = Log()
+    other.load_state_dict(load_parts(path))
+    assert other.rows.tolist() == list(range(10))
+    log.extend(5)
+    save_parts(path, log)
+    assert sorted(part.name.rsplit("-", 1)[0] for part in (path / "parts").iterdir()) == ["seg-0-10", "seg-10-15"]
+    assert [item.name for item in tmp_path.iterdir()] == ["buffer"]
 
 
 def test_a_part_lies_where_its_name_says():

@@ -450,6 +450,15 @@ def test_a_row_is_drawn_no_more_often_than_it_may():
         buffer.sample(1)
 
 
+def test_a_version_that_is_set_before_the_first_row_counts():
+    buffer = ReplayBuffer(100, max_staleness=1)
+    buffer.set_version(5)
+    with pytest.raises(ConfigurationError, match="versions only grow"):
+        buffer.set_version(4)
+    buffer.extend({"x": np.arange(4)}, versions=[3, 4, 4, 5])
+    assert set(buffer.sample(200)["x"].tolist()) == {1, 2, 3}
+
+
 def test_rows_of_old_versions_are_not_drawn():
     buffer = ReplayBuffer(100, SCHEMA, max_staleness=1)
     for version in range(4):

@@ -194,12 +194,21 @@ class CheckpointStore:
         return decode(self.read(path), copy=False)
 
     def prune(self, retention: Retention) -> list[Path]:
-        """Delete what need not be kept; return what was deleted."""
+        """Delete what need not be kept; return what was deleted. What cannot be is left for the next time."""
         with self._lock:
             surplus = [entry.path for entry in retention.surplus(self.entries(), self.ranked(retention.mode))]
-            for path in surplus:
-                remove_directory(path)
-        return surplus
+            return [path for path in surplus if self.remove(path.name)]
+
+    def remove(self, name: str) -> bool:
+        """Delete the state in a directory; tell whether it is gone, since the save before it is whole either way."""
+        try:
+            remove_directory(self.directory / name)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            logger.warning("%s is not needed any more and cannot be deleted: %s", self.directory / name, error)
+            return False
+        return True
 
     def _directories(self) -> Iterable[tuple[int, Path]]:
         if not self.directory.is_dir():

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -147,10 +147,31 @@ class Encoder:
                 )
         if strange := [name for name in found.kept if name not in self._known]:
             raise SerializationError(f"state{path!r} keeps part {strange[0]!r}, which no finished checkpoint holds")
-        self.parts.update(dict.fromkeys(found.kept))
+        for name in found.kept:
+            self.parts.setdefault(name)
         for name, columns in found.new.items():
-            self.parts[name] = {key: np.asarray(array, order="C") for key, array in columns.items()}
+            held = {key: _known_array(array, f"{path}/{name}/{key}") for key, array in columns.items()}
+            if not _is_same(self.parts.get(name), held):
+                raise SerializationError(
+                    f"state{path!r}: a part is called {name!r}, and so is one of another object; let names end at random"
+                )
+            self.parts[name] = held
         return {KIND: "parts", "names": names, "state": self.node(found.state, path, depth + 1)}
+
+
+def _known_array(array: Any, place: str) -> NDArray[Any]:
+    held = np.asarray(array, order="C")
+    if held.dtype not in arrays.FORMATS:
+        allowed = ", ".join(map(str, arrays.FORMATS))
+        raise SerializationError(f"part {place!r} is an array of {held.dtype}; safetensors knows {allowed}")
+    return held
+
+
+def _is_same(one: Part, other: dict[str, NDArray[Any]]) -> bool:
+    """Tell whether a part may be that of another one of its name: the same arrays, as of an object that is saved twice."""
+    if not isinstance(one, Mapping):
+        return True
+    return one.keys() == other.keys() and all(one[key] is array for key, array in other.items())
 
 
 def _unique(path: str, taken: Any) -> str:

@@ -24,6 +24,12 @@ FORMAT_VERSION = 2
 
 _FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _THREADS = 4
+_NOT_NOW = {
+    getattr(errno, name)
+    for name in ("EACCES EPERM EMFILE ENFILE ENOMEM EAGAIN EINTR ESTALE ETIMEDOUT ENOTCONN ECONNRESET EHOSTDOWN").split()
+    if hasattr(errno, name)
+}
+"""What says nothing about a file: it could not be read, and is not set aside for that."""
 
 
 class FileEntry(BaseModel):
@@ -91,7 +97,7 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises:
         CheckpointError: It is missing or damaged.
-        SerializationError: A newer version of trieye wrote it, or it may not be read.
+        SerializationError: A newer version of trieye wrote it, or it cannot be read now.
     """
     path = directory / MANIFEST_NAME
     if path.is_symlink():
@@ -102,9 +108,9 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest.model_validate(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} is missing") from error
-    except PermissionError as error:
-        raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in _NOT_NOW:
+            raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -113,7 +119,7 @@ def verify(directory: Path) -> Manifest:
 
     Raises:
         CheckpointError: A file is missing, cut or changed; the message names the first one.
-        SerializationError: A newer version of trieye wrote it, or a file may not be read.
+        SerializationError: A newer version of trieye wrote it, or a file cannot be read now.
     """
     manifest = read_manifest(directory)
     if (directory / PARTS_DIRECTORY).is_symlink():
@@ -133,7 +139,7 @@ def verify_file(path: Path, entry: FileEntry) -> None:
 
     Raises:
         CheckpointError: It is missing, cut, changed or a link.
-        SerializationError: It may not be read.
+        SerializationError: It cannot be read now.
     """
     try:
         if path.stat().st_size != entry.size_bytes:  # before reading what is to be thrown away
@@ -141,9 +147,9 @@ def verify_file(path: Path, entry: FileEntry) -> None:
                 f"{path} is damaged: it has {path.stat().st_size} bytes, {entry.size_bytes} were written"
             )
         _, crc32, sha256 = sums_of(path, "sha256" if entry.sha256 else "crc32")
-    except PermissionError as error:
-        raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
     except OSError as error:
+        if error.errno in _NOT_NOW:
+            raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
         if error.errno == errno.ELOOP:
             raise CheckpointError(f"{path} is a link; only what was written here is read") from error
         raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error

@@ -1,6 +1,6 @@
 """SavedParts: what was saved of something that grows, part by part."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class SavedParts:
         """
         part = self._part(name)
         if isinstance(part, Path):
-            return read_tensors(part)[0]
+            return _from_file(part, lambda path: read_tensors(path)[0])
         return {key: np.array(array) for key, array in part.items()}
 
     def map(self, name: str) -> dict[str, NDArray[Any]]:
@@ -54,14 +54,26 @@ class SavedParts:
         """
         part = self._part(name)
         if isinstance(part, Path):
-            return map_tensors(part)
+            return _from_file(part, map_tensors)
         views = {key: array.view() for key, array in part.items()}
         for view in views.values():
             view.flags.writeable = False
         return views
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return what was saved as it is, so that whoever only looked at it can save it again, elsewhere too."""
+        kept = tuple(name for name in self.names if name in known)
+        return StateParts(self.state, kept, {name: self.map(name) for name in self.names if name not in known})
 
     def _part(self, name: str) -> Mapping[str, NDArray[Any]] | Path:
         part = self._parts.get(name)
         if part is None:
             raise SerializationError(f"part {name!r} is not here (parts: {', '.join(self.names) or 'none'})")
         return part
+
+
+def _from_file(path: Path, read: Callable[[Path], dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    try:
+        return read(path)
+    except OSError as error:
+        raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error

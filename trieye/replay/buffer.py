@@ -97,9 +97,8 @@ class ReplayBuffer(SavedBuffer):
         self.capacity = checked_capacity(capacity)
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it goes with neither n_step nor sampler 'sequence'")
-        in_order = sampler == "sequence"
-        frames = dict(frame_stack or {})
-        options = RowOptions(n_step, gamma, frames, padding, dedup_next, in_order or her is not None, in_order)
+        walks = sampler == "sequence" or her is not None
+        options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks, walks)
         make = partial(make_sampler, sampler, dict(sampler_options or {}), capacity=self.capacity)
         super().__init__(
             sampler,
@@ -123,7 +122,7 @@ class ReplayBuffer(SavedBuffer):
         if config.kind == "fragment":
             raise ConfigurationError(
                 "replay.kind=fragment is no ReplayBuffer of rows; make a "
-                "trieye.replay.fragments.FragmentBuffer(FragmentRules(**config.fragment_rules))"
+                "trieye.replay.fragments.FragmentBuffer.from_config(config)"
             )
         ratio = config.limiter.samples_per_insert
         limiter = None if ratio is None else Limiter(ratio, min_size_to_sample=config.limiter.min_size_to_sample)
@@ -282,8 +281,10 @@ class ReplayBuffer(SavedBuffer):
             return 0
         alive = known >= self._store.low
         count = int(np.count_nonzero(alive))
-        self._counts.late_updates += known.size - count
-        self._sampler.update(known[alive], values[alive])
+        if count < known.size:
+            self._counts.late_updates += known.size - count
+            known, values = known[alive], values[alive]
+        self._sampler.update(known, values)
         return count
 
     def set_version(self, version: int) -> None:
@@ -294,6 +295,9 @@ class ReplayBuffer(SavedBuffer):
         """
         if isinstance(self._sampler, EligibleSampler):
             self._sampler.set_version(version)
+        elif version < self._version:
+            raise ConfigurationError(f"set_version({version}): versions only grow, and {self._version} was set before")
+        self._version = version
 
     def iter_rows(self, chunk: int = 4096) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.int64]]]:
         """Yield all rows as they were added, oldest first; none may be added meanwhile.

@@ -38,7 +38,7 @@ def checked_priorities(
         raise ConfigurationError(
             f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
         )
-    if not (np.isfinite(values).all() and (values >= 0).all()):
+    if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
         raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
     if known.size and (known.dtype.kind not in "iu" or known.min() < 0 or known.max() >= total):
         raise ConfigurationError(f"update_priorities: ids must be whole numbers in [0, {total}), as add() returned")

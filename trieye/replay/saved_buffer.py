@@ -10,6 +10,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.persistence.nodes import StateParts
 from trieye.persistence.parts_directory import load_parts, save_parts
 from trieye.replay.checks import FORMAT, checked_state, saved_columns
+from trieye.replay.eligibility import EligibleSampler
 from trieye.replay.layout import Layout, RowOptions
 from trieye.replay.limiter import Limiter
 from trieye.replay.memory import Memory
@@ -60,6 +61,7 @@ class SavedBuffer:
         self._her_rng = np.random.default_rng([seed, 1])  # used by the thread of a prefetcher, if there is one
         self._store: RowStore | None = None
         self._sampler: Sampler = UniformSampler()  # until there are rows
+        self._version = 0  # that of `set_version` before that
         self._segments, self._counts = Segments(), Counts()
         self._is_closed = False
 
@@ -159,4 +161,6 @@ class SavedBuffer:
     def _made_for(self, columns: Sequence[Column]) -> RowStore:
         store = RowStore(Layout(self.capacity, columns, self._options), self._open_memory())
         self._sampler = self._make_sampler(links=store.reader.links)
+        if isinstance(self._sampler, EligibleSampler):
+            self._sampler.set_version(self._version)
         return store

@@ -104,10 +104,6 @@ class ReplayActor:
         """Return the metrics of a table."""
         return self._server.metrics(*values)
 
-    def table_names(self) -> Any:
-        """Return the names of the tables."""
-        return self._server.table_names()
-
     def leave(self, *values: Any) -> None:
         """Forget a writer."""
         self._server.leave(*values)
@@ -205,8 +201,9 @@ class RayChannel:
             cause = error.cause
             return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))
         if isinstance(error, ray.exceptions.ActorDiedError):
-            first = str(error).strip().splitlines()[0]
-            return TrieyeError(f"the actor of replay {self.name!r} is gone for good: {first}")
+            lines = str(error).strip().splitlines()
+            why = lines[-1 if error.actor_init_failed else 0].strip()
+            return TrieyeError(f"the actor of replay {self.name!r} is gone for good: {why}")
         if isinstance(error, ray.exceptions.RayActorError):
             return ConnectionError(f"the actor of replay {self.name!r} is gone for now; Ray starts it again if it died")
         return TrieyeError(f"replay {self.name!r}: {error}")

@@ -68,7 +68,8 @@ class Courier:
         self._failure: Exception | None = None
         self._is_ended, self._told_gone = False, 0
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
-        self._next_collect = self._last_word = time.monotonic()
+        self._last_word = time.monotonic()
+        self._next_collect = self._last_word + flush_s
         self._thread = threading.Thread(target=self._work, name="trieye-writer", daemon=True)
         self._thread.start()
         # Ray ends a process that calls it during the exit

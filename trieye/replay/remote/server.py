@@ -102,10 +102,6 @@ class ReplayServer:
         """Return the metrics of a table."""
         return self._table(table).metrics()
 
-    def table_names(self) -> list[str]:
-        """Return the names of the tables."""
-        return list(self._tables)
-
     def snapshot(self, directory: Path | None = None) -> None:
         """Write a snapshot of all tables; of what the directory holds already only the new is written.
 

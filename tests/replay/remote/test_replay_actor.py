@@ -133,6 +133,13 @@ def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_
         again.reader("othr").sample(1)
 
 
+def test_an_actor_that_cannot_start_says_why(start, tmp_path):
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "something").touch()
+    with pytest.raises(TrieyeError, match=r"gone for good: .*CheckpointError.*snapshot"):
+        start(directory=tmp_path / "snapshot").stats()
+
+
 def test_an_actor_that_was_ended_is_an_error_and_no_endless_wait(start):
     replay = start()
     writer, reader = replay.writer(timeout_s=30), replay.reader(timeout_s=30)
