@@ -98,7 +98,7 @@ def test_a_class_is_found_by_its_name_only_where_it_is_loaded_and_says_so_itself
         (3, None),
         (None, None),
     ],
-    ids=str,
+    ids=["builtin", "ufunc", "dtype", "class", "module", "function", "logger", "method", "number", "none"],
 )
 def test_constants_have_a_name(value, name):
     assert rules.constant_name(value) == name
