@@ -17,6 +17,7 @@ import json
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,7 @@ AT_LEAST = {
     "atari load / torchrl": 1.0,
 }
 AT_MOST = {
+    "cartpole memory / payload": 1.02,
     "atari memory / payload": 1.02,
     "atari dedup_next memory / payload": 0.52,
     "atari save of 1 % / full save": 0.05,
@@ -119,17 +121,9 @@ def fill(side: Side) -> None:
 
 
 def uniform(bench: Bench, name: str, case: Case) -> None:
-    """Measure adding, drawing, and how much memory each side takes."""
-    sides: dict[str, Side] = {}
-    memory = {}
-    for peer, kind in SIDES.items():
-        if peer == "rllib" and name == "atari":
-            continue  # it takes minutes
-        before = resident_bytes()
-        sides |= bench.made({peer: lambda kind=kind: kind(case)})
-        memory[peer] = (resident_bytes() - before) / payload_bytes(case)
-    bench.figures[f"{name} memory / payload"] = memory
-    bench.ratios[f"{name} memory / payload"] = memory["trieye"]
+    """Measure adding and drawing."""
+    kinds = {side: kind for side, kind in SIDES.items() if (side, name) != ("rllib", "atari")}  # that takes minutes
+    sides = bench.made({side: lambda kind=kind: kind(case) for side, kind in kinds.items()})
     bench.compare(name, sides, ["add", "extend"])
     sides["take"] = Take(case)
     bench.compare(name, sides, ["sample", "sample_out"])
@@ -166,12 +160,31 @@ def million(bench: Bench) -> None:
     bench.ratios["million prioritized, M rows/s"] = bench.figures["million prioritized"]["trieye"] / 1000
 
 
-def dedup(bench: Bench, case: Case) -> None:
-    """Measure the memory of rows whose next observation is the observation of the row after it."""
-    before = resident_bytes()
-    side = Trieye(case, dedup_next=True)
-    fill(side)
-    bench.ratios["atari dedup_next memory / payload"] = (resident_bytes() - before) / payload_bytes(case)
+def memory(bench: Bench) -> None:
+    """Measure how much memory a full buffer takes, each side in a process of its own."""
+    for side in SIDES:
+        done = subprocess.run([sys.executable, __file__, "--memory", side], stdout=subprocess.PIPE, check=False)
+        for title, ratio in json.loads(done.stdout.splitlines()[-1] if done.stdout else "{}").items():
+            bench.figures.setdefault(title, {})[side] = ratio
+            if side == "trieye":
+                bench.ratios[title] = ratio
+
+
+def memory_of(side: str) -> dict[str, float]:
+    """Return by how much this process grows, as a multiple of the bytes of the rows."""
+    options = [("", {}), *([("dedup_next ", {"dedup_next": True})] if side == "trieye" else [])]
+    ratios = {}
+    for name, case in CASES.items():
+        if (side, name) == ("rllib", "atari"):
+            continue
+        for prefix, option in options:
+            fill(SIDES[side](replace(case, capacity=BLOCK), **option))  # what is loaded with the first row
+            before = resident_bytes()
+            buffer = SIDES[side](case, **option)
+            fill(buffer)
+            ratios[f"{name} {prefix}memory / payload"] = (resident_bytes() - before) / payload_bytes(case)
+            del buffer
+    return ratios
 
 
 def disk(bench: Bench, name: str, case: Case) -> None:
@@ -232,7 +245,7 @@ def measure(rounds: int, seconds_each: float, disk_rows: int) -> None:
     for name, case in CASES.items():
         prioritized(bench, name, case)
     million(bench)
-    dedup(bench, CASES["atari"])
+    memory(bench)
     for name, case in CASES.items():
         disk(bench, name, case if name == "cartpole" else replace(case, capacity=disk_rows))
     for name, case in CASES.items():  # the last, as it changes the allocator for good
@@ -259,15 +272,21 @@ def rounded(figures: Any) -> Any:
 def main() -> None:
     """Measure in the environment of the peers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="CPU time for each figure of a round")
-    parser.add_argument("--disk-rows", type=int, default=5_000, help="Atari rows that are saved")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.03, help="CPU time for each figure of a round")
+    parser.add_argument("--disk-rows", type=int, default=10_000, help="Atari rows that are saved")
+    parser.add_argument("--memory", choices=SIDES, help="measure the memory of one side; this script starts itself so")
     parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
     options = parser.parse_args()
+    if options.memory:
+        print(json.dumps(memory_of(options.memory)))
+        return
     if options.here:
         measure(options.rounds, options.seconds, options.disk_rows)
         return
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name != "here"]
+    given = [
+        f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in ("here", "memory")
+    ]
     subprocess.run([installed(), __file__, "--here", *given], check=True)
 
 

@@ -12,11 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from curves import metrics_for, places, problems_of_prefix
+from curves import deliver, metrics_for, places, problems_of_prefix
 from local_kills import wait_for_acknowledgement
 from producer import RANGE, Producer, figures
 
 import trieye
+from trieye.persistence.run_record import RunRecord
 
 WINDOW = 1000
 
@@ -50,8 +51,9 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float) -> dict[str, Any]:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         print(f"{life + 1} of {kills} kills", file=sys.stderr)
-    with trieye.Run(config_of(root)) as run:
-        run_dir, attempts = run.dir, run.attempt
+    run_dir = deliver(config_of(root)).dir
+    record = RunRecord.read(run_dir / "run.json")
+    attempts = 0 if record is None else record.attempt
     problems = [] if attempts == kills + 1 else [f"{attempts} attempts"]
     for place, curves in places(run_dir).items():
         for life in range(kills):

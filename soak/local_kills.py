@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from curves import metrics_for, places, problems_of_prefix
+from curves import deliver, metrics_for, places, problems_of_prefix
 from producer import RANGE, Producer, figures
 
 import trieye
@@ -100,8 +100,7 @@ def soak_logging(root: Path, *, kills: int, rate: int, calm_s: float) -> dict[st
         wait_for_acknowledgement(notes, life)
         kill_after(process, random.uniform(0, calm_s))
         print(f"{life + 1} of {kills} kills of a run that logs", file=sys.stderr)
-    with trieye.Run(config_of(root, "logs")) as run:  # whoever comes next delivers what is left
-        run_dir = run.dir
+    run_dir = deliver(config_of(root, "logs")).dir
     problems = []
     for place, curves in places(run_dir).items():
         for life in range(kills):
@@ -125,7 +124,7 @@ def soak_training(root: Path, *, kills: int, total: int, calm_s: float) -> dict[
             break
         num_kills += 1
         print(f"{num_kills} of {kills} kills of a run that trains", file=sys.stderr)
-    run_dir = config_of(root, "trains").persistence.get_run_base_dir()
+    run_dir = deliver(config_of(root, "trains")).dir
     problems = [] if process.returncode == 0 else [f"the last process ended with {process.returncode}"]
     events = total * EVENTS_PER_STEP
     for place, curves in places(run_dir).items():

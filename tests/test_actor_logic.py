@@ -182,6 +182,19 @@ def test_the_buffer_is_never_newer_than_the_checkpoint(open_logic):
     assert (loaded.checkpoint_data.global_step, loaded.buffer_step) == (4, 4)
 
 
+def test_an_own_checkpoint_that_was_named_by_a_link_is_an_own_one(open_logic, tmp_path):
+    (tmp_path / "far away").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far away")
+    root = {"root_data_dir": str(tmp_path / "link")}
+    first = open_logic(persistence=root)
+    first.save_training_state(**saved(4))
+    first.shutdown()
+    path = str(first.files.paths.get_checkpoint_path(4))
+    _, restored = open_logic(persistence={**root, "load_checkpoint_path": path}).files.load_initial_state()
+    assert restored.origin["is_own"]
+    assert restored.hub_state
+
+
 def test_a_new_run_starts_from_the_newest_earlier_one_and_has_its_own_curves(open_logic):
     metrics = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
     first = open_logic(run_name="alpha", stats=metrics)

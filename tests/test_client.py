@@ -571,11 +571,28 @@ def test_a_save_that_fails_costs_no_later_state(make_config, monkeypatch):
         (run.dir / "checkpoints").rmdir()
         (run.dir / "checkpoints").write_text("in the way")
         run.step = 1
-        wait_until(lambda handle=run.save(agent=Agent()): handle.done)
+        first = run.save(agent=Agent())
+        wait_until(lambda: first.done)
         (run.dir / "checkpoints").unlink()
         run.step = 2
         run.save(agent=Agent())
     assert [path.name for path in sorted((run.dir / "checkpoints").glob("checkpoint_*"))] == ["checkpoint_step_2"]
+
+
+def test_step_and_objective_may_be_numbers_of_numpy(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = np.int64(7)
+        path = run.save(x=1, objective=np.array([[0.5]])[0, 0]).wait()
+        assert (path.name, run.saved_step) == ("checkpoint_step_7", 7)
+        run.step = np.float64(8.5)
+        with pytest.raises(TypeError):
+            run.save(x=1)
+        run.step = 9
+        with pytest.raises(TypeError):
+            run.save(x=1, objective=[1.0])
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert type(run.step) is int
 
 
 def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(make_config):
@@ -591,7 +608,7 @@ def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_
         run.step = 1
         run.save(replay=[1, 2, 3]).wait()
         run.replay.add(x=1.0)
-        with pytest.raises(ConfigurationError, match="run.replay is in use and has this name"):
+        with pytest.raises(ConfigurationError, match="in use and has this name"):
             run.save(replay=[1, 2, 3])
     with trieye.Run(make_config()) as run:
         assert run.restore()

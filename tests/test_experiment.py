@@ -262,3 +262,14 @@ def test_an_evaluation_that_waits_is_not_forgotten_when_the_run_is_interrupted(l
     with pytest.raises(trieye.RunInterrupted):
         trieye.run_experiment(Stopped, config)
     assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]
+
+
+def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, make_config):
+    trieye.run_experiment(Walk, loop_config(steps=30, evaluate_every_steps=10))
+    config = make_config(
+        run_name="second",
+        loop={"steps": 40, "evaluate_every_steps": 5},
+        persistence={"load_checkpoint_path": "run:best", "checkpoint_save_freq_steps": 0},
+    )
+    result = trieye.run_experiment(Walk, config)
+    assert (result.objective, result.best_checkpoint.name) == (-5.0, "checkpoint_step_35")

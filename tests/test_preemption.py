@@ -310,3 +310,43 @@ def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, sta
     assert points_of(config, "played") == ([(saved, float(saved))] if words else [])
     _, left = psutil.wait_procs(family, timeout=10)
     assert left == []
+
+
+SLOW_SAVE = """
+import sys, time
+import trieye
+from trieye.persistence import state_directory
+
+def slow(*arguments, **more):
+    print("saving", flush=True)
+    time.sleep(60)
+
+state_directory.write_manifest = slow
+config = trieye.TrieyeConfig(
+    app_name="a", run_name="r", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]}, sinks={}
+)
+with trieye.Run(config) as run:
+    for step in run.steps(None):
+        print("running", flush=True)
+        time.sleep(0.05)
+        if run.save_due:
+            run.save(step=step)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_path, number):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(number)
+        assert any(line == "saving\n" for line in process.stdout)
+        time.sleep(1.2)  # two within a second are one
+        asked = time.monotonic()
+        process.send_signal(number)
+        code = process.wait(30)
+    assert time.monotonic() - asked < 10
+    assert code in {128 + number, -number}
+    assert json.loads((tmp_path / "a" / "runs" / "r" / "run.json").read_text())["status"] == "KILLED"
+    assert not list((tmp_path / "a" / "runs" / "r" / "checkpoints").glob("checkpoint_step_*"))

@@ -1,6 +1,8 @@
 """From which state a run goes on, from the config to the first step, and what run.json and the log say of it."""
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -152,3 +154,57 @@ def test_a_run_that_had_finished_says_so(make_config, capsys):
     train(config, 8)
     assert "run 'run', which had finished, goes on from its own newest checkpoint" in "".join(capsys.readouterr())
     assert record_of(run_dir_of(config)).status_before == "FINISHED"
+
+
+def test_a_run_says_when_it_goes_on_by_itself_and_not_from_what_the_config_names(make_config, capsys):
+    train(make_config(run_name="teacher"), 10)
+    student = make_config(run_name="student", persistence={"load_checkpoint_path": "teacher:latest"})
+    assert train(student, 12) == (10, 10.0)
+    assert train(student, 14) == (12, 12.0)
+    assert "(load_checkpoint_path=teacher:latest is for its first start)" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("best", "run 'student' has no checkpoint"),
+        ("teecher:best", "no run 'teecher'; did you mean 'teacher'"),
+        ("teacher:step:7", r"run 'teacher' has no checkpoint of step 7 \(steps: 10\)"),
+        ("teacher:best", "has no best checkpoint, since none says how good it is"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused_before_the_run_is_started(make_config, which, message):
+    train(make_config(run_name="teacher"), 10)
+    student = make_config(run_name="student", persistence={"load_checkpoint_path": which})
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.Run(student).open()
+    assert not run_dir_of(student).exists()
+
+
+def test_a_copy_of_a_run_beside_it_is_refused_since_it_has_the_identity_of_the_first(make_config):
+    config = make_config(run_name="first")
+    train(config, 5)
+    shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("copy"))
+    with pytest.raises(ConfigurationError, match=r"a copy of run 'first'.*load_checkpoint_path=first:latest"):
+        train(make_config(run_name="copy"), 9)
+    assert train(config, 9) == (5, 5.0)
+
+
+def test_warnings_are_on_the_terminal_of_a_program_that_configures_no_logging(tmp_path):
+    program = """
+import sys, trieye
+config = trieye.TrieyeConfig(
+    app_name="app", run_name="run", runtime={"kind": "local"}, sinks={}, persistence={"root_data_dir": sys.argv[1]}
+)
+with trieye.Run(config) as run:
+    run.restore()
+    for step in range(run.step + 1, run.step + 3):
+        run.step = step
+        run.save(weights=[1.0]).wait()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "app" / "runs" / "run" / "checkpoints" / "checkpoint_step_2" / "state.json").write_text("{}")
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert told.count("trieye: WARNING: ") == 1
+    assert "it is set aside as checkpoint_step_2.damaged" in told

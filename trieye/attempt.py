@@ -1,6 +1,8 @@
 """Attempt: one start of a run, from taking its lock to recording how it ended."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
 from trieye.config import TrieyeConfig
@@ -12,12 +14,16 @@ from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
 from trieye.persistence.mirror_restore import restore_run
+from trieye.persistence.resume import check_reference
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
 from trieye.run_lock import RunLock
 from trieye.runtime.base import Hub, start_hub
 from trieye.schemas import RunStatus
 from trieye.signals import StopSignals
+
+AT_ONCE_S = 2.0
+"""How long a run may take to close after the second signal."""
 
 
 class Attempt:
@@ -36,7 +42,8 @@ class Attempt:
         number: 1 for the first start of the run.
 
     Raises:
-        ConfigurationError: The directory of the run cannot be used.
+        ConfigurationError: The directory of the run cannot be used, or there is not what it should start from.
+        CheckpointError: What it should start from is damaged.
         RunLockedError: Another process writes to the run.
     """
 
@@ -48,6 +55,7 @@ class Attempt:
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = PathManager(config.trieye.persistence)
+        check_reference(self._paths, config.trieye.persistence)
         self._paths.create_run_directories()
         self._lock = _taken(RunLock(self._paths.lock_path), config)
         try:
@@ -101,10 +109,14 @@ class Attempt:
             self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
 
-    def close(self, status: RunStatus) -> None:
+    def close(self, status: RunStatus, *, at_once: bool = False) -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
 
         The first signal meanwhile is put off until the end; the second one ends the waiting.
+
+        Args:
+            status: How it ended.
+            at_once: See `Run.close`.
 
         Raises:
             CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
@@ -114,27 +126,69 @@ class Attempt:
         message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
         with StopSignals(lambda _: None, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
-                self.flusher.close()
-                self.saves.report(wait=True)
-            except BaseException:
-                status = "FAILED" if status == "FINISHED" else status
+                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status)):
+                    self._leave(status)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # the second signal; the thread ends with the process
+                    self._leave(status)
                 raise
-            finally:
-                try:
-                    self._close_hub(status)
-                finally:
-                    self._lock.release()
         if signals.exit_code is not None and status == "FINISHED":
             raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
+
+    def _leave(self, status: RunStatus) -> None:
+        self._note_end("KILLED" if status == "FINISHED" else status)
+        say(f"run {self._name!r} is left at once; the next start delivers what it can")
+
+    def _close(self, status: RunStatus) -> None:
+        try:
+            self.flusher.close()
+            self.saves.report(wait=True)
+        except BaseException:
+            status = "FAILED" if status == "FINISHED" else status
+            raise
+        finally:
+            try:
+                self._close_hub(status)
+            finally:
+                self._lock.release()
 
     def _close_hub(self, status: RunStatus) -> None:
         try:
             self.hub.close(status)
         except BaseException:  # it could not write down how the run ended; whoever reads run.json must know
-            record = RunRecord.read(self._paths.run_record_path)
-            if record is not None and record.status == "RUNNING":
-                record.close(self._paths.run_record_path, status)
+            self._note_end(status)
             raise
+
+    def _note_end(self, status: RunStatus) -> None:
+        record = RunRecord.read(self._paths.run_record_path)
+        if record is not None and record.status == "RUNNING":
+            record.close(self._paths.run_record_path, status)
+
+
+def _done_within(patience_s: float | None, work: Callable[[], None]) -> bool:
+    """Do something that can be left at any moment, by a signal too, and that then ends with the process.
+
+    Returns:
+        Whether it was done in time.
+    """
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    try:
+        threading.Thread(target=run, name="trieye-close", daemon=True).start()
+    except RuntimeError:  # the interpreter is ending and starts no threads any more
+        run()
+    if not wait([outcome], patience_s).done:
+        return False
+    outcome.result()
+    return True
 
 
 def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:

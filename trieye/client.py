@@ -4,6 +4,7 @@ import atexit
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -57,6 +58,7 @@ class Run(Recorder):
         dir: Its directory.
         step: The step that is under way, or the last one that is complete.
         resumed: Whether `restore` found a state.
+        resumed_from_another: Whether that state is of another run.
         restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
         saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
@@ -66,7 +68,7 @@ class Run(Recorder):
     def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
         super().__init__(config.run_name, config.runtime.max_pending_events)
         self.config = config
-        self.resumed = False
+        self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested, self.exit_code = False, 130
         self.saved_step = -1
@@ -87,12 +89,14 @@ class Run(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, RunInterrupted):
-            self._close_after(error, "KILLED")
-            error.tell(say)
+        if isinstance(error, RunInterrupted | KeyboardInterrupt):
+            is_second = self.stop_requested and getattr(error, "is_told", True)  # what `steps` raises is not told yet
+            self._close_after(error, "KILLED", at_once=is_second)
+            if isinstance(error, RunInterrupted):
+                error.tell(say)
         elif kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close("FINISHED")
-        elif issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        elif issubclass(kind, SystemExit):
             self._close_after(error, "KILLED")
         else:
             self._keep_traceback(error)
@@ -119,8 +123,12 @@ class Run(Recorder):
             atexit.register(self._close_at_exit)
         return self
 
-    def close(self, status: RunStatus = "FINISHED") -> None:
+    def close(self, status: RunStatus = "FINISHED", *, at_once: bool = False) -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
+
+        Args:
+            status: How it ended.
+            at_once: Leave what takes longer than 2 s to the next attempt, as a kill does.
 
         Raises:
             CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
@@ -133,7 +141,7 @@ class Run(Recorder):
             self._attempt = None
             atexit.unregister(self._close_at_exit)
             try:
-                attempt.close(status)
+                attempt.close(status, at_once=at_once)
             finally:
                 self._on_signal.give_back()
 
@@ -153,9 +161,9 @@ class Run(Recorder):
             path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
 
-    def _close_after(self, error: BaseException | None, status: RunStatus) -> None:
+    def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
         try:
-            self.close(status)
+            self.close(status, at_once=at_once)
         except Exception as second:  # the user's error matters more; this one must not hide it
             logger.exception("closing the run failed, too")
             if error is not None:
@@ -290,16 +298,17 @@ class Run(Recorder):
             ConfigurationError: `replay` is something else than `run.replay`, which is in use.
         """
         attempt = self._opened()
-        saves, hub, step, rated = attempt.saves, attempt.hub, self.step, objective is not None
+        saves, hub, step, rated = attempt.saves, attempt.hub, index(self.step), objective is not None
+        quality = None if objective is None else float(objective)  # of NumPy and torch, too
         saves.make_room(rated=rated)
-        if self._replay is not None and self.config.persistence.save_buffer:
-            if objects.setdefault("replay", self._replay) is not self._replay:
-                raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
+        own = self._replay if self.config.persistence.save_buffer else None
+        if own is not None and objects.setdefault("replay", own) is not own:
+            raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
         held = {"objects": objects, "rng": rng.capture(), "step": step}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
         hub_state = hub.get_state(step)
-        metadata = {"objective": objective, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
+        metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
         handle = saves.add(
             step, lambda: hub.save(step, state, metadata, hub_state), parts=state.parts.keys(), rated=rated
         )
@@ -349,7 +358,7 @@ class Run(Recorder):
         self.restored = held
         rng.restore(state["rng"])
         self.step = self.saved_step = state["step"]
-        self.resumed = True
+        self.resumed, self.resumed_from_another = True, not origin["is_own"]
         say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
         return True
 

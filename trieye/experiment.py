@@ -105,7 +105,8 @@ class Result:
     """How a training ended.
 
     Attributes:
-        objective: Best value of `loop.objective` over all attempts; None if it was never logged.
+        objective: Best value of `loop.objective` over all attempts, those of a run from which it started left out; None
+            if it was never logged.
         step: Last complete step.
         env_steps: Environment steps made, over all attempts.
         stop_reason: What stopped it.
@@ -182,6 +183,8 @@ class _Loop:
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
             self._evaluated_step = run.step if self._evaluated_step is None else self._evaluated_step
+            if run.resumed_from_another:  # whose best checkpoint is not among those of this run
+                self._best = None
         else:  # parameters never change; the config of each attempt is in its files
             run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
         reason = self._reason_to_stop()

@@ -27,6 +27,7 @@ from trieye.run_lock import RunLock
 from trieye.schemas import LoadedTrainingState, MetricSummary, RunStatus
 from trieye.serializer import Serializer
 from trieye.sinks.base import RunInfo
+from trieye.sinks.console import LastResort
 from trieye.training_states import TrainingStates
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class HubFiles:
         self._log_file = _LogFile(self.paths.get_log_file_path(), encoding="utf-8")
         self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
         library = logging.getLogger("trieye")
+        LastResort.add_to(library, logging.WARNING, "trieye: %(levelname)s: %(message)s")
         library.addHandler(self._log_file)
         self._level_before = library.level
         if library.getEffectiveLevel() > logging.INFO:
@@ -292,7 +294,8 @@ class HubFiles:
     def _restored(self, point: ResumePoint, state: EncodedState | None, hub_state: Mapping[str, Any]) -> Restored:
         self._note_origin(point)
         # a file of 0.1.5 has no curves of ours that could go on
-        is_own = self.paths.checkpoint_dir in point.path.parents and point.path.is_dir()
+        own = self.paths.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
+        is_own = own in point.path.resolve().parents and point.path.is_dir()
         return Restored(
             state=state,
             hub_state=hub_state if is_own else {},

@@ -101,8 +101,11 @@ class PendingSaves:
 
     @property
     def known_parts(self) -> frozenset[str]:
-        """Names of the parts in the newest checkpoint that is safe on disk; see `StateParts`."""
-        return self._known
+        """Names of the parts in the newest checkpoint that is safe on disk; see `StateParts`.
+
+        Not those that a save under way leaves behind: that checkpoint may be deleted when such a save is done.
+        """
+        return self._known.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
 
     def restored(self, parts: Collection[str]) -> None:
         """Take note of the parts in the checkpoint from which the run goes on."""

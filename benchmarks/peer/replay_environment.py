@@ -30,7 +30,7 @@ def installed() -> Path:
         subprocess.CalledProcessError: Not even an empty environment could be made.
     """
     python = DIRECTORY / ("Scripts" if os.name == "nt" else "bin") / "python"
-    wanted = json.dumps([sys.path, PEERS, _pins()])
+    wanted = json.dumps([_packages(), PEERS, _pins()])
     ready = DIRECTORY / ".ready"
     if not ready.exists() or ready.read_text() != wanted:
         print(f"installing {', '.join(PEERS)} into {DIRECTORY} (some minutes, once) ...", file=sys.stderr)
@@ -45,9 +45,12 @@ def installed() -> Path:
 def _share_packages(python: Path) -> None:
     ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     own = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
-    places = [place for place in sys.path if place.endswith("site-packages")]
-    lines = "\n".join(f"import site; site.addsitedir({place!r})" for place in places)
+    lines = "\n".join(f"import site; site.addsitedir({place!r})" for place in _packages())
     Path(own, "trieye_environment.pth").write_text(lines + "\n")
+
+
+def _packages() -> list[str]:
+    return [place for place in sys.path if place.endswith("site-packages")]
 
 
 def _pins() -> list[str]:

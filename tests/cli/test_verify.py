@@ -161,3 +161,13 @@ def test_a_run_that_has_only_just_begun_is_whole(tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
     assert main(["verify", str(tmp_path)]) == 0
     assert "not made yet" in capsys.readouterr().out
+
+
+def test_a_run_all_of_whose_checkpoints_were_set_aside_is_damaged(damaged_run, capsys):
+    (damaged_run / "checkpoints" / "checkpoint_step_200").rename(
+        damaged_run / "checkpoints" / "checkpoint_step_200.damaged"
+    )
+    assert main(["verify", str(damaged_run)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "none of the checkpoints is whole: 1 were found damaged and set aside" in shown
+    assert "its next start is an error" in shown

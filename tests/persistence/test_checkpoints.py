@@ -1,4 +1,6 @@
+import errno
 import logging
+import os
 import random
 import shutil
 
@@ -6,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.persistence.growing import Log
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, SerializationError
+from trieye.persistence import checkpoints, manifest, state_directory
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
 from trieye.persistence.manifest import MANIFEST_NAME, read_manifest, write_manifest
@@ -38,6 +41,13 @@ def latest_step(store):
     assert loaded["step"] == entry.step
     assert np.array_equal(loaded["weights"], np.full(40, float(entry.step)))
     return entry.step
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def names(store):
@@ -234,3 +244,48 @@ def test_a_manifest_that_names_a_file_elsewhere_is_damaged(two, name):
     write_manifest(two.path(2), manifest.model_copy(update={"files": {**manifest.files, name: entry}}))
     with pytest.raises(CheckpointError, match="is no name of a file in this directory"):
         two.load(two.path(2))
+
+
+def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "remove_directory", raising(PermissionError(13, "not yours")))
+        assert two.prune(Retention(keep_last=1)) == []
+    assert "checkpoint_step_1 is not needed any more and cannot be deleted: [Errno 13] not yours" in caplog.text
+    assert two.prune(Retention(keep_last=1)) == [two.path(1)]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EACCES])
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code):
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "sums_of", raising(OSError(code, os.strerror(code))))
+        with pytest.raises(SerializationError, match="cannot be read: ") as caught:
+            two.latest()
+    assert not isinstance(caught.value, CheckpointError)
+    assert latest_step(two) == 2
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
+
+
+def test_a_save_reads_no_manifest_twice_however_many_there_are(store, monkeypatch):
+    log, known, read = Log(), (), []
+
+    def noted(directory):
+        read.append(directory)
+        return read_manifest(directory)
+
+    for module in (checkpoints, state_directory):
+        monkeypatch.setattr(module, "read_manifest", noted)
+    for step in range(20):
+        log.extend(1)
+        encoded = encode({"log": log}, known=known)
+        store.save(step, encoded, metadata={"objective": step, "hub": {"large": [1] * 100}})
+        store.prune(Retention(keep_last=15))
+        known = encoded.parts.keys()
+    assert len(read) <= 2 * 20
+    assert store.entries()[-1].metadata == {"objective": 19}
+
+
+def test_a_manifest_that_is_replaced_is_read_again(two):
+    two.save(1, encode(state(1)), metadata={"objective": 3.0})
+    assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
+    (two.path(2) / MANIFEST_NAME).write_text("{}")
+    assert [entry.step for entry in two.entries()] == [1]

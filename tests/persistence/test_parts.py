@@ -12,7 +12,7 @@ from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.manifest import read_manifest
 from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.parts_directory import has_parts, load_parts, save_parts
 from trieye.persistence.retention import Retention
 from trieye.persistence.state_directory import part_file
 
@@ -168,6 +168,13 @@ def test_a_growing_object_has_a_directory_of_its_own_that_is_replaced(tmp_path):
     assert [item.name for item in tmp_path.iterdir()] == ["buffer"]
 
 
+def test_an_empty_directory_has_no_parts(tmp_path):
+    assert not has_parts(tmp_path / "nothing")
+    assert not has_parts(tmp_path)
+    save_parts(tmp_path / "log", Log())
+    assert has_parts(tmp_path / "log")
+
+
 def test_a_directory_that_holds_something_else_is_no_buffer(store):
     store.save(1, encode({"a": 1}))
     with pytest.raises(SerializationError, match="holds a dict and not what"):
@@ -253,6 +260,7 @@ def test_a_kill_while_a_directory_is_replaced_costs_nothing(tmp_path):
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     )
     path.rename(tmp_path / f".old-buffer~{_HOST}~{int(gone.stdout)}~0a0a0a0a")
+    assert has_parts(path)
     other = Log()
     other.load_state_dict(load_parts(path))
     assert other.rows.tolist() == list(range(10))

@@ -1,3 +1,4 @@
+import pickle
 from collections import deque
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from trieye.config import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, TrieyeError
 from trieye.persistence.encoding import decode, encode
-from trieye.replay import Batch, ReplayBuffer
+from trieye.replay import Batch, Draw, ReplayBuffer
 from trieye.replay.her import Hindsight
 from trieye.replay.limiter import Limiter
 
@@ -179,6 +180,7 @@ BAD_ROWS = {
         "'action': a value of 9223372036854775808 is out of range of int64",
     ),
     "huge": ({**row(1), "action": 2**80}, "'action': int64 is expected, found object"),
+    "ragged": ({**row(1), "obs": [[1], [2, 3]]}, "'obs': no array can be made of the value: .*inhomogeneous"),
     "none": ({**row(1), "obs": None}, r"'obs': shape \(4,\) is expected, found \(\)"),
 }
 
@@ -193,8 +195,16 @@ def test_a_refused_row_is_named_and_changes_nothing(case, count):
     with pytest.raises(ConfigurationError, match=message):
         buffer.add(**bad)
     with pytest.raises(ConfigurationError):
-        buffer.extend({key: np.asarray([value]) for key, value in bad.items()})
+        buffer.extend({key: [value] for key, value in bad.items()})
     assert buffer.stats()["added"] == count
+    assert_same(buffer.sample(32), twin.sample(32))
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 2}, {"sampler": "prioritized", "max_reuse": 100}])
+def test_no_rows_at_all_change_nothing(options):
+    buffer, twin = (filled(5, **options) for _ in range(2))
+    assert buffer.extend(rows(5, 0), np.arange(0)).tolist() == []
+    assert buffer.extend(rows(5, 3)).tolist() == twin.extend(rows(5, 3)).tolist() == [5, 6, 7]
     assert_same(buffer.sample(32), twin.sample(32))
 
 
@@ -407,6 +417,81 @@ def test_n_step_rewards_are_handed_out_with_their_discount():
         assert (n, after) == (steps, start + steps)
         assert reward == sum(0.5**k * (start + k) for k in range(steps))
         assert discount == (0 if (start + steps) % 20 == 0 else 0.5**steps)
+
+
+@pytest.mark.parametrize("extra", ["terminated", "truncated"])
+def test_done_at_a_truncation_does_not_end_the_value(extra):
+    buffer = ReplayBuffer(10, n_step=2, gamma=0.5)
+    done = np.array([False, True, False, True])  # the first episode is cut off, the second one ends
+    flags = done & (np.arange(4) > 1 if extra == "terminated" else np.arange(4) < 2)
+    buffer.extend({"reward": np.ones(4), "done": done, extra: flags})
+    batch = buffer.sample(200)
+    found = dict(zip(batch.ids.tolist(), batch["discount"].tolist(), strict=True))
+    assert found == {0: 0.25, 1: 0.5, 2: 0.0, 3: 0.0}
+
+
+def test_an_interrupted_episode_is_not_continued():
+    buffer = ReplayBuffer(100, n_step=3, gamma=0.5, dedup_next=True, frame_stack={"obs": 2})
+    for first in (0, 10):
+        obs = np.arange(first, first + 4.0)
+        both = {"obs": np.tile(obs, 2), "next_obs": np.tile(obs + 1, 2), "reward": np.ones(8)}
+        buffer.extend({**both, "done": np.zeros(8, bool)}, np.repeat([5, 6], 4))
+        buffer.interrupt(5)
+    batch = buffer.sample(300)
+    stacks = dict(zip(batch.ids.tolist(), zip(batch["obs"].tolist(), batch["n"].tolist(), strict=True), strict=True))
+    assert stacks[3] == ([2, 3], 1)
+    assert stacks[8] == ([10, 10], 3)
+    assert stacks[7] == ([2, 3], 3)
+    assert stacks[12] == ([3, 10], 3)
+    assert dict(zip(batch.ids.tolist(), batch["next_obs"].tolist(), strict=True))[3] == [3, 4]
+    buffer.interrupt()
+    buffer.add(6, obs=14.0, next_obs=15.0, reward=1.0, done=False)
+    assert buffer.rows(Draw(np.array([16, 15]), np.ones(2, np.float32)))["obs"].tolist() == [[14, 14], [12, 13]]
+
+
+BOUNDS = [{}, {"max_reuse": 9}, {"max_staleness": 3}, {"max_reuse": 9, "max_staleness": 3}]
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize("saved", BOUNDS, ids=" ".join)
+def test_a_state_with_other_bounds_is_refused_and_changes_nothing(tmp_path, sampler, saved):
+    filled(50, sampler=sampler, **saved).save(tmp_path)
+    for bounds in BOUNDS:
+        buffer, twin = (filled(20, seed=3, sampler=sampler, **bounds) for _ in range(2))
+        if bounds == saved:
+            buffer.load(tmp_path)
+            continue
+        with pytest.raises(ConfigurationError, match=rf"sampler '{sampler}.*this buffer reads .*'{sampler}"):
+            buffer.load(tmp_path)
+        assert_same(buffer.sample(16), twin.sample(16))
+
+
+def test_versions_that_do_not_fit_are_named():
+    buffer = filled(5, max_staleness=1)
+    for versions in ([0, 1], [0.0, 1.0, 2.0]):
+        with pytest.raises(ConfigurationError, match=r"versions are .* a whole number for each of 3 rows is needed"):
+            buffer.extend(rows(5, 3), versions=versions)
+    assert buffer.stats()["added"] == 5
+
+
+def test_options_of_a_sampler_are_checked_before_there_are_rows():
+    for options, message in (
+        ({"sampler": "prioritized", "sampler_options": {"alpha": -1}}, "alpha is -1"),
+        ({"sampler": "sequence"}, "needs the option length"),
+        ({"sampler": "sequence", "sampler_options": {"length": 2}, "max_reuse": 1}, "bound single rows"),
+        ({"max_reuse": 0}, "max_reuse is 0"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            ReplayBuffer(9, **options)
+
+
+def test_the_first_reward_decides_and_the_message_says_so():
+    buffer = ReplayBuffer(9)
+    buffer.add(reward=0)
+    with pytest.raises(
+        ConfigurationError, match=r"int64 is expected, found float64; the first row or the schema decides"
+    ):
+        buffer.add(reward=0.5)
 
 
 def test_prioritized_rows_are_drawn_by_what_was_set():
@@ -629,3 +714,50 @@ def test_a_limiter_comes_from_the_config():
     buffer.extend(rows(0, 5))
     with pytest.raises(ReplayTimeoutError):
         buffer.sample(1)
+
+
+def test_a_limiter_of_the_config_has_room_for_whole_batches():
+    limiter = {"samples_per_insert": 1, "min_size_to_sample": 100}
+    tight, wide = (
+        ReplayBuffer.from_config(ReplayConfig(limiter={**limiter, **room})) for room in ({}, {"error_buffer": 200})
+    )
+    for buffer in (tight, wide):
+        buffer.extend(rows(0, 100))
+    with pytest.raises(ConfigurationError, match=r"it needs an error_buffer of 64\.5 at least"):
+        tight.sample(128)
+    assert len(wide.sample(128)) == 128
+    with pytest.raises(ReplayTimeoutError):
+        wide.sample(128)
+
+
+@pytest.mark.parametrize("storage", ["ram", "shm"])
+def test_a_pickled_buffer_is_a_copy_that_goes_on_alike(storage):
+    limiter = Limiter(100.0, error_buffer=1e5)
+    buffer = ReplayBuffer(50, sampler="prioritized", n_step=2, storage=storage, limiter=limiter, seed=3)
+    for number in range(70):
+        buffer.add(number=number, obs=np.full(3, number), reward=1.0, terminated=number % 7 == 6)
+    buffer.update_priorities(np.arange(30, 60), np.arange(30) + 1.0)
+    other = pickle.loads(pickle.dumps(buffer))
+    for one in (buffer, other):
+        one.add(number=70, obs=np.full(3, 70), reward=1.0, terminated=False)
+    for _ in range(3):
+        ours, theirs = buffer.sample(16), other.sample(16)
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    assert pickle.loads(pickle.dumps(ReplayBuffer(5))).capacity == 5
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_loaded_buffer_takes_rows_whatever_the_order_of_their_keys(tmp_path, lazy):
+    buffer = ReplayBuffer(10)
+    buffer.extend({"reward": np.arange(5.0), "obs": np.zeros((5, 1)), "action": np.arange(5)})
+    buffer.save(tmp_path / "b")
+    other = ReplayBuffer(10)
+    other.load(tmp_path / "b", lazy=lazy)
+    other.add(reward=7, obs=np.ones(1), action=8)
+    other.add(reward=np.float32(9), obs=[2.0], action=10)
+    assert {key: array[-2:].tolist() for rows, _ in other.iter_rows() for key, array in rows.items()} == {
+        "reward": [7.0, 9.0],
+        "obs": [[1.0], [2.0]],
+        "action": [8, 10],
+    }

@@ -1,10 +1,14 @@
+from functools import partial
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trieye.replay import ReplayBuffer
 from trieye.replay.episodes import EpisodeLinks
 
 # (environment, whether its episode ends), in the order of the rows
@@ -169,3 +173,53 @@ def test_places_in_episodes_are_kept_only_when_asked_for(what):
     assert not EpisodeLinks(5).counts_steps
     with pytest.raises(AssertionError, match="count_steps"):
         getattr(EpisodeLinks(5), what)(np.arange(1))
+
+
+class Counting(gymnasium.Env):
+    """Observes the length of its episodes and the step; the reward is the step."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1000, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length, is_cut):
+        self.length, self.is_cut, self.step_count = length, is_cut, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return np.array([self.length, 0], np.float32), {}
+
+    def step(self, action):
+        self.step_count += 1
+        ends = self.step_count == self.length
+        obs = np.array([self.length, self.step_count], np.float32)
+        return obs, float(self.step_count), ends and not self.is_cut, ends and self.is_cut, {}
+
+
+@pytest.mark.parametrize("dedup_next", [False, True])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_rows_of_vector_environments_are_kept_as_the_docs_say(mode, dedup_next):
+    made = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # those of 3 steps are cut off
+    envs, buffer = (
+        SyncVectorEnv(made, autoreset_mode=mode),
+        ReplayBuffer(500, n_step=3, gamma=0.5, dedup_next=dedup_next),
+    )
+    obs, was_done = envs.reset()[0], np.zeros(3, bool)
+    for _ in range(40):
+        after, reward, terminated, truncated, info = envs.step(np.zeros(3, int))
+        done = terminated | truncated
+        next_obs = after.copy()
+        if mode == AutoresetMode.SAME_STEP and done.any():
+            next_obs[done] = np.stack(info["final_obs"][done])
+        rows = {"obs": obs, "next_obs": next_obs, "reward": reward, "terminated": terminated, "truncated": truncated}
+        buffer.extend({key: array[~was_done] for key, array in rows.items()}, np.arange(3)[~was_done])
+        obs, was_done = after, done if mode == AutoresetMode.NEXT_STEP else was_done
+    batch = buffer.sample(3000)
+    old = np.flatnonzero(batch.ids < len(buffer) - 12)  # the newest rows have shorter windows
+    length, step = batch["obs"][old].astype(int).T
+    assert set(zip(length.tolist(), step.tolist(), strict=True)) == {(n, k) for n in (2, 3, 5) for k in range(n)}
+    num = np.minimum(3, length - step)
+    assert np.array_equal(batch["n"][old], num)
+    assert np.array_equal(batch["next_obs"][old], np.stack([length, step + num], axis=1))
+    assert np.array_equal(batch["discount"][old], np.where((step + num == length) & (length != 3), 0, 0.5**num))
+    rewards = sum(np.where(k < num, 0.5**k * (step + 1 + k), 0) for k in range(3))
+    assert np.array_equal(batch["reward"][old], rewards)

@@ -2,6 +2,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +118,18 @@ def test_shared_memory_of_a_killed_owner_stays_for_those_attached_and_for_nobody
 def test_more_than_there_is_is_refused_before_it_is_touched(kind):
     with pytest.raises(ConfigurationError, match=r"storage of 'x' needs \d+\.\d GiB, and .*; lower replay.capacity"):
         open_memory(kind).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
+
+
+def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    before = resident_bytes()
+    array = open_memory("ram", is_full_soon=True).allocate("x", (64 << 20,), np.uint8)
+    assert resident_bytes() - before < 16 << 20
+    assert not array[:: 1 << 20].any()
+    with pytest.raises(ConfigurationError, match=r"lower replay\.capacity"):
+        open_memory("ram", is_full_soon=True).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
 
 
 def test_a_disk_without_space_is_named(tmp_path):

@@ -142,8 +142,8 @@ def test_no_thread_is_left_behind(how):
     next(batches)
     if how == "close while copying":
         rows.go_on.clear()
+        threading.Timer(0.1, rows.go_on.set).start()  # before `next`, which may have to wait for a copy
         next(batches)
-        threading.Timer(0.02, rows.go_on.set).start()
     if how == "forget":
         del batches
         gc.collect()

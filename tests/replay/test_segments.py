@@ -1,4 +1,5 @@
 import os
+import pickle
 import threading
 
 import numpy as np
@@ -119,6 +120,14 @@ def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
     assert_goes_on_alike(buffer, restored)
 
 
+def test_what_is_known_of_parts_can_be_sent_while_a_save_is_under_way():
+    buffer = filled(10)
+    under_way = buffer.state_parts(())
+    sent = pickle.loads(pickle.dumps(buffer._segments))
+    assert sent.state_dict() == buffer._segments.state_dict()
+    assert sent.save(buffer._store, under_way.new) == (tuple(under_way.new), {})
+
+
 def test_saves_that_overlap_for_ever_do_not_grow():
     buffer, counts, known, before = filled(100, capacity=5000), [], set(), None
     for first in range(100, 2000, 100):
@@ -140,6 +149,46 @@ def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
     restored = ReplayBuffer(1000)
     restored.load(tmp_path / "replay")
     assert restored.sample(16)["n"].min() >= 5000
+
+
+def test_places_that_are_saved_to_in_turn_each_get_the_new_rows_only(tmp_path):
+    buffer, places = filled(500), [tmp_path / "checkpoints", tmp_path / "snapshots"]
+    for place in places:
+        buffer.save(place)
+    for first in range(500, 900, 100):
+        for place in places:
+            before = parts_in(place).keys()
+            buffer.extend(rows(first, 50))
+            buffer.save(place)
+            (new,) = parts_in(place).keys() - before
+            assert parts_in(place)[new].st_size < 100 * 60 + 1000
+            restored = ReplayBuffer(1000, seed=1)
+            restored.load(place, lazy=True)
+            assert_goes_on_alike(buffer, restored, 2)
+
+
+def test_a_known_part_is_kept_rather_than_one_under_way_written_again():
+    buffer = filled(500)
+    done = set(buffer.state_parts(()).new)
+    buffer.extend(rows(500, 50))
+    under_way = buffer.state_parts(())  # to another place, which knows nothing
+    buffer.extend(rows(550, 50))
+    saved = buffer.state_parts(done)
+    assert set(saved.kept) == done
+    assert [name.rsplit("-", 1)[0] for name in saved.new] == ["seg-500-600"]
+    assert under_way.new.keys().isdisjoint(saved.new)
+
+
+def test_parts_of_a_branch_that_was_left_are_never_kept(tmp_path):
+    buffer = filled(100)
+    buffer.save(tmp_path / "early")
+    buffer.extend(rows(100, 100))
+    left = set(buffer.state_parts(()).new)
+    buffer.load(tmp_path / "early")
+    buffer.extend(rows(7000, 100))  # other rows, with the ids of those that were left
+    saved = buffer.state_parts(left)
+    assert left.isdisjoint(saved.kept)
+    assert sum(len(part["row.n"]) for part in saved.new.values()) == 200
 
 
 def test_parts_are_not_changed_by_what_comes_later():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from trieye.sinks.console import LOGGER, ConsoleSink, _LastResort
+from trieye.sinks.console import LOGGER, ConsoleSink, LastResort
 from trieye.sinks.runner import SinkThread
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
@@ -91,7 +91,7 @@ def test_a_closed_terminal_does_not_stop_the_sink():
 @pytest.fixture
 def _logger_as_it_was():
     yield
-    LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, _LastResort)]
+    LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, LastResort)]
     LOGGER.setLevel(logging.NOTSET)
 
 

@@ -1,7 +1,10 @@
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import pytest
 from mlflow import MlflowClient
@@ -116,3 +119,14 @@ def test_a_database_needs_no_settings(uri):
 def test_a_directory_is_allowed_as_a_store():
     set_environment("file:///tmp/mlruns")
     assert mlflow_settings() == {"MLFLOW_ALLOW_FILE_STORE": "true"}
+
+
+def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_each_retry(caplog):
+    set_environment("sqlite:///store.db")
+    fail = partial(logging.getLogger("mlflow.store.db.utils").error, "SQLAlchemy database error")
+    sink = threading.Thread(target=fail, name="trieye-sink-mlflow")
+    sink.start()
+    sink.join()
+    assert caplog.records == []
+    fail()
+    assert len(caplog.records) == 1

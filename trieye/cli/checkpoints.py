@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from trieye.cli.saved_files import Saved
 
 _EPILOG = """\
-A run goes on from the checkpoint marked `latest`. To go back, start it once with load_checkpoint_path=best or
-load_checkpoint_path=step:1200; another run starts from it with load_checkpoint_path=first:best.
+A run goes on from the checkpoint marked `latest`. To go back, start it once with
+persistence.load_checkpoint_path=best or persistence.load_checkpoint_path=step:1200; another run starts from it with
+persistence.load_checkpoint_path=first:best.
 Without --verify only names and sizes are looked at. The exit code is 1 if something is damaged that was not set aside.
 
 examples:

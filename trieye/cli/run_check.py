@@ -169,10 +169,10 @@ def _missing_journal(run_dir: Path) -> list[Damage]:
 
 
 def _states(name: str, directory: Path, prefix: str) -> Part:
-    saved = [
-        state for state in saved_in(directory, prefix, checksums=True) if state.state in {"whole", "damaged", "link"}
-    ]
-    saved.sort(key=lambda state: state.step)
+    found_there = saved_in(directory, prefix, checksums=True)
+    saved = sorted(
+        (state for state in found_there if state.state in {"whole", "damaged", "link"}), key=lambda state: state.step
+    )
     whole = [state.step for state in saved if state.is_usable]
     newest = str(whole[-1]) if whole else "none"
     advice = f"nothing is to be done: the newest one that is whole, of step {newest}, is used instead"
@@ -180,6 +180,10 @@ def _states(name: str, directory: Path, prefix: str) -> Part:
         advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
     found = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
     broken = [Damage(problem, "it cannot be loaded", advice) for state in saved for problem in state.problems]
+    num_aside = sum(state.state == "set aside" for state in found_there)
+    if num_aside and not saved:
+        what = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
+        broken = [Damage(what, "the run does not go on: its next start is an error, not a fresh start", advice)]
     return Part(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
 
 

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from trieye.config.locations import is_reference
+from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
 from trieye.exceptions import ConfigurationError
 
@@ -20,7 +20,7 @@ def check_paths(persistence: PersistenceConfig) -> None:
     for name in ("load_checkpoint_path", "load_buffer_path"):
         path = getattr(persistence, name)
         if path is not None and not is_reference(name, path):
-            _check_exists(f"persistence.{name}", Path(path).expanduser())
+            _check_exists(f"persistence.{name}", Path(path).expanduser(), also=_reference_forms(persistence, name))
     for path in persistence.get_resume_roots().values():
         _check_exists("persistence.resume_dirs", path)
 
@@ -50,7 +50,14 @@ def _nearest_existing(path: Path) -> Path:
     return Path(path.anchor)
 
 
-def _check_exists(key: str, path: Path) -> None:
+def _reference_forms(persistence: PersistenceConfig, name: str) -> str:
+    """Return what else could have been meant where a mere word was typed, as in `bets` for `best`."""
+    typed = Path(getattr(persistence, name)).expanduser()
+    is_word = typed.parent in {persistence._made_in, Path()}  # noqa: SLF001 - as root_data_dir is resolved
+    return f"; if no path was meant: {REFERENCE_FORMS}" if is_word and name == "load_checkpoint_path" else ""
+
+
+def _check_exists(key: str, path: Path, *, also: str = "") -> None:
     try:
         if path.exists():
             return
@@ -65,7 +72,7 @@ def _check_exists(key: str, path: Path) -> None:
         if match
         else f"; {parent} holds {_some(known)}"
     )
-    raise ConfigurationError(f"{key}={path}: there is no such file or directory{nearest}")
+    raise ConfigurationError(f"{key}={path}: there is no such file or directory{nearest}{also}")
 
 
 def _some(names: list[str]) -> str:

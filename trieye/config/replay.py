@@ -55,6 +55,11 @@ class LimiterConfig(StrictModel):
         default=None, gt=0, description="Rows drawn for each row added; null = as one likes."
     )
     min_size_to_sample: int = Field(default=1, ge=1, description="Rows that must be there before any is drawn.")
+    error_buffer: float | None = Field(
+        default=None,
+        gt=0,
+        description="Rows drawn that may be too many or too few, over half a batch; null = a tenth of the first ones.",
+    )
 
 
 class ReplayConfig(StrictModel):

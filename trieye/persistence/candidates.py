@@ -111,6 +111,34 @@ def called(
         ConfigurationError: There is none of that kind.
         CheckpointError: Those that there are are damaged.
     """
+    store, entries, asked = _offered(directory, config, read_only=read_only)
+    if isinstance(which, int):
+        entry = _of_step(entries, which, asked)
+        verify(entry.path)
+        return entry
+    if which == "best":
+        return _best(store, entries[-1], asked)
+    return store.latest() or entries[-1]  # it raises where none is whole
+
+
+def check_called(directory: Path, which: Literal["best", "latest"] | int, config: PersistenceConfig) -> None:
+    """Make sure that `called` will find something, as far as names tell; nothing is read or changed.
+
+    Raises:
+        ConfigurationError: There is none of that kind.
+        CheckpointError: Those that there are are damaged.
+    """
+    store, entries, asked = _offered(directory, config, read_only=True)
+    if isinstance(which, int):
+        _of_step(entries, which, asked)
+    elif which == "best":
+        _ranked(store, entries[-1], asked)
+
+
+def _offered(
+    directory: Path, config: PersistenceConfig, *, read_only: bool
+) -> tuple[CheckpointStore, list[CheckpointEntry], str]:
+    """Return the checkpoints of the run in `directory`, at least one, and how a message about them begins."""
     folder = directory / config.checkpoint_save_dir_name
     check_inside(folder, directory)
     store = CheckpointStore(folder, prefix=CHECKPOINT_PREFIX, read_only=read_only)
@@ -118,11 +146,7 @@ def called(
     asked = f"load_checkpoint_path={config.load_checkpoint_path}: run {directory.name!r}"
     if not entries and store.latest() is None:  # which raises if there are only damaged ones
         raise ConfigurationError(f"{asked} has no checkpoint{_about_pickles(folder, config)}")
-    if isinstance(which, int):
-        return _of_step(entries, which, asked)
-    if which == "best":
-        return _best(store, entries[-1], asked)
-    return store.latest() or entries[-1]  # it raises where none is whole
+    return store, entries, asked
 
 
 def _about_pickles(folder: Path, config: PersistenceConfig) -> str:
@@ -131,6 +155,16 @@ def _about_pickles(folder: Path, config: PersistenceConfig) -> str:
 
 
 def _best(store: CheckpointStore, newest: CheckpointEntry, asked: str) -> CheckpointEntry:
+    mode, ranked = _ranked(store, newest, asked)
+    best = store.best(mode)
+    if best is None:
+        raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {_names(ranked)} are damaged")
+    return best
+
+
+def _ranked(
+    store: CheckpointStore, newest: CheckpointEntry, asked: str
+) -> tuple[Literal["max", "min"], list[CheckpointEntry]]:
     mode: Literal["max", "min"] = "min" if newest.metadata.get("mode") == "min" else "max"
     ranked = store.ranked(mode)
     if not ranked:
@@ -138,16 +172,12 @@ def _best(store: CheckpointStore, newest: CheckpointEntry, asked: str) -> Checkp
             f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
             f"save, or choose one: latest, step:{newest.step}"
         )
-    best = store.best(mode)
-    if best is None:
-        raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {_names(ranked)} are damaged")
-    return best
+    return mode, ranked
 
 
 def _of_step(entries: list[CheckpointEntry], step: int, asked: str) -> CheckpointEntry:
     for entry in entries:
         if entry.step == step:
-            verify(entry.path)
             return entry
     steps = sorted((entry.step for entry in entries), key=lambda other: abs(other - step))
     shown = ", ".join(map(str, sorted(steps[:MAX_SHOWN]))) + (", ..." if len(steps) > MAX_SHOWN else "")

@@ -153,7 +153,7 @@ class Encoder:
             held = {key: _known_array(array, f"{path}/{name}/{key}") for key, array in columns.items()}
             if not _is_same(self.parts.get(name), held):
                 raise SerializationError(
-                    f"state{path!r}: a part is called {name!r}, and so is one of another object; let names end at random"
+                    f"state{path!r}: a part is called {name!r}, and so is one of another object; names end at random"
                 )
             self.parts[name] = held
         return {KIND: "parts", "names": names, "state": self.node(found.state, path, depth + 1)}
@@ -168,7 +168,7 @@ def _known_array(array: Any, place: str) -> NDArray[Any]:
 
 
 def _is_same(one: Part, other: dict[str, NDArray[Any]]) -> bool:
-    """Tell whether a part may be that of another one of its name: the same arrays, as of an object that is saved twice."""
+    """Tell whether a part may be another one of its name: the same arrays, as of an object that is saved twice."""
     if not isinstance(one, Mapping):
         return True
     return one.keys() == other.keys() and all(one[key] is array for key, array in other.items())

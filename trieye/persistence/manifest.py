@@ -25,9 +25,16 @@ FORMAT_VERSION = 2
 _FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _THREADS = 4
 _NOT_NOW = {
-    getattr(errno, name)
-    for name in ("EACCES EPERM EMFILE ENFILE ENOMEM EAGAIN EINTR ESTALE ETIMEDOUT ENOTCONN ECONNRESET EHOSTDOWN").split()
-    if hasattr(errno, name)
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
 }
 """What says nothing about a file: it could not be read, and is not set aside for that."""
 

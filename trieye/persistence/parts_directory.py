@@ -37,6 +37,13 @@ def load_parts(path: Path) -> SavedParts:
     return held
 
 
+def has_parts(path: Path) -> bool:
+    """Tell whether something is at `path`, or was when a kill ended `save_parts`; `load_parts` finds out what."""
+    if path.name in replaced(path.parent):
+        return True
+    return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
+
+
 def _known(path: Path) -> set[str]:
     try:
         names = read_manifest(path).part_names

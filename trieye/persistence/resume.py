@@ -10,7 +10,8 @@ from trieye.config.base import did_you_mean
 from trieye.config.locations import CheckpointReference, checkpoint_reference
 from trieye.config.names import check_name
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.candidates import Found, called, find_buffer, find_checkpoint, given_path, named
+from trieye.persistence.candidates import Found, called, check_called, find_buffer, find_checkpoint, given_path, named
+from trieye.persistence.checkpoints import CHECKPOINT_PREFIX
 from trieye.persistence.earlier_runs import EarlierRun, earlier_runs, run_roots
 from trieye.persistence.manifest import read_manifest
 from trieye.persistence.run_record import RunRecord
@@ -80,7 +81,11 @@ def find_resume(
     goes_back = reference is not None and reference.run_name in {None, config.run_name}
 
     def own() -> ResumePoint | None:
-        return _own(paths, config, strict=strict)
+        point = _own(paths, config, strict=strict)
+        if point is None or not own_first or goes_back or not config.load_checkpoint_path:
+            return point
+        unused = f"load_checkpoint_path={config.load_checkpoint_path} is for its first start"
+        return replace(point, reason=f"{point.reason} ({unused})")
 
     def explicit() -> ResumePoint | None:
         if reference is None:
@@ -100,6 +105,26 @@ def find_resume(
         if (point := find()) is not None:
             return point
     return None
+
+
+def check_reference(paths: "PathManager", config: PersistenceConfig) -> None:
+    """Make sure, before anything is started, that there is what `load_checkpoint_path` calls `best` or `first:best`.
+
+    Only names are looked at. Nothing is checked where the mirror may have what is not here.
+
+    Raises:
+        ConfigurationError: No such run, or none of its checkpoints is of that kind.
+        CheckpointError: Those that there are are damaged.
+    """
+    reference = checkpoint_reference(config.load_checkpoint_path or "")
+    if reference is None or config.mirror is not None:
+        return
+    if reference.run_name in {None, config.run_name}:
+        record = RunRecord.read(paths.run_record_path)
+        if record is None or record.went_back_to != config.load_checkpoint_path:
+            check_called(paths.run_base_dir, reference.which, config)
+    elif not any(paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*")):
+        check_called(_directory_of(paths, config, reference), reference.which, config)
 
 
 def choose_buffer(
@@ -163,6 +188,14 @@ def _back(
 def _of_another(
     paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool
 ) -> ResumePoint:
+    name, directory = reference.run_name or "", _directory_of(paths, config, reference)
+    entry = called(directory, reference.which, config)
+    asked = f"load_checkpoint_path={config.load_checkpoint_path}"
+    reason = f"run {config.run_name!r} starts from {entry.path.name} of {name!r} ({asked})"
+    return _point((entry.path, entry.step), name, reason, directory, config, strict=strict)
+
+
+def _directory_of(paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference) -> Path:
     name = _checked(reference.run_name or "")
     roots = run_roots(paths)
     directory = next((root / name for root in roots if (root / name).is_dir()), None)
@@ -172,10 +205,7 @@ def _of_another(
             f"load_checkpoint_path={config.load_checkpoint_path}: app {config.app_name!r} has no run {name!r}"
             f"{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
         )
-    entry = called(directory, reference.which, config)
-    asked = f"load_checkpoint_path={config.load_checkpoint_path}"
-    reason = f"run {config.run_name!r} starts from {entry.path.name} of {name!r} ({asked})"
-    return _point((entry.path, entry.step), name, reason, directory, config, strict=strict)
+    return directory
 
 
 def _explicit(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> ResumePoint | None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trieye.exceptions import SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.persistence.atomic import write_atomic
 from trieye.schemas import MetricSummary, RunStatus
 
@@ -101,13 +101,27 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
         details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `mlflow_run_id`; None keeps what was there.
 
     Raises:
+        ConfigurationError: The run is a copy of one that lies beside it: both would write to the same MLflow run.
         SerializationError: The file is there and cannot be read, or cannot be written.
     """
     given = {name: value for name, value in details.items() if value is not None}
     earlier = RunRecord.read(path)
+    if earlier is not None and earlier.run_name != run_name:
+        _check_no_copy(path, earlier, run_name)
     record = _new(app_name, run_name, given) if earlier is None else _next_attempt(earlier, app_name, run_name, given)
     record.save(path)
     return record
+
+
+def _check_no_copy(path: Path, record: RunRecord, run_name: str) -> None:
+    """Tell a run that was renamed, which goes on, from one that was copied, whose identity is taken."""
+    first = RunRecord.read(path.parent.parent / record.run_name / path.name)
+    if first is not None and first.run_id == record.run_id:
+        raise ConfigurationError(
+            f"run_name={run_name}: {path.parent} is a copy of run {first.run_name!r} beside it, with its identity: "
+            "both would write to one MLflow run; to begin another run from its state, choose another run_name and "
+            f"persistence.load_checkpoint_path={first.run_name}:latest"
+        )
 
 
 def _new(app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:

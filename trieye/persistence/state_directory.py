@@ -99,23 +99,27 @@ def part_file(name: str) -> str:
 
 def parts_in(directories: list[Path]) -> FindPart:
     """Return what finds parts in saved directories, the first ones first; those without whole manifest are left out."""
-    manifests: dict[Path, Manifest] = {}
-    for directory in directories:
-        try:
-            manifests[directory] = read_manifest(directory)
-        except SerializationError:
-            continue
+    files: dict[Path, Mapping[str, FileEntry]] = {}  # there may be thousands of directories, and the first will do
 
     def find(name: str) -> tuple[Path, FileEntry] | None:
         file_name = part_file(name)
-        for directory, manifest in manifests.items():
-            entry = manifest.files.get(file_name)
+        for directory in directories:
+            if directory not in files:
+                files[directory] = _files_of(directory)
+            entry = files[directory].get(file_name)
             path = directory / file_name
             if entry is not None and path.is_file() and path.stat().st_size == entry.size_bytes:
                 return path, entry
         return None
 
     return find
+
+
+def _files_of(directory: Path) -> Mapping[str, FileEntry]:
+    try:
+        return read_manifest(directory).files
+    except SerializationError:
+        return {}
 
 
 def write_state(

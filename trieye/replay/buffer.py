@@ -12,7 +12,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.replay.attached import AttachedReplay, ReplayHandle
 from trieye.replay.batch import Batch
-from trieye.replay.checks import checked_capacity, checked_priorities
+from trieye.replay.checks import checked_capacity, checked_priorities, checked_versions
 from trieye.replay.content import chunks_of
 from trieye.replay.eligibility import EligibleSampler
 from trieye.replay.frame_history import with_history
@@ -23,9 +23,9 @@ from trieye.replay.memory import open_memory
 from trieye.replay.prefetch import Prefetcher
 from trieye.replay.ring import row_count
 from trieye.replay.samplers.base import Draw
-from trieye.replay.samplers.registry import check_sampler, make_sampler
+from trieye.replay.samplers.registry import checked_kind, make_sampler
 from trieye.replay.saved_buffer import SavedBuffer
-from trieye.replay.schema import Column
+from trieye.replay.schema import Column, as_array
 from trieye.replay.storage import RowStore
 
 
@@ -93,7 +93,8 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: The capacity is below 1 or beyond the memory, or another value is not usable.
         """
-        check_sampler(sampler)
+        self._made_with = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
+        kind = checked_kind(sampler, sampler_options or {}, max_reuse=max_reuse, max_staleness=max_staleness)
         self.capacity = checked_capacity(capacity)
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it goes with neither n_step nor sampler 'sequence'")
@@ -103,6 +104,7 @@ class ReplayBuffer(SavedBuffer):
         super().__init__(
             sampler,
             options,
+            kind=kind,
             make_sampler=partial(make, max_reuse=max_reuse, max_staleness=max_staleness),
             open_memory=partial(open_memory, storage, storage_dir, prefault=prefault),
             limiter=limiter,
@@ -124,8 +126,7 @@ class ReplayBuffer(SavedBuffer):
                 "replay.kind=fragment is no ReplayBuffer of rows; make a "
                 "trieye.replay.fragments.FragmentBuffer.from_config(config)"
             )
-        ratio = config.limiter.samples_per_insert
-        limiter = None if ratio is None else Limiter(ratio, min_size_to_sample=config.limiter.min_size_to_sample)
+        limiter = config.limiter.model_dump()
         return cls(
             config.capacity,
             sampler=config.kind,
@@ -139,7 +140,7 @@ class ReplayBuffer(SavedBuffer):
             dedup_next=config.dedup_next,
             max_reuse=config.max_reuse,
             max_staleness=config.max_staleness,
-            limiter=limiter,
+            limiter=None if limiter["samples_per_insert"] is None else Limiter(**limiter),
             prefault=config.prefault,
             seed=seed,
         )
@@ -157,14 +158,20 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
         """
+        store = self._store
+        if store is None or self._pacing.is_needed:
+            return self._add_slowly(row, env_id)
+        row_id = store.add(row, env_id)
+        self._sampler.added(row_id, 1)
+        return row_id
+
+    def _add_slowly(self, row: Mapping[str, Any], env_id: int) -> int:
         store = self._store or self._first(row, rows=False)
-        if self._pacing.is_needed:
-            self._pacing.before_rows(1)
+        self._pacing.before_rows(1)
         row_id = store.add(row, env_id)
         self._store = store  # only now: a refused first row leaves no schema behind
         self._sampler.added(row_id, 1)
-        if self._pacing.is_needed:
-            self._pacing.after_rows(1)
+        self._pacing.after_rows(1)
         return row_id
 
     def extend(
@@ -183,17 +190,28 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
         """
+        store = self._store
+        if store is None or self._pacing.is_needed or versions is not None:
+            return self._extend_slowly(batch, env_ids, versions)
+        first, count = store.extend(batch, env_ids)
+        self._sampler.added(first, count)
+        return np.arange(first, first + count)
+
+    def _extend_slowly(
+        self, batch: Mapping[str, ArrayLike], env_ids: ArrayLike | None, versions: ArrayLike | None
+    ) -> NDArray[np.int64]:
         store = self._store or self._first(batch, rows=True)
-        if self._pacing.is_needed:
-            self._pacing.before_rows(row_count({key: np.asarray(array) for key, array in batch.items()}))
+        num_rows = row_count({key: as_array(key, array) for key, array in batch.items()})
+        of_rows = None if versions is None else checked_versions(versions, num_rows)
+        self._pacing.before_rows(num_rows)
         first, count = store.extend(batch, env_ids)
         self._store = store
         self._sampler.added(first, count)
         self._pacing.after_rows(count)
         ids = np.arange(first, first + count)
-        if versions is not None and isinstance(self._sampler, EligibleSampler):
+        if of_rows is not None and isinstance(self._sampler, EligibleSampler):
             kept = slice(max(count - self.capacity, 0), None)
-            self._sampler.set_row_versions(ids[kept], np.broadcast_to(versions, ids.shape)[kept])
+            self._sampler.set_row_versions(ids[kept], of_rows[kept])
         return ids
 
     def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
@@ -338,6 +356,18 @@ class ReplayBuffer(SavedBuffer):
     def metrics(self) -> dict[str, float]:
         """Return what a run logs about its replay, by the names of the metrics; rates since the last call."""
         return self._counts.metrics(self._store)
+
+    def interrupt(self, env_id: int | None = None) -> None:
+        """Let the next row begin an episode, though the one before did not end: its environment was made anew or reset.
+
+        After a restore this is so, unless the state of the environments was saved and restored as well.
+
+        Args:
+            env_id: The environment; all of them if None.
+        """
+        store = self._open_store()
+        if store is not None:
+            store.interrupt(env_id)
 
     def clear(self) -> None:
         """Forget all rows; schema, ids and random state go on."""

@@ -45,8 +45,22 @@ def checked_priorities(
     return known.astype(np.int64, copy=False), values
 
 
+def checked_versions(versions: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Return the versions `[count]` of rows, of one number or as many as there are rows.
+
+    Raises:
+        ConfigurationError: They are no whole numbers, or of another length.
+    """
+    found = np.asarray(versions)
+    if found.shape not in {(), (count,)} or found.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"extend: versions are {found.dtype}{list(found.shape)}; a whole number for each of {count} rows is needed"
+        )
+    return np.broadcast_to(found.astype(np.int64, copy=False), (count,))
+
+
 def checked_state(state: Any, sampler: str) -> SavedParts:
-    """Return what was saved of a buffer with this sampler.
+    """Return what was saved of a buffer with this sampler, and the same bounds as far as it has any.
 
     Raises:
         ConfigurationError: It is something else, or of another format or sampler.
@@ -55,7 +69,7 @@ def checked_state(state: Any, sampler: str) -> SavedParts:
     if held.get("format") != FORMAT or held.get("sampler") != sampler:
         raise ConfigurationError(
             f"replay state has format {held.get('format')!r} and sampler {held.get('sampler')!r}; "
-            f"this buffer reads format {FORMAT} and sampler {sampler!r}"
+            f"this buffer reads format {FORMAT} and sampler {sampler!r}; make it with the same sampler and bounds"
         )
     saved: SavedParts = state
     return saved

@@ -113,10 +113,16 @@ class NextRows:
         if here.size:
             out[here] = self._values[name][places[here] - 1]
 
+    def interrupt(self, env_id: int | None = None) -> None:
+        """Take note that no row follows the newest one of an environment, or of all."""
+        if env_id is None:
+            self._newest.clear()
+        else:
+            self._newest.pop(env_id, None)
+
     def clear(self) -> None:
-        """Forget all rows."""
+        """Forget all rows, after `interrupt`."""
         self._place[:] = 0
-        self._newest.clear()
         self._free.clear()
         self._end = 0
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.samplers.base import Draw, RowSampler, Sampler
+from trieye.replay.samplers.base import Draw, RowSampler, Sampler, spliced
 from trieye.replay.storage import RowStore
 
 _TRIES, _MORE_TRIES = 8, 100
@@ -44,14 +44,9 @@ def _lacking(ids: NDArray[np.int64], store: RowStore) -> NDArray[np.int64]:
 def _drawn_again(
     draw: Draw, lacking: NDArray[np.int64], store: RowStore, sampler: Sampler, rng: np.random.Generator
 ) -> Draw:
-    ids, weights = draw.ids.copy(), draw.weights.copy()
-    mask = None if draw.mask is None else draw.mask.copy()
     for _ in range(_MORE_TRIES):
-        other = sampler.draw(lacking.size, store.low, store.total, rng)
-        ids[lacking], weights[lacking] = other.ids, other.weights
-        if mask is not None and other.mask is not None:
-            mask[lacking] = other.mask
-        lacking = _lacking(ids, store)
+        draw = spliced(draw, lacking, sampler.draw(lacking.size, store.low, store.total, rng))
+        lacking = _lacking(draw.ids, store)
         if not lacking.size:
-            return Draw(ids, weights, draw.info, mask)
+            return draw
     raise ConfigurationError(_NONE_WHOLE)

@@ -10,7 +10,8 @@ from trieye.replay.dedup import PREFIX, split_pairs
 from trieye.replay.schema import Column
 
 ENDS = ("terminated", "truncated", "done")
-"""The keys that end an episode where they are true; `done` stands for a termination."""
+"""The keys that end an episode where they are true; without `terminated`, `done` stands for a termination wherever
+`truncated` is not true as well."""
 
 Padding = Literal["reset", "zero"]
 PADDINGS: tuple[Padding, ...] = ("reset", "zero")

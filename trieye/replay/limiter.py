@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from trieye.exceptions import ConfigurationError
@@ -54,6 +55,12 @@ class Limiter:
         self._inserts = self._samples = self._removed = 0
         self._is_closed = False
         self._changed = threading.Condition()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a new limiter with these settings; what it has counted is part of the buffer's state."""
+        return partial(Limiter, min_size_to_sample=self.min_size_to_sample, error_buffer=self.error_buffer), (
+            self.samples_per_insert,
+        )
 
     def can_insert(self, n: int = 1) -> bool:
         """Return whether `n` rows may be inserted now.

@@ -57,13 +57,16 @@ class Memory(Protocol):
         """Let go of the memory; the system takes it back when no array uses it any more."""
 
 
-def open_memory(storage: str, directory: str | Path | None = None, *, prefault: bool = True) -> Memory:
+def open_memory(
+    storage: str, directory: str | Path | None = None, *, prefault: bool = True, is_full_soon: bool = False
+) -> Memory:
     """Return the memory of a kind.
 
     Args:
         storage: `ram`, `shm` or `mmap`.
         directory: Where the files of `mmap` lie.
         prefault: Take the memory, or the disk space, at once.
+        is_full_soon: All of it is about to be written, so that `ram` need not be touched before.
 
     Raises:
         ConfigurationError: The kind is unknown or does not exist on this system, or the directory is missing.
@@ -78,7 +81,7 @@ def open_memory(storage: str, directory: str | Path | None = None, *, prefault: 
             f"and storage is {storage!r}"
         )
     if storage == "ram":
-        return RamMemory(prefault=prefault)
+        return RamMemory(prefault=prefault, is_full_soon=is_full_soon)
     if storage == "shm" and not hasattr(os, "memfd_create"):
         raise ConfigurationError("replay storage 'shm' needs Linux; use storage='mmap'")
     if directory is not None and not Path(directory).is_dir():
@@ -94,8 +97,8 @@ class RamMemory:
 
     handle: MemoryHandle | None = None
 
-    def __init__(self, *, prefault: bool = True) -> None:
-        self._prefault = prefault
+    def __init__(self, *, prefault: bool = True, is_full_soon: bool = False) -> None:
+        self._prefault, self._is_full_soon = prefault, is_full_soon
         self.size_bytes = 0
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
@@ -107,7 +110,7 @@ class RamMemory:
         size_bytes = _size(shape, dtype)
         if prefault and self._prefault and size_bytes > (available := available_bytes()):
             raise ConfigurationError(_too_large(name, size_bytes, f"{available / _GIB:.1f} GiB of memory are free"))
-        fill = prefault and self._prefault
+        fill = prefault and self._prefault and not self._is_full_soon
         try:
             array: NDArray[Any] = np.empty(shape, dtype) if fill else np.zeros(shape, dtype)
         except (MemoryError, ValueError) as error:  # ValueError: beyond the address space

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch
+from trieye.replay.batch_memory import BatchMemory
 from trieye.replay.dedup import PREFIX, NextRows
 from trieye.replay.episodes import EpisodeLinks
 from trieye.replay.layout import Layout
@@ -43,6 +44,7 @@ class RowReader:
                 count_steps=options.counts_steps or options.num_earlier > 0,
             )
         self.next_rows = NextRows(layout.paired, layout.capacity, memory) if layout.paired else None
+        self._memory = BatchMemory()
         self._n_step = NStep(options.n_step, options.gamma)
         self.is_direct = not (options.n_step > 1 or self.next_rows or layout.stacks)
 
@@ -67,11 +69,14 @@ class RowReader:
                 f"sample({len(draw)}): `out` holds {len(out)} rows of {', '.join(out)}; reuse a batch of the same size "
                 "and keys"
             )
-        block, arrays = (None, None) if out is None else (out.records, out.data)
-        if draw.ids.ndim == 1:
-            data, block = self.read(draw.ids, low, keys, block, arrays)
-            return Batch(data, draw.ids, draw.weights, draw.info, None, block)
-        return self._sequences(draw, low, keys, arrays)
+        if out is not None:
+            return self._batch(draw, low, keys, out.records, out.data)
+        signature = draw.ids.shape, *keys
+        memory = self._memory.arrays(signature)
+        batch = self._batch(draw, low, keys, None, memory)
+        if memory is None and batch.records is None:
+            self._memory.learn(signature, batch.data)
+        return batch
 
     def batches(self, draws: Sequence[Draw], low: int) -> list[Batch]:
         """Copy the rows of several draws of the same size at once."""
@@ -90,6 +95,12 @@ class RowReader:
         if draw.mask is not None:
             ids = ids[draw.mask.reshape(-1)]
         return bool(ids.size == 0 or ids.min() >= low) and not self.lacks_history(ids, low).any()
+
+    def _batch(self, draw: Draw, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Batch:
+        if draw.ids.ndim > 1:
+            return self._sequences(draw, low, keys, out)
+        data, block = self.read(draw.ids, low, keys, block, out)
+        return Batch(data, draw.ids, draw.weights, draw.info, None, block)
 
     def _sequences(self, draw: Draw, low: int, keys: Sequence[str], out: Mapping[str, Any] | None) -> Batch:
         ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, draw.ids[:, :1])
@@ -213,9 +224,15 @@ class RowReader:
         return values
 
     def _has_terminated(self, ids: Ids, low: int) -> NDArray[Any]:
-        key = next((key for key in ("terminated", "done") if key in self.layout.ends), None)
-        if key is None:
+        ends = self.layout.ends
+        if "terminated" in ends:
+            return self._flags("terminated", ids, low)
+        if "done" not in ends:
             return np.zeros(len(ids), np.bool_)
-        flags: NDArray[np.bool_] = self.column(key, ids, low).reshape(len(ids), -1).astype(np.bool_)
-        ended: NDArray[np.bool_] = np.logical_or.reduce(flags, axis=1)
-        return ended
+        done = self._flags("done", ids, low)
+        # many set `done` at a truncation too; without `terminated` there is no other way to tell
+        return np.greater(done, self._flags("truncated", ids, low)) if "truncated" in ends else done
+
+    def _flags(self, key: str, ids: Ids, low: int) -> NDArray[np.bool_]:
+        flags = self.column(key, ids, low).reshape(len(ids), -1).astype(np.bool_)
+        return np.logical_or.reduce(flags, axis=1)  # type: ignore[no-any-return]  # bool [n]

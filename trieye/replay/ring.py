@@ -1,22 +1,21 @@
 """Ring: the memory of a replay buffer, one preallocated array for each key."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.memory import Memory
-from trieye.replay.schema import Column, check_keys
+from trieye.replay.packed_row import FLOAT_SCALARS, RowPacker, can_pack
+from trieye.replay.schema import Column, as_array, check_keys
 
 # One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the gain is gone
 # at about this size.
 MAX_PACKED_BYTES = 512
-
-# Values of these exact types fit any column of single floats without a closer look; other kinds have a range to check.
-_FLOAT_SCALARS = frozenset({float, int, bool, np.float64, np.float32, np.float16})
 
 
 class Ring:
@@ -30,8 +29,9 @@ class Ring:
         self.capacity = capacity
         if not self.columns:
             raise ConfigurationError("replay schema is empty; a row needs at least one key")
-        layout = {name: (column.dtype, column.shape) for name, column in self.columns.items()}
-        record = np.dtype({"names": list(layout), "formats": list(layout.values())}, align=True)
+        order = sorted(self.columns.values(), key=lambda column: not column.shape)  # arrays first, for `RowPacker`
+        fields = {"names": [column.name for column in order], "formats": [(c.dtype, c.shape) for c in order]}
+        record = np.dtype(fields, align=True)  # type: ignore[call-overload]  # of such a dictionary
         self.is_packed = record.itemsize <= MAX_PACKED_BYTES
         self.records = memory.allocate("rows", (capacity,), record) if self.is_packed else None
         self.cells = {
@@ -42,16 +42,28 @@ class Ring:
         }
         self.unread: UnreadRows | None = None
         """Rows that lie in a file still; each is read when it is asked for."""
-        self._lanes = [_fast_lane(column) for column in self.columns.values()]
+        # in the order of the fields of a record, which takes a row as a tuple
+        self._lanes = [_fast_lane(column) for column in (order if self.is_packed else self.columns.values())]
+        self._block_lanes: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any]]] = []
+        self._block_rows = 0
+        self.pack: Callable[[int, Mapping[str, Any]], bool] = _never
+        """Copies a row into a slot if nothing about it needs a closer look, and returns whether it did."""
+        if self.records is not None and self.records.flags.writeable and can_pack(order):
+            self.pack = RowPacker(order, self.records).write
 
     def write_row(self, slot: int, row: Mapping[str, Any]) -> None:
         """Copy one row into a slot; nothing is written if one of its values is refused."""
+        if self.unread is not None or not self.pack(slot, row):
+            self.write_closely(slot, row)
+
+    def write_closely(self, slot: int, row: Mapping[str, Any]) -> None:
+        """Do what `write_row` does, with a look at every value."""
         values = []
         try:
             for name, dtype, shape, scalars, low, high in self._lanes:
                 value = row[name]
                 kind = type(value)
-                if kind is np.ndarray:
+                if kind is ndarray:
                     # the same object, not an equal one: half the price, and the rest goes through `conform`
                     fits = value.dtype is dtype and value.shape == shape
                 else:
@@ -70,36 +82,62 @@ class Ring:
         for cells, value in zip(self.cells.values(), values, strict=True):
             cells[slot] = value
 
-    def conform(self, rows: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], int]:
+    def conform(self, rows: Mapping[str, Any]) -> tuple[Mapping[str, NDArray[Any]], int]:
         """Return rows as arrays `[n, ...]` of the columns' dtypes, and `n`; those that fit already are not copied.
 
         Raises:
             ConfigurationError: A key is unknown or missing, or an array has another length, shape or kind.
         """
         check_keys(rows, self.columns)
-        arrays = {name: np.asarray(rows[name]) for name in self.columns}
+        arrays = {
+            name: value if type(value := rows[name]) is np.ndarray else as_array(name, value) for name in self.columns
+        }
         count = row_count(arrays)
         for name, dtype, shape, *_ in self._lanes:
             if arrays[name].dtype is not dtype or arrays[name].shape[1:] != shape:
                 arrays[name] = self.columns[name].conform(arrays[name], rows=count)
+        self._block_lanes = [(name, dtype, (count, *shape), self.cells[name]) for name, dtype, shape, *_ in self._lanes]
+        self._block_rows = count
         return arrays, count
+
+    def write_as_before(self, first: int, rows: Mapping[str, Any]) -> int:
+        """Copy rows in that are just like those of the last `conform`, as many, and not around the end.
+
+        Returns:
+            How many; 0, and nothing is written, if they need `conform`.
+        """
+        count = self._block_rows
+        if len(rows) != len(self._block_lanes) or first + count > self.capacity or self.unread is not None:
+            return 0
+        for name, dtype, shape, _ in self._block_lanes:
+            array = rows.get(name)
+            # the same object, not an equal one: half the price
+            if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
+                return 0
+        slots = slice(first, first + count)
+        for name, _, _, cells in self._block_lanes:
+            cells[slots] = rows[name]
+        return count
 
     def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
         """Copy conforming rows, not more than the capacity, into the slots from `first` on, around the end."""
-        before_end = min(count, self.capacity - first)
         if self.unread is not None:
             self.unread.forget(first, count)
+        before_end = self.capacity - first
+        if count <= before_end:
+            slots = slice(first, first + count)
+            for name, array in rows.items():
+                self.cells[name][slots] = array
+            return
         for name, array in rows.items():
-            cells = self.cells[name]
-            cells[first : first + before_end] = array[:before_end]
-            if before_end < count:
-                cells[: count - before_end] = array[before_end:]
+            self.cells[name][first:] = array[:before_end]
+            self.cells[name][: count - before_end] = array[before_end:]
 
     def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
         """Return copies of rows in the order of their ids, column by column."""
         start = first_id % self.capacity
-        if self.unread is not None:
-            self.unread.read_into(self.cells, np.arange(start, start + count))
+        if (unread := self.unread) is not None:  # a thread that copies batches ahead may take it away
+            unread.read_into(self.cells, np.arange(start, start + count))
         around = max(start + count - self.capacity, 0)
         if not around:
             return {name: np.array(cells[start : start + count], order="C") for name, cells in self.cells.items()}
@@ -186,11 +224,15 @@ def row_count(arrays: Mapping[str, NDArray[Any]]) -> int:
     return int(counts.pop()[0])
 
 
+def _never(slot: int, row: Mapping[str, Any]) -> bool:  # noqa: ARG001 - as `RowPacker.write`
+    return False
+
+
 def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], frozenset[type], int, int]:
     """Return what a value must be to need no closer look: dtype and shape, or one of the types, or a range of int."""
     dtype, scalars, low, high = column.dtype, frozenset[type](), 1, 0
     if not column.shape:
-        scalars = _FLOAT_SCALARS if dtype.kind == "f" else frozenset({dtype.type})
+        scalars = FLOAT_SCALARS if dtype.kind == "f" else frozenset({dtype.type})
         if dtype.kind == "b":
             scalars |= {bool}
         if dtype.kind in "iu":

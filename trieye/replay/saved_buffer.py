@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.nodes import StateParts
+from trieye.persistence.decoding import decode
+from trieye.persistence.encoding import encode
+from trieye.persistence.nodes import EncodedState, StateParts
 from trieye.persistence.parts_directory import load_parts, save_parts
 from trieye.replay.checks import FORMAT, checked_state, saved_columns
 from trieye.replay.eligibility import EligibleSampler
@@ -38,8 +40,9 @@ class SavedBuffer:
         sampler: str,
         options: RowOptions,
         *,
+        kind: str,
         make_sampler: Callable[..., Sampler],
-        open_memory: Callable[[], Memory],
+        open_memory: Callable[..., Memory],
         limiter: Limiter | None,
         seed: int,
     ) -> None:
@@ -47,13 +50,14 @@ class SavedBuffer:
 
         Args:
             sampler: Name of the sampler.
+            kind: What `checked_kind` returned for it; only a state of the same kind can be taken over.
             options: What is made of the rows.
             make_sampler: Makes a sampler for `links`.
-            open_memory: Opens memory for rows.
+            open_memory: Opens memory for rows, which are written at once with `is_full_soon`.
             limiter: Keeps draws and inserts in a ratio.
             seed: Seed of the draws.
         """
-        self.sampler = sampler
+        self.sampler, self._kind = sampler, kind
         self._options, self._make_sampler, self._open_memory = options, make_sampler, open_memory
         open_memory().close()  # a wrong name shows now, not with the first row
         self._pacing = Pacing(limiter)
@@ -64,6 +68,11 @@ class SavedBuffer:
         self._version = 0  # that of `set_version` before that
         self._segments, self._counts = Segments(), Counts()
         self._is_closed = False
+        self._made_with: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a copy to another process: its rows travel in arrays, and a handle (`handle`) is what shares them."""
+        return _copied, (type(self), self._made_with, encode(self, copy=False))
 
     def state_parts(self, known: Collection[str]) -> StateParts:
         """Return a snapshot: what is needed to go on exactly here, with the rows of no known part as new parts.
@@ -72,10 +81,11 @@ class SavedBuffer:
             known: Names of parts that a finished checkpoint holds.
         """
         store = self._open_store()
+        self._pacing.settle()  # a thread that copies ahead may draw goals
         kept, new = ((), {}) if store is None else self._segments.save(store, known)
         state = {
             "format": FORMAT,
-            "sampler": self.sampler,
+            "sampler": self._kind,
             "rng": self._rng.bit_generator.state,
             "her_rng": self._her_rng.bit_generator.state,
             "limiter": self._pacing.state_dict(),
@@ -101,11 +111,12 @@ class SavedBuffer:
                 process could read such rows.
 
         Raises:
-            ConfigurationError: It is of another format, sampler or schema; nothing was changed.
+            ConfigurationError: It is of another format, sampler or schema, or one of the two is with a bound
+                (`max_reuse`, `max_staleness`) and the other without; nothing was changed.
         """
         own = self._open_store()
         self._pacing.settle()
-        saved = checked_state(state, self.sampler)
+        saved = checked_state(state, self._kind)
         held = saved.state["store"]
         if held is not None:
             columns = saved_columns(held, None if own is None else own.layout, self._options)
@@ -113,7 +124,7 @@ class SavedBuffer:
                 own.close()
             if own is None or own.total:
                 self._store = own = None  # its memory is free before that of the other is taken
-                own = self._made_for(columns)
+                own = self._made_for(columns, is_full_soon=not lazy and held["total"] - held["low"] >= self.capacity)
             low = max(held["low"], held["total"] - self.capacity)
             self._segments.restore(own, saved, held["segments"], low, lazy=lazy and own.memory.handle is None)
             own.load_state_dict(held, low)
@@ -158,9 +169,16 @@ class SavedBuffer:
             raise ConfigurationError("the replay buffer is closed; make a new one")
         return self._store
 
-    def _made_for(self, columns: Sequence[Column]) -> RowStore:
-        store = RowStore(Layout(self.capacity, columns, self._options), self._open_memory())
+    def _made_for(self, columns: Sequence[Column], *, is_full_soon: bool = False) -> RowStore:
+        memory = self._open_memory(is_full_soon=is_full_soon)
+        store = RowStore(Layout(self.capacity, columns, self._options), memory)
         self._sampler = self._make_sampler(links=store.reader.links)
         if isinstance(self._sampler, EligibleSampler):
             self._sampler.set_version(self._version)
         return store
+
+
+def _copied(kind: Callable[..., SavedBuffer], made_with: dict[str, Any], state: EncodedState) -> SavedBuffer:
+    buffer = kind(**made_with)
+    buffer.load_state_dict(decode(state, copy=False))
+    return buffer

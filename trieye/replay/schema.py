@@ -54,7 +54,7 @@ class Column:
             value: One value, or an array `[n, ...]` of them.
             rows: Whether `value` has a leading row axis.
         """
-        array = np.asarray(value)
+        array = as_array(name, value)
         dtype = _numeric(name, np.dtype(_PYTHON_SCALARS.get(type(value), array.dtype)))
         if rows and not array.ndim:
             raise ConfigurationError(
@@ -77,7 +77,7 @@ class Column:
         Raises:
             ConfigurationError: The shape differs, the kind of number differs, or an integer is out of range.
         """
-        array = np.asarray(value)
+        array = as_array(self.name, value)
         shape = self.shape if rows is None else (rows, *self.shape)
         if array.shape != shape:
             raise ConfigurationError(f"replay key {self.name!r}: shape {shape} is expected, found {array.shape}")
@@ -85,7 +85,8 @@ class Column:
             return array
         if _RANKS.get(array.dtype.kind, 9) > _RANKS[self.dtype.kind]:
             raise ConfigurationError(
-                f"replay key {self.name!r}: {self.dtype} is expected, found {array.dtype}; convert it before adding it"
+                f"replay key {self.name!r}: {self.dtype} is expected, found {array.dtype}; the first row or the schema "
+                "decides on the dtype of all rows: change it there, or convert this value"
             )
         return self._cast(array)
 
@@ -97,6 +98,18 @@ class Column:
                 f"replay key {self.name!r}: a value of {array.tolist()!r:.80} is out of range of {self.dtype}"
             )
         return cast
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """Return the value of a key as an array.
+
+    Raises:
+        ConfigurationError: No array can be made of it, as of lists of different lengths.
+    """
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(f"replay key {name!r}: no array can be made of the value: {error}") from error
 
 
 def check_keys(found: Iterable[str], expected: Mapping[str, Any] | Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 import secrets
 import weakref
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ MAX_PART_BYTES = 64 << 20
 SMALL_PART_BYTES = 8 << 20
 MAX_SMALL_PARTS = 32
 """With more of them, their rows are written again as few large parts; every row is then written less than twice."""
+
+MAX_REMEMBERED = 4096
+"""Parts of earlier saves that are remembered, as another place that is saved to may hold them."""
 
 _ROW, _LINK, _KEPT_ROWS, _KEPT = "row.", "link.", "next", "next."
 _THREADS = 4
@@ -47,11 +51,19 @@ class Segment:
 
 
 class Segments:
-    """Which rows lie in which part."""
+    """Which rows lie in which part.
+
+    A buffer may be saved to several places in turn, such as the checkpoints of a run and the snapshots of an actor.
+    Each holds parts of its own, so all that were written are remembered, and the known ones among them are kept.
+    """
 
     def __init__(self) -> None:
-        self._segments: list[Segment] = []
+        self._segments: list[Segment] = []  # of the newest save, or of what was restored
+        self._earlier: dict[str, Segment] = {}  # all that may still hold rows, those that were used last at the end
         self._new: dict[str, dict[str, weakref.ref[NDArray[Any]]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_new": {}}  # another process has none of those arrays
 
     def save(self, store: RowStore, known: Collection[str]) -> tuple[tuple[str, ...], dict[str, Arrays]]:
         """Return the known parts that still hold rows, and the rows that are in none of them as new parts.
@@ -64,11 +76,11 @@ class Segments:
         """
         low, total = store.low, store.total
         under_way = {name: arrays for name in self._new if (arrays := self._arrays_under_way(name)) is not None}
-        held = [
-            segment
-            for segment in self._segments
-            if segment.end > low and (segment.name in known or segment.name in under_way)
-        ]
+        self._earlier = {name: segment for name, segment in self._earlier.items() if segment.end > low}
+        held = _side_by_side(
+            [segment for name, segment in self._earlier.items() if name in known],
+            [segment for name, segment in self._earlier.items() if name in under_way],
+        )
         small = [segment for segment in held if segment.size_bytes < SMALL_PART_BYTES]
         if len(small) > MAX_SMALL_PARTS:
             held = [segment for segment in held if segment.size_bytes >= SMALL_PART_BYTES]
@@ -82,10 +94,18 @@ class Segments:
                 name = f"seg-{start}-{stop}-{secrets.token_hex(4)}"
                 new[name] = arrays
                 segments.append(Segment(name, start, stop, sum(array.nbytes for array in arrays.values())))
-        self._segments = sorted(segments, key=lambda segment: segment.first)
+        self._remember(sorted(segments, key=lambda segment: segment.first))
         # not the arrays themselves: they are as large as the rows, and of no use when they are written
         self._new = {name: {key: weakref.ref(array) for key, array in part.items()} for name, part in new.items()}
         return kept, new
+
+    def _remember(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        for segment in segments:
+            self._earlier.pop(segment.name, None)
+            self._earlier[segment.name] = segment
+        for name in list(self._earlier)[: -max(MAX_REMEMBERED, len(segments))]:
+            del self._earlier[name]
 
     def _arrays_under_way(self, name: str) -> Arrays | None:
         references = self._new[name]
@@ -117,13 +137,26 @@ class Segments:
                 list(threads.map(lambda pair: _copy_rows(store, pair[0], pair[1], low), zip(wanted, rows, strict=True)))
         for segment, columns in zip(wanted, arrays, strict=True):
             _restore_links(store, segment, columns, low)
-        self._segments, self._new = wanted, {}
+        self._earlier, self._new = {}, {}  # those of rows that came after what is restored have ids that are given anew
+        self._remember(wanted)
 
 
 def rows_of_a_part(store: RowStore) -> int:
     """Return how many rows a part may have."""
     row_bytes = sum(cells[:1].nbytes for cells in store.reader.ring.cells.values())
     return max(MAX_PART_BYTES // max(row_bytes, 1), 1)
+
+
+def _side_by_side(*choices: list[Segment]) -> list[Segment]:
+    """Return segments, of the first choice where there are any, that have no row in common."""
+    chosen: list[Segment] = []
+    for segments in choices:
+        for segment in sorted(segments, key=lambda segment: (segment.first, -segment.end)):
+            place = bisect_left(chosen, segment.first, key=lambda other: other.first)
+            follows = not place or chosen[place - 1].end <= segment.first
+            if follows and (place == len(chosen) or segment.end <= chosen[place].first):
+                chosen.insert(place, segment)
+    return chosen
 
 
 def _gaps(kept: list[Segment], low: int, total: int) -> list[tuple[int, int]]:

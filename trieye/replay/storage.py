@@ -64,7 +64,9 @@ class RowStore:
         """
         row_id = self.total
         if self._is_plain:
-            self._ring.write_row(row_id % self.capacity, row)
+            ring, slot = self._ring, row_id % self.capacity
+            if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the price of a call
+                ring.write_closely(slot, row)
             self.total = row_id + 1
             return row_id
         self._announce(1)
@@ -82,21 +84,42 @@ class RowStore:
         Raises:
             ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
         """
-        own, nexts = self._split(rows)
-        arrays, count = self._ring.conform(own)
         first = self.total
-        if self._is_plain and env_ids is None and count <= self.capacity:
-            self._ring.write_rows(first % self.capacity, arrays, count)
+        if self._is_plain and env_ids is None and (count := self._ring.write_as_before(first % self.capacity, rows)):
             self.total = first + count
             return first, count
-        self._extend_linked(arrays, _env_ids(env_ids, count), nexts, count)
+        own, nexts = self._split(rows)
+        arrays, count = self._ring.conform(own)
+        envs = _env_ids(env_ids, count)
+        next_rows = self.reader.next_rows
+        values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
+        if not count:  # as of a step in which every environment was only reset
+            return first, 0
+        total, skipped = first + count, max(count - self.capacity, 0)
+        newest = {name: array[skipped:] for name, array in arrays.items()} if skipped else arrays
+        self._announce(count)
+        self._ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
+        if self.reader.links is not None:
+            ended = self._ends_in(arrays, count)
+            self.reader.links.add(np.arange(first, total), envs, ended)
+            if next_rows is not None:
+                late = {name: array[skipped:] for name, array in values.items()}
+                next_rows.add(np.arange(first + skipped, total), envs[skipped:], newest, late, ended[skipped:])
+        self.total = total
+        self._publish()
         return first, count
+
+    def interrupt(self, env_id: int | None = None) -> None:
+        """Let the next row of an environment, or of all, follow no other row."""
+        if self.reader.links is not None:
+            self.reader.links.interrupt(env_id)
+        if self.reader.next_rows is not None:
+            self.reader.next_rows.interrupt(env_id)
 
     def clear(self) -> None:
         """Forget all rows; the ids go on."""
         self._forgotten = self.total
-        if self.reader.links is not None:
-            self.reader.links.interrupt()
+        self.interrupt()
         if self.reader.next_rows is not None:
             self.reader.next_rows.clear()
         self._publish()

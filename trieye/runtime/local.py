@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from trieye.actor_logic import ActorLogic
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.persistence.encoding import EncodedState
+from trieye.runtime.writer import Writer
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -29,7 +30,7 @@ class LocalHub:
         self.key = uuid.uuid4().hex
         self.run_name = config.run_name
         self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
+        self._writer = Writer()
         self.flush = self._logic.flush
         self.get_state = self._logic.get_state
         self.log_params = self._logic.tracking.log_params
@@ -76,7 +77,7 @@ class LocalHub:
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left and close the sinks."""
         try:
-            self._writer.shutdown(wait=True)
+            self._writer.close()
         finally:  # also when Ctrl-C ends the waiting
             self._logic.shutdown(status)
 

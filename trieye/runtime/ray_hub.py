@@ -4,7 +4,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from trieye.exceptions import TrieyeError
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.persistence.encoding import EncodedState
 from trieye.runtime.ray_start import join_ray
+from trieye.runtime.writer import Writer
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.serializer import Serializer
 from trieye.stats.batch import EventBatch
@@ -120,7 +121,7 @@ class RayHub(RayChannel):
             actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
-            self._sender = ThreadPoolExecutor(1, thread_name_prefix="trieye-save")
+            self._sender = Writer()
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 
@@ -183,7 +184,7 @@ class RayHub(RayChannel):
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left, and end the actor."""
         try:
-            self._sender.shutdown(wait=True)
+            self._sender.close()
             self._get(self._actor.shutdown.remote(status))
         finally:
             ray.kill(self._actor)

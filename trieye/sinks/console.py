@@ -24,8 +24,7 @@ class ConsoleSink:
 
     def open(self, run: RunInfo) -> None:  # noqa: ARG002 - the protocol
         """Let INFO pass, unless the application chose a level for these loggers."""
-        if not any(isinstance(handler, _LastResort) for handler in LOGGER.handlers):
-            LOGGER.addHandler(_LastResort())
+        LastResort.add_to(LOGGER)
         if LOGGER.level == logging.NOTSET and logging.getLogger("trieye").level == logging.NOTSET:
             LOGGER.setLevel(logging.INFO)
 
@@ -38,11 +37,37 @@ class ConsoleSink:
         """Do nothing: other runs of this process may go on."""
 
 
-class _LastResort(logging.Handler):
-    """Prints records that no handler of the application shows."""
+class LastResort(logging.Handler):
+    """Prints records that no handler of the application shows.
+
+    Python does so itself until a logger has a handler, such as one that writes to a file.
+
+    Args:
+        owner: The logger to which it is added.
+    """
+
+    def __init__(self, owner: logging.Logger) -> None:
+        super().__init__()
+        self._owner = owner
+
+    @classmethod
+    def add_to(cls, owner: logging.Logger, level: int = logging.NOTSET, form: str = "%(message)s") -> None:
+        """Give one to a logger that has none; it stays, as other runs of this process may go on.
+
+        Args:
+            owner: The logger.
+            level: What is printed at least.
+            form: How, as for `logging.Formatter`.
+        """
+        if not any(isinstance(handler, cls) for handler in owner.handlers):
+            handler = cls(owner)
+            handler.setLevel(level)
+            handler.setFormatter(logging.Formatter(form))
+            owner.addHandler(handler)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if any(_shows(handler, record.levelno) for handler in _handlers_above(LOGGER)):
+        """Print a record."""
+        if any(_shows(handler, record.levelno) for handler in _handlers_above(self._owner)):
             return
         # the stream of this moment, in one write: rich and pytest replace sys.stderr while they are active
         stream = sys.stderr
@@ -63,5 +88,5 @@ def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:
 
 def _shows(handler: logging.Handler, level: int) -> bool:
     # a log file is no terminal: the run's own one is below this logger too
-    hidden = isinstance(handler, _LastResort | logging.FileHandler | logging.NullHandler)
+    hidden = isinstance(handler, LastResort | logging.FileHandler | logging.NullHandler)
     return not hidden and handler.level <= level

@@ -34,6 +34,8 @@ def set_environment(uri: str) -> None:
         logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_sink)
     elif is_file_store(uri):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    else:  # a traceback of 40 lines for each retry on a full disk
+        logging.getLogger("mlflow.store.db.utils").addFilter(_not_of_a_sink_at_all)
 
 
 @contextlib.contextmanager
@@ -60,6 +62,11 @@ def alone(uri: str) -> Iterator[Path | None]:
 def _not_from_a_sink(record: logging.LogRecord) -> bool:
     # urllib3 warns at every retry; the thread of the sink says once that the server is away
     return record.levelno > logging.WARNING or not (record.threadName or "").startswith("trieye-sink-")
+
+
+def _not_of_a_sink_at_all(record: logging.LogRecord) -> bool:
+    # the thread of the sink gets the error, too, and says once what does not work
+    return not (record.threadName or "").startswith("trieye-sink-")
 
 
 def without_password(uri: str) -> str:

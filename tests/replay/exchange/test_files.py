@@ -104,3 +104,17 @@ def test_rows_that_do_not_fit_the_buffer_are_named(tmp_path, name):
     write(filled(), tmp_path / "rows")
     with pytest.raises(ConfigurationError, match=r"key 'next_obs' is unknown|key 'action' is unknown"):
         read(ReplayBuffer(5, {"obs": (np.float16, (2, 5))}), tmp_path / "rows")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_episodes_from_a_file_do_not_go_on_in_rows_around_them(tmp_path, name):
+    write, read = FORMATS[name]
+    row = {"reward": 1.0, "done": False}
+    source, buffer = ReplayBuffer(9, n_step=3), ReplayBuffer(9, n_step=3)
+    for one in (source, source, buffer):
+        one.add(**row)
+    write(source, tmp_path / "rows")
+    read(buffer, tmp_path / "rows")
+    buffer.add(**row)
+    batch = buffer.sample(64)
+    assert dict(zip(batch.ids.tolist(), batch["n"].tolist(), strict=True)) == {0: 1, 1: 2, 2: 1, 3: 1}

@@ -108,6 +108,9 @@ class Reference:
             return "duplicate"
         if verdict in {"stale", "wrong_session"}:
             return verdict
+        if verdict == "fits":
+            self.give_up_before(meta)
+            place = self.place(meta)
         is_early = verdict == "early" or any(item.meta.worker == meta.worker for item in self.early)
         if is_early and len(self.early) >= self.rules.max_early:
             return "future_version"
@@ -134,6 +137,15 @@ class Reference:
                 self.early.pop(0)
                 self.dropped["evicted"] += 1
         return True
+
+    def give_up_before(self, meta):
+        for item in list(self.early):
+            came_before = (item.meta.incarnation, item.meta.fid) < (meta.incarnation, meta.fid)
+            if item.meta.worker == meta.worker and came_before and item.meta.session != self.session:
+                self.early.remove(item)
+                if self.place(item.meta) not in {"duplicate", "old_incarnation"}:
+                    self.pass_over(item.meta)
+                self.dropped["wrong_session"] += 1
 
     def pass_over(self, meta):
         place = self.place(meta)
@@ -185,7 +197,10 @@ class Reference:
                 self.drop(items, "wrong_session")
 
     def reconsider(self, item, now):
-        place, verdict = self.place(item.meta), self.judge(item.meta)
+        verdict = self.judge(item.meta)
+        if verdict == "fits":
+            self.give_up_before(item.meta)
+        place = self.place(item.meta)
         if place in {"duplicate", "old_incarnation"}:
             self.dropped[place] += 1
         elif verdict == "early" or any(other.meta.worker == item.meta.worker for other in self.early):

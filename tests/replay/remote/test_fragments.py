@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -82,3 +83,26 @@ def test_an_actor_serves_readers_that_wait_and_goes_on_after_its_death(ray_clust
     assert time.monotonic() < until
     assert lease.stack()["obs"].shape == (2, 2, 4, 2)
     replay.close()
+
+
+def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
+    channel = FlakyChannel(lambda: FragmentServer(RULES, directory=tmp_path / "snapshot"))
+    replay = filled(RemoteFragments(channel))
+    save_parts(tmp_path / "checkpoint", replay)
+    replay.add_batch(fragments("c", 4))
+    replay.snapshot()
+    replay.load_state_dict(load_parts(tmp_path / "checkpoint"))
+    channel._server.close()
+    channel._server = channel._make_server()
+    assert replay.metrics()["replay/size"] == 2
+
+
+class SilentChannel(LocalChannel):
+    def begin(self, method, *values):
+        return Future()
+
+
+def test_a_server_that_never_answers_a_fetch_is_named():
+    replay = RemoteFragments(SilentChannel(FragmentServer(RULES, name="rollouts")), timeout_s=0.05)
+    with pytest.raises(ReplayTimeoutError, match=r"fetch\(2\): 'rollouts' did not answer in 0.05 s"):
+        replay.fetch(2, timeout_s=0)

@@ -53,6 +53,13 @@ def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capaci
     assert min(replay.reader("main").sample(200)["x"]) >= 40
 
 
+def test_a_kill_while_a_snapshot_is_replaced_never_lets_a_server_start_afresh(tmp_path):
+    filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
+    (tmp_path / "snapshot").rename(tmp_path / ".old-snapshot~elsewhere~1~0a0a0a0a")
+    replay = RemoteReplay(LocalChannel(ReplayServer(TABLES, directory=tmp_path / "snapshot")))
+    assert replay.stats("main")["size"] == 50
+
+
 def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
     filled(server)
@@ -187,3 +194,41 @@ def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
         assert run.restore(rows=other)
         assert run.step == 2
     assert draws(other) == after
+
+
+def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
+    replay = filled(ReplayServer(TABLES, directory=tmp_path / "snapshot"))
+    replay.snapshot(tmp_path / "checkpoint")
+    filled(replay._channel._server, seed=1000)
+    replay.snapshot()
+    replay.restore(tmp_path / "checkpoint")
+    again = RemoteReplay(LocalChannel(ReplayServer(TABLES, directory=tmp_path / "snapshot")))
+    assert draws(again) == draws(replay)
+
+
+def test_rows_drawn_anew_have_the_weights_that_one_draw_would_have_given_them():
+    options = {"sampler": "prioritized", "sampler_options": {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0}}
+    server = ReplayServer({"main": {"capacity": 200, **options}})
+    replay = RemoteReplay(LocalChannel(server))
+    priorities = np.arange(1, 2000) % 50 + 1.0
+    num_held_back = 0
+    for first in range(0, 1000, 40):
+        with replay.writer("main") as writer:
+            writer.extend({"x": np.arange(first, first + 40)}, priorities=priorities[first : first + 40])
+        (draw,) = server.plan("main", 1, 64, 0.0).draws()
+        expected = 1 / priorities[draw.ids]
+        assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
+        num_held_back += first >= 400 and draw.ids.min() >= first + 40 - 180
+    assert num_held_back > 10
+
+
+def test_the_episodes_of_a_writer_that_left_are_forgotten():
+    server = ReplayServer({"main": {"capacity": 100, "n_step": 3}})
+    replay = RemoteReplay(LocalChannel(server))
+    for _ in range(20):
+        with replay.writer("main") as writer:
+            for env_id in range(5):
+                writer.add(env_id, reward=1.0, done=False)
+    state = server.state_parts(()).state["main"]["state"]
+    assert len(state["buffer"]["store"]["links"]["last"]) == 0
+    assert state["envs"] == []

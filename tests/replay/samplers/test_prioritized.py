@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.samplers import PrioritizedSampler, RowSampler
+from trieye.replay.samplers.base import spliced
 
 
 def made(capacity, added, priorities=None, **options):
@@ -232,3 +233,16 @@ def test_options_out_of_range_are_refused(options, message):
 
 def test_it_is_a_sampler_of_rows():
     assert isinstance(PrioritizedSampler(3), RowSampler)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_of_two_draws_that_become_one_are_those_of_one_draw(beta):
+    sampler, rng = PrioritizedSampler(100, alpha=1.0, beta=beta, epsilon=0.0), np.random.default_rng(0)
+    sampler.added(0, 100)
+    sampler.update(np.arange(100), np.arange(1, 101))
+    draw = sampler.draw(32, 0, 100, rng)
+    for count in (1, 5, 20):  # each is divided by a largest weight of its own
+        draw = spliced(draw, rng.permutation(32)[:count], sampler.draw(count, 0, 100, rng))
+        expected = (draw.ids + 1.0) ** -beta
+        assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
+        assert draw.weights.dtype == np.float32

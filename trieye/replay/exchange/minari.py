@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import ConfigurationError
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.dedup import PREFIX
+from trieye.replay.exchange.apart import apart
 
 
 def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False) -> int:
@@ -38,9 +39,10 @@ def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False)
             ) from error
         dataset = minari.load_dataset(dataset, download=download)
     count = 0
-    for number, episode in enumerate(dataset.iterate_episodes()):
-        rows = _rows_of(episode)
-        count += len(buffer.extend(rows, np.full(len(rows["reward"]), number)))
+    with apart(buffer):
+        for number, episode in enumerate(dataset.iterate_episodes()):
+            rows = _rows_of(episode)
+            count += len(buffer.extend(rows, np.full(len(rows["reward"]), number)))
     return count
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from trieye.exceptions import SerializationError
 from trieye.replay.buffer import ReplayBuffer
+from trieye.replay.exchange.apart import apart
 from trieye.replay.exchange.scratch import replaced
 
 EPISODE = "__episode__"
@@ -61,4 +62,5 @@ def import_npz(buffer: ReplayBuffer, path: str | Path) -> int:
     except _DAMAGE as error:
         raise SerializationError(f"{path} is no whole .npz file of arrays ({error})") from error
     episodes = arrays.pop(EPISODE, None)
-    return len(buffer.extend(arrays, episodes)) if arrays else 0
+    with apart(buffer):
+        return len(buffer.extend(arrays, episodes)) if arrays else 0

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.replay.buffer import ReplayBuffer
+from trieye.replay.exchange.apart import apart
 from trieye.replay.exchange.npz import EPISODE
 from trieye.replay.exchange.scratch import replaced
 
@@ -70,7 +71,7 @@ def import_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
 
     count = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path) as file, apart(buffer):
             specs = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)

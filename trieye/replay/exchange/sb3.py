@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.dedup import PREFIX
+from trieye.replay.exchange.apart import apart
 
 _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _NUMPY_NAMES = ("_reconstruct", "scalar", "_frombuffer")
@@ -51,7 +52,8 @@ def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = F
             raise SerializationError(f"{path} holds no replay buffer of stable-baselines3 ({error!r})") from error
     if not len(steps):
         return 0
-    return len(buffer.extend(rows, np.tile(np.arange(num_envs), len(steps))))
+    with apart(buffer):
+        return len(buffer.extend(rows, np.tile(np.arange(num_envs), len(steps))))
 
 
 def _steps_of(held: dict[str, Any]) -> NDArray[np.int64]:

@@ -80,8 +80,8 @@ class FragmentBuffer:
         Raises:
             ConfigurationError: Its kind is another than `fragment`.
         """
-        ratio, least = config.limiter.samples_per_insert, config.limiter.min_size_to_sample
-        limiter = None if ratio is None else Limiter(ratio, min_size_to_sample=least)
+        options = config.limiter.model_dump()
+        limiter = None if options["samples_per_insert"] is None else Limiter(**options)
         return cls(FragmentRules.from_config(config), seed=seed, limiter=limiter)
 
     def __len__(self) -> int:

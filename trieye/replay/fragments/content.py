@@ -172,6 +172,8 @@ class Content:
         if verdict in {"stale", "wrong_session"}:
             self._pass_over(meta, now)
             raise _RefusedError(verdict)
+        if verdict == "fits":
+            self._give_up_before(meta, now)
         is_early = verdict == "early" or self.early.has_worker(meta.worker)
         self._admit(meta, schema, is_early=is_early)
         try:
@@ -254,7 +256,10 @@ class Content:
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Place an early fragment, or keep it waiting; those of a worker stay in order."""
-        verdict, place = self.sessions.judge(row.meta), self.streams.place(row.meta)
+        verdict = self.sessions.judge(row.meta)
+        if verdict == "fits":
+            self._give_up_before(row.meta, now)
+        place = self.streams.place(row.meta)
         if place in {"duplicate", "old_incarnation"}:
             self._drop([row.serial], place)
         elif verdict == "early" or self.early.has_worker(row.meta.worker):
@@ -264,6 +269,13 @@ class Content:
         else:
             self._pass_over(row.meta, now)
             self._drop([row.serial], verdict)
+
+    def _give_up_before(self, meta: FragmentMeta, now: float) -> None:
+        """Drop what waits for sessions that a worker has left for the present one, so that nothing waits behind it."""
+        for row in self.early.take_left(meta, self.sessions.session):
+            if self.streams.place(row.meta) not in {"duplicate", "old_incarnation"}:
+                self._pass_over(row.meta, now)
+            self._drop([row.serial], "wrong_session")
 
     def _pass_over(self, meta: FragmentMeta, now: float) -> None:
         """Note that a fragment came which is not kept, so that the next one is no gap."""

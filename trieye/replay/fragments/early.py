@@ -60,11 +60,23 @@ class EarlyFragments:
         """Return the one that waits longest, if there is one, and let it wait no more."""
         if not self._rows:
             return None
-        _, row = self._rows.popitem(last=False)
-        self._workers[row.meta.worker] -= 1
-        if not self._workers[row.meta.worker]:
-            del self._workers[row.meta.worker]
+        row = next(iter(self))
+        self._forget(row)
         return row
+
+    def take_left(self, meta: FragmentMeta, session: str) -> list[EarlyFragment]:
+        """Return those that the worker of a fragment made before it in other sessions, and let them wait no more."""
+        if not self.has_worker(meta.worker):
+            return []
+        made = (meta.incarnation, meta.fid)
+        taken = [
+            row
+            for (worker, *order), row in self._rows.items()
+            if worker == meta.worker and tuple(order) < made and row.meta.session != session
+        ]
+        for row in taken:
+            self._forget(row)
+        return taken
 
     def take_before(self, time: float) -> list[EarlyFragment]:
         """Return those that came before that time, and let them wait no more."""
@@ -74,6 +86,12 @@ class EarlyFragments:
             if row is not None:
                 taken.append(row)
         return taken
+
+    def _forget(self, row: EarlyFragment) -> None:
+        del self._rows[_key(row.meta)]
+        self._workers[row.meta.worker] -= 1
+        if not self._workers[row.meta.worker]:
+            del self._workers[row.meta.worker]
 
 
 def _key(meta: FragmentMeta) -> _Key:

@@ -158,7 +158,7 @@ class FragmentActor:
 
     async def load_state_dict(self, *values: Any) -> None:
         """Go on from a snapshot."""
-        await asyncio.to_thread(self._server.buffer.load_state_dict, *values)
+        await asyncio.to_thread(self._server.load_state_dict, *values)
 
 
 class RayChannel:

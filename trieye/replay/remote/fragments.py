@@ -67,6 +67,17 @@ class FragmentServer:
         """
         self._snapshots.write(self.buffer, directory)
 
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot, also if the server dies: its own directory holds the same content afterwards.
+
+        Raises:
+            ConfigurationError: It has chunks of another length or schema.
+            SerializationError: It is not whole, or the server's own snapshot could not be written.
+        """
+        self.buffer.load_state_dict(held)
+        if self._snapshots.has_directory:
+            self.snapshot()
+
     def metrics(self, reset: bool) -> dict[str, float]:
         """Return plain numbers; see `FragmentBuffer.metrics`."""
         return self.buffer.metrics(reset=reset)
@@ -130,6 +141,12 @@ class RemoteFragments:
             under_way = self._channel.begin("fetch", n, None if timeout_s is None else left_s, strict)
             try:
                 lease: Lease = under_way.result(left_s + self._timeout_s)
+            except TimeoutError as error:
+                if under_way.done():  # the buffer had not enough chunks
+                    raise
+                raise ReplayTimeoutError(
+                    f"fetch({n}): {self._channel.name!r} did not answer in {left_s + self._timeout_s:.3g} s"
+                ) from error
             except ConnectionError as error:
                 if time.monotonic() + FIRST_PAUSE_S > end:
                     raise ReplayTimeoutError(f"fetch({n}) in {timeout_s:g} s: {error}") from error

@@ -66,6 +66,7 @@ class Plan:
         ids: int64 `[k, n]` or `[k, n, length]`.
         weights: float32 `[k, n]`.
         infos: What the sampler told about each draw.
+        scales: The largest weight of each draw before they were divided by it.
         masks: bool `[k, n, length]`, or None.
     """
 
@@ -73,6 +74,7 @@ class Plan:
     ids: Ids
     weights: NDArray[np.float32]
     infos: tuple[Mapping[str, float], ...]
+    scales: tuple[float, ...]
     masks: NDArray[np.bool_] | None = None
 
     @classmethod
@@ -84,13 +86,14 @@ class Plan:
             np.stack([draw.ids for draw in draws]),
             np.stack([draw.weights for draw in draws]),
             tuple(dict(draw.info) for draw in draws),
+            tuple(draw.scale for draw in draws),
             np.stack(masks) if masks else None,
         )
 
     def draws(self) -> list[Draw]:
         """Return the draws, as views."""
         masks = [None] * len(self.ids) if self.masks is None else list(self.masks)
-        return [Draw(*parts) for parts in zip(self.ids, self.weights, self.infos, masks, strict=True)]
+        return [Draw(*parts) for parts in zip(self.ids, self.weights, self.infos, masks, self.scales, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +107,6 @@ class Memory:
 
     generation: str
     handle: Any = None
-
-
-def splice(draw: Draw, where: NDArray[np.bool_], fresh: Draw) -> Draw:
-    """Return a draw in which the rows `where`, bool `[n]`, are replaced by those of another draw."""
-    ids, weights = draw.ids.copy(), draw.weights.copy()
-    ids[where], weights[where] = fresh.ids, fresh.weights
-    mask = draw.mask
-    if mask is not None and fresh.mask is not None:
-        mask = mask.copy()
-        mask[where] = fresh.mask
-    return Draw(ids, weights, draw.info, mask)
 
 
 def below(draw: Draw, low: int) -> NDArray[np.bool_]:

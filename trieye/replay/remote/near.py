@@ -11,8 +11,8 @@ from trieye.replay.batch import Batch
 from trieye.replay.remote.ahead import Ahead
 from trieye.replay.remote.calls import Deadline, poll_s
 from trieye.replay.remote.channel import Channel
-from trieye.replay.remote.messages import Memory, Plan, below, splice
-from trieye.replay.samplers.base import Draw
+from trieye.replay.remote.messages import Memory, Plan, below
+from trieye.replay.samplers.base import Draw, spliced
 
 
 class NearRows:
@@ -103,7 +103,7 @@ class NearRows:
             fresh = self._plan(count, deadline)
             if fresh.generation != self.generation:
                 return None
-            draw = splice(draw, stale, fresh.draws()[0])
+            draw = spliced(draw, stale, fresh.draws()[0])
         return batch
 
     def _stale(self, draw: Draw) -> NDArray[np.bool_]:

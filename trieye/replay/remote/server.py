@@ -49,7 +49,7 @@ class ReplayServer:
         self.name = name
         self._tables = {table: _make_table(table, **spec) for table, spec in tables.items()}
         self._snapshots = Snapshots(name, directory, snapshot_every_s)
-        self._snapshots.begin(self.load_state_dict, self.snapshot)
+        self._snapshots.begin(self._take_over, self.snapshot)
 
     def add_batch(self, table: str, client: str, first: int, oldest: int, rows: Rows) -> Ack:
         """Take rows of a writer; see `Table.add_batch`."""
@@ -118,11 +118,12 @@ class ReplayServer:
                 self._tables[name].are_saved(ends)
 
     def restore(self, directory: Path) -> None:
-        """Go on from a snapshot.
+        """Go on from a snapshot, also if the server dies: its own directory holds the same content afterwards.
 
         Raises:
             CheckpointError: There is none, or it is damaged.
             ConfigurationError: It holds tables of other names, or rows of another schema.
+            SerializationError: The server's own snapshot could not be written.
         """
         self.load_state_dict(load_parts(directory))
 
@@ -135,6 +136,11 @@ class ReplayServer:
 
     def load_state_dict(self, held: SavedParts) -> None:
         """Go on where `state_parts` was called; raises what `restore` raises."""
+        self._take_over(held)
+        if self._snapshots.has_directory:
+            self.snapshot()
+
+    def _take_over(self, held: SavedParts) -> None:
         for name in held.state:
             self._table(name)
         for name, saved in held.state.items():

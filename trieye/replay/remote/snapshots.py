@@ -7,7 +7,7 @@ from typing import Any
 
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.persistence.parts import Growing
-from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.parts_directory import has_parts, load_parts, save_parts
 from trieye.progress import say
 
 
@@ -36,6 +36,11 @@ class Snapshots:
         self._is_closing = threading.Event()
         self._timer: threading.Thread | None = None
 
+    @property
+    def has_directory(self) -> bool:
+        """Whether there is one from which the server would go on."""
+        return self._directory is not None
+
     def begin(self, load: Callable[[Any], None], write: Callable[[], None]) -> None:
         """Load what is in the directory, if anything is, and start the timer.
 
@@ -47,7 +52,7 @@ class Snapshots:
             CheckpointError: What is there is damaged.
         """
         directory = self._directory
-        if directory is not None and directory.exists() and not _is_empty(directory):
+        if directory is not None and has_parts(directory):
             load(load_parts(directory))
         if self._every_s is not None:
             arguments = (self._every_s, write)
@@ -91,7 +96,3 @@ class Snapshots:
             except TrieyeError as error:
                 self.num_failed += 1
                 say(f"replay {self._name!r}: no snapshot was written: {error}")
-
-
-def _is_empty(directory: Path) -> bool:
-    return directory.is_dir() and next(directory.iterdir(), None) is None

@@ -16,9 +16,9 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.edge import Edge
-from trieye.replay.remote.messages import Ack, Memory, Plan, Rows, below, splice
+from trieye.replay.remote.messages import Ack, Memory, Plan, Rows, below
 from trieye.replay.remote.receipts import Receipts
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Draw, Ids, spliced
 
 MAX_REDRAWS = 5
 
@@ -83,7 +83,8 @@ class Table:
         """Forget a writer that will send nothing more."""
         with self._changed:
             self._receipts.forget(client)
-            self._env_codes.pop(client, None)
+            for code in self._env_codes.pop(client, {}).values():
+                self._buffer.interrupt(code)  # nobody goes on with these episodes
 
     def plan(self, k: int, n: int, timeout_s: float) -> Plan | str:
         """Draw up to `k` times `n` rows, for somebody who copies them out of the shared memory.
@@ -269,7 +270,7 @@ class Table:
             late = below(draw, low)
             if not late.any():
                 break
-            draw = splice(draw, late, buffer.draw(int(np.count_nonzero(late))))
+            draw = spliced(draw, late, buffer.draw(int(np.count_nonzero(late))))
         if self._limiter is not None:
             self._limiter.sample(n, timeout_s=0)
         return draw

@@ -22,12 +22,14 @@ class Draw:
         weights: float32 `[n]`, importance weights; all 1 without priorities. May be read-only.
         info: What the sampler tells about the draw, as plain numbers.
         mask: bool `[n, length]`, False where a sequence is padded; None if nothing can be.
+        scale: The largest weight before all were divided by it, so that two draws can become one.
     """
 
     ids: Ids
     weights: NDArray[np.float32]
     info: Mapping[str, float] = field(default_factory=dict)
     mask: NDArray[np.bool_] | None = None
+    scale: float = 1.0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -84,6 +86,26 @@ class RowSampler(Sampler, Protocol):
 
     def judge(self, ids: Ids, low: int, high: int) -> Draw:
         """Return ids that were drawn from `[low, high)` together with their weights."""
+
+
+def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
+    """Return a draw some of whose rows are replaced by those of another draw; the largest weight is 1 again.
+
+    Args:
+        draw: The draw, which is not changed.
+        where: bool `[n]`, or int64 `[m]` places, which rows or sequences are replaced.
+        fresh: A draw of `m` rows or sequences from the same sampler.
+    """
+    ids, mask = draw.ids.copy(), draw.mask
+    ids[where] = fresh.ids
+    # each draw was divided by its own largest weight
+    weights = draw.weights * np.float64(draw.scale)
+    weights[where] = fresh.weights * np.float64(fresh.scale)
+    if mask is not None and fresh.mask is not None:
+        mask = mask.copy()
+        mask[where] = fresh.mask
+    scale = float(weights.max())
+    return Draw(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
 
 
 @lru_cache(maxsize=64)

@@ -116,7 +116,8 @@ class PrioritizedSampler:
         beta = self.beta
         self._draws += 1
         # N and the sum of all chances are the same for every row, so they are gone when the largest weight is made 1
-        return Draw(ids, (chances / chances.min()) ** np.float32(-beta), {"size": high - low, "beta": beta})
+        least, info = chances.min(), {"size": high - low, "beta": beta}
+        return Draw(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities, float `[n]` and at least 0."""

@@ -22,6 +22,21 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 }
 
 
+def checked_kind(
+    name: str, options: Mapping[str, Any], *, max_reuse: int | None = None, max_staleness: int | None = None
+) -> str:
+    """Check the arguments of `make_sampler` before there are rows, and say in words whose saved states will fit.
+
+    Raises:
+        ConfigurationError: As `make_sampler`.
+    """
+    bounds = {"max_reuse": max_reuse, "max_staleness": max_staleness}
+    make_sampler(name, options, capacity=1, links=EpisodeLinks(1, count_steps=True), **bounds)
+    parts = {**bounds, "priorities": options.get("priorities")}
+    has = [part for part, value in parts.items() if value is not None]
+    return f"{name} with {' and '.join(has)}" if has else name
+
+
 def check_sampler(name: str) -> None:
     """Check that there is a sampler of this name.
 

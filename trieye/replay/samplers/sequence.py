@@ -85,7 +85,7 @@ class SequenceSampler:
             taken.append(self._links_of(self.starts.pick(missing, self._all_starts(low, high), rng)))
         ids = np.concatenate(taken)
         draw = self.starts.judge(ids[:, 0], low, high)
-        return Draw(ids, draw.weights, draw.info, ids >= 0 if self.pad else None)
+        return Draw(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities of first rows, `Draw.ids[:, 0]`."""
