@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from trieye.persistence.event_payloads import encode_events
-from trieye.persistence.journal import Durability, Journal
+from trieye.persistence.journal.journal import Durability, Journal
 from trieye.stats.batch import EventBatch, EventRow
 
 BATCH_EVENTS = 100

@@ -46,7 +46,7 @@ def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
 
 def curves_in_history(run_dir: Path) -> dict[str, Curve]:
     """Return the curves in the history of a run."""
-    from trieye.persistence.history import read_history
+    from trieye.persistence.history.history import read_history
 
     table = read_history(run_dir)
     curves: defaultdict[str, Curve] = defaultdict(list)

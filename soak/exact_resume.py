@@ -28,7 +28,7 @@ import trieye
 from trieye.cli.template import answers_of, bake
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.generators import generator_state
-from trieye.persistence.history import read_history
+from trieye.persistence.history.history import read_history
 
 DEADLINE_S = 120.0
 MORE_STEPS = 20

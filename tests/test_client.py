@@ -20,7 +20,7 @@ from trieye.exceptions import (
     RunInterrupted,
     RunLockedError,
 )
-from trieye.persistence.history_table import read_history
+from trieye.persistence.history.table import read_history
 from trieye.stats.operations import Medium
 
 

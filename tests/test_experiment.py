@@ -6,7 +6,7 @@ import pytest
 
 import trieye
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.history import read_history
+from trieye.persistence.history.history import read_history
 
 
 class Walk(trieye.Experiment):

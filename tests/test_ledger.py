@@ -9,8 +9,8 @@ from trieye.actor_state import ActorState
 from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import SequenceGapError
 from trieye.ledger import Ledger
-from trieye.persistence.history import History
-from trieye.persistence.journal import Journal
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import LogParams, LogText
 from trieye.stats.point import Point

@@ -14,8 +14,8 @@ from trieye.actor_state import ActorState
 from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.ledger import Ledger
-from trieye.persistence.history import History
-from trieye.persistence.journal import Journal
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Journal
 from trieye.persistence.run_record import RunRecord
 from trieye.schemas import RawMetricEvent
 from trieye.stats.batch import EventRow

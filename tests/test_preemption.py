@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 
 import trieye
 from trieye.path_manager import PathManager
-from trieye.persistence.history_table import read_history
+from trieye.persistence.history.table import read_history
 from trieye.run_lock import RunLock
 
 REQUEUE = 75

@@ -13,7 +13,7 @@ from trieye.flusher import flusher_of
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
-from trieye.persistence.mirror_restore import restore_run
+from trieye.persistence.mirror.restore import restore_run
 from trieye.persistence.resume import check_reference
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say

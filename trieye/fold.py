@@ -10,8 +10,8 @@ from trieye.actor_state import ActorState
 from trieye.config import StatsConfig
 from trieye.ledger_marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.persistence.event_payloads import Drop, decode_events
-from trieye.persistence.history import History
-from trieye.persistence.journal import Record
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Record
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Item, Medium, from_bytes
 from trieye.stats.point import Point

@@ -14,12 +14,12 @@ from trieye.path_manager import PathManager
 from trieye.persistence.checkpoint_artifacts import CheckpointArtifacts
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
-from trieye.persistence.history import History
-from trieye.persistence.journal import Journal
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Journal
 from trieye.persistence.legacy import unreadable
 from trieye.persistence.manifest import read_manifest
-from trieye.persistence.mirror import Mirror
-from trieye.persistence.mirror_restore import restore_run
+from trieye.persistence.mirror.mirror import Mirror
+from trieye.persistence.mirror.restore import restore_run
 from trieye.persistence.resume import ResumePoint, find_resume
 from trieye.persistence.retention import Mode, Retention
 from trieye.persistence.run_record import RunRecord, open_run_record

@@ -17,9 +17,9 @@ from trieye.exceptions import RunClosedError
 from trieye.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, counts_again, points_payload
 from trieye.ledger_marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
 from trieye.persistence.event_payloads import Drop, admit, batch_of, encode_events
-from trieye.persistence.history import History
-from trieye.persistence.history_ranges import first_difference, merged
-from trieye.persistence.journal import Journal, Record, Snapshot
+from trieye.persistence.history.history import History
+from trieye.persistence.history.ranges import first_difference, merged
+from trieye.persistence.journal.journal import Journal, Record, Snapshot
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation, to_bytes
 from trieye.stats.point import Point

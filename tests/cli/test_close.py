@@ -17,7 +17,7 @@ from tests.cli.conftest import (
 )
 from trieye.cli import main
 from trieye.cli.run_status import read_status
-from trieye.persistence.journal import Journal, Snapshot
+from trieye.persistence.journal.journal import Journal, Snapshot
 from trieye.run_lock import RunLock
 
 NOWHERE = "http://127.0.0.1:9"

@@ -3,9 +3,9 @@
 import itertools
 import random
 
-from trieye.persistence.history import History
-from trieye.persistence.history_ranges import merged
-from trieye.persistence.journal import Journal, Snapshot
+from trieye.persistence.history.history import History
+from trieye.persistence.history.ranges import merged
+from trieye.persistence.journal.journal import Journal, Snapshot
 from trieye.stats.operations import LogArtifact, LogHistogram, LogImage, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trieye.persistence.journal import Chunk, Journal, Record, Segment, Snapshot
-from trieye.persistence.journal_wal import FRAME_BYTES, HEADER_BYTES
+from trieye.persistence.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.persistence.journal.wal import FRAME_BYTES, HEADER_BYTES
 
 PAGE = 4096
 NAME = "journal.db"

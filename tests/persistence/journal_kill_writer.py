@@ -5,7 +5,7 @@ import random
 import sys
 from pathlib import Path
 
-from trieye.persistence.journal import Chunk, Journal, Snapshot
+from trieye.persistence.journal.journal import Chunk, Journal, Snapshot
 
 journal = Journal(Path(sys.argv[1]), durability=sys.argv[2])
 os.write(1, f"open {journal.last_pos} {journal.num_lost} {' '.join(journal.damage)}\n".encode())

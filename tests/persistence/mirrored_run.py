@@ -6,10 +6,10 @@ from trieye.config import PersistenceConfig
 from trieye.path_manager import PathManager
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import encode
-from trieye.persistence.journal import Journal
-from trieye.persistence.mirror_local import LocalRun
-from trieye.persistence.mirror_store import MirrorStore
-from trieye.persistence.mirror_upload import MirrorUpload
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.mirror.local import LocalRun
+from trieye.persistence.mirror.store import MirrorStore
+from trieye.persistence.mirror.upload import MirrorUpload
 from trieye.persistence.retention import Retention
 from trieye.persistence.run_record import RunRecord, open_run_record
 

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import JournalError
-from trieye.persistence import history_rolling, history_tail
-from trieye.persistence.history import Cursor, History
-from trieye.persistence.history_chunks import encode_chunk
-from trieye.persistence.history_columns import Columns
-from trieye.persistence.journal import Chunk, Journal, Snapshot
+from trieye.persistence.history import rolling as history_rolling
+from trieye.persistence.history import tail as history_tail
+from trieye.persistence.history.chunks import encode_chunk
+from trieye.persistence.history.columns import Columns
+from trieye.persistence.history.history import Cursor, History
+from trieye.persistence.journal.journal import Chunk, Journal, Snapshot
 from trieye.stats.operations import LogImage, LogParams, LogText
 from trieye.stats.point import Point
 
@@ -37,7 +38,7 @@ def small(monkeypatch):
     monkeypatch.setattr(history_tail, "KEPT_ITEMS", 20)
     monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
     monkeypatch.setattr(history_rolling, "ROLL_ITEMS", 25)
-    monkeypatch.setattr("trieye.persistence.history_segments.GROUP_ITEMS", 60)
+    monkeypatch.setattr("trieye.persistence.history.segments.GROUP_ITEMS", 60)
 
 
 def test_a_new_history_is_empty(written):
@@ -244,8 +245,8 @@ def test_readers_at_different_places_get_everything_while_it_is_written(written,
 MANY_POINTS = """
 import pathlib, resource, sys
 import pyarrow.parquet
-from trieye.persistence.history import History
-from trieye.persistence.journal import Journal, Snapshot
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Journal, Snapshot
 from trieye.stats.point import Point
 
 here = pathlib.Path(sys.argv[1])

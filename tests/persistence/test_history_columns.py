@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.history_arrow import from_file_table, to_file_table
-from trieye.persistence.history_chunks import decode_chunk, encode_chunk
-from trieye.persistence.history_columns import Columns, cut, regrouped
+from trieye.persistence.history.arrow import from_file_table, to_file_table
+from trieye.persistence.history.chunks import decode_chunk, encode_chunk
+from trieye.persistence.history.columns import Columns, cut, regrouped
 from trieye.stats.operations import LogText
 from trieye.stats.point import Point
 

@@ -4,7 +4,7 @@ import sqlite3
 import pytest
 from history_run import Written, drain, exact, is_of_a_branch, points, random_items, seeded
 
-from trieye.persistence import history_segments
+from trieye.persistence.history import segments as history_segments
 
 
 @pytest.fixture

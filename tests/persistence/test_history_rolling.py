@@ -7,8 +7,9 @@ from history_run import Written, drain, point, points
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trieye.persistence import history_rolling, history_segments
-from trieye.persistence.history_rolling import MAX_WEIGHT, MERGED_AT_ONCE, ROLL_ITEMS, to_merge
+from trieye.persistence.history import rolling as history_rolling
+from trieye.persistence.history import segments as history_segments
+from trieye.persistence.history.rolling import MAX_WEIGHT, MERGED_AT_ONCE, ROLL_ITEMS, to_merge
 from trieye.stats.operations import LogImage
 
 
@@ -134,9 +135,10 @@ def test_the_number_of_files_grows_with_the_logarithm(sizes):
 KILL_AT_EACH_OPERATION = """
 import os, pathlib, shutil, signal, sys
 import pyarrow.parquet
-from trieye.persistence import history_rolling, history_segments
-from trieye.persistence.history import History
-from trieye.persistence.journal import Journal, Snapshot
+from trieye.persistence.history import rolling as history_rolling
+from trieye.persistence.history import segments as history_segments
+from trieye.persistence.history.history import History
+from trieye.persistence.journal.journal import Journal, Snapshot
 from trieye.stats.point import Point
 
 here = pathlib.Path(sys.argv[1])
@@ -220,7 +222,9 @@ import itertools, pathlib, sys
 import pyarrow.parquet
 sys.path.insert(0, sys.argv[2])
 from history_run import Written, points
-from trieye.persistence import history_rolling, history_segments, history_tail
+from trieye.persistence.history import rolling as history_rolling
+from trieye.persistence.history import segments as history_segments
+from trieye.persistence.history import tail as history_tail
 
 history_segments.GROUP_ITEMS = 100
 history_rolling.ROLL_ITEMS = 50

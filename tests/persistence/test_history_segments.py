@@ -4,13 +4,13 @@ from history_run import Written, drain, exact, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
 from trieye.persistence.checksum import sums_of
-from trieye.persistence.history_segments import SegmentFile, range_of, segment_name
+from trieye.persistence.history.segments import SegmentFile, range_of, segment_name
 from trieye.stats.operations import LogImage, LogParams
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    monkeypatch.setattr("trieye.persistence.history_segments.GROUP_ITEMS", 64)
+    monkeypatch.setattr("trieye.persistence.history.segments.GROUP_ITEMS", 64)
     made = Written(tmp_path)
     yield made
     made.close()
@@ -51,7 +51,7 @@ def test_the_journal_knows_size_and_checksum_of_a_segment(written):
 
 
 def test_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
-    monkeypatch.setattr("trieye.persistence.history_segments.GROUP_BYTES", 1000)
+    monkeypatch.setattr("trieye.persistence.history.segments.GROUP_BYTES", 1000)
     written.segment([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
     metadata = pq.read_metadata(written.path_of(0))
     assert metadata.num_row_groups == 10
@@ -64,7 +64,7 @@ def test_a_file_under_another_name_is_refused(written):
 
 
 def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monkeypatch):
-    monkeypatch.setattr("trieye.persistence.history_segments.GROUP_ITEMS", 65_536)
+    monkeypatch.setattr("trieye.persistence.history.segments.GROUP_ITEMS", 65_536)
     items = [point for n in range(9000) for point in points(n, n + 1)]
     items = [type(p)(f"{p.step:0200d}", p.value, p.step, p.wall_time) for p in items]
     assert drain(written.segment(items).reopen().history) == items

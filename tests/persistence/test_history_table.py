@@ -8,8 +8,9 @@ import pytest
 from history_run import NOW, Written, point, points
 
 from trieye.exceptions import JournalError
-from trieye.persistence import history_rolling, history_segments
-from trieye.persistence.history import iter_history, read_history
+from trieye.persistence.history import rolling as history_rolling
+from trieye.persistence.history import segments as history_segments
+from trieye.persistence.history.history import iter_history, read_history
 from trieye.stats.operations import LogParams, LogText
 from trieye.stats.point import Point
 
@@ -109,7 +110,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 READ = """
 import os, sys
 import pyarrow.compute, pyarrow.parquet
-from trieye.persistence.history import read_history
+from trieye.persistence.history.history import read_history
 if os.geteuid() == 0:  # for whom a mode is no obstacle
     os.setgroups([])
     os.setgid(65534)
@@ -182,6 +183,6 @@ def test_a_missing_file_is_reported(written, caplog):
 
 
 def test_reading_imports_nothing_heavy_but_arrow():
-    code = "import sys; from trieye.persistence.history import read_history; print(*sys.modules)"
+    code = "import sys; from trieye.persistence.history.history import read_history; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "torch", "ray", "mlflow", "pandas", "hydra"} & set(done.stdout.split())

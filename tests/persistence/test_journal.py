@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from trieye.exceptions import JournalError, SequenceGapError
-from trieye.persistence import journal_keys
-from trieye.persistence.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.persistence.journal import keys as journal_keys
+from trieye.persistence.journal.journal import Chunk, Journal, Record, Segment, Snapshot
 
 PAYLOAD = b"events"
 

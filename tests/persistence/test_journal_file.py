@@ -8,14 +8,14 @@ import pytest
 
 from trieye.exceptions import JournalError
 from trieye.persistence import filesystem
-from trieye.persistence.journal import Journal, Snapshot
-from trieye.persistence.journal_file import open_for_reading, rollback_path, wal_path
+from trieye.persistence.journal.file import open_for_reading, rollback_path, wal_path
+from trieye.persistence.journal.journal import Journal, Snapshot
 
 WRITE_UNTIL_KILLED = """
 import os, sys
 from pathlib import Path
 from trieye.persistence import filesystem
-from trieye.persistence.journal import Journal
+from trieye.persistence.journal.journal import Journal
 filesystem.MOUNTINFO = Path(sys.argv[2])
 journal = Journal(Path(sys.argv[1]))
 print(journal.num_lost, *journal.damage, flush=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal import Chunk, Journal, Segment, Snapshot
-from trieye.persistence.journal_file import wal_path
-from trieye.persistence.journal_inspection import Inspection, inspect
+from trieye.persistence.journal.file import wal_path
+from trieye.persistence.journal.inspection import Inspection, inspect
+from trieye.persistence.journal.journal import Chunk, Journal, Segment, Snapshot
 
 WRITER = Path(__file__).with_name("journal_kill_writer.py")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trieye.persistence.journal import Journal
+from trieye.persistence.journal.journal import Journal
 
 WRITER = Path(__file__).with_name("journal_kill_writer.py")
 

@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from trieye.persistence.journal import Chunk, Journal, Snapshot
-from trieye.persistence.journal_pages import rows_in_pages
-from trieye.persistence.journal_schema import select
+from trieye.persistence.journal.journal import Chunk, Journal, Snapshot
+from trieye.persistence.journal.pages import rows_in_pages
+from trieye.persistence.journal.schema import select
 
 PAGE = 4096
 INTEGERS = [0, 1, -1, 127, 128, -(2**15), 2**23, 2**31, -(2**47), 2**48, 2**62, -(2**63), 2**63 - 1]

@@ -4,8 +4,8 @@ import sqlite3
 import pytest
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_reading import connect_read_only, read_cursors, read_meta
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.reading import connect_read_only, read_cursors, read_meta
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from trieye.exceptions import JournalError, SequenceGapError
-from trieye.persistence.journal import Chunk, Journal, Segment, Snapshot
-from trieye.persistence.journal_file import wal_path
+from trieye.persistence.journal.file import wal_path
+from trieye.persistence.journal.journal import Chunk, Journal, Segment, Snapshot
 
 PAGE = 4096
 
@@ -314,7 +314,7 @@ def test_a_first_page_of_a_table_that_is_gone_costs_what_is_on_it_only(path, pag
 REPAIR_KILLED_AT_EACH_STEP = """
 import os, shutil, signal, sys
 from pathlib import Path
-from trieye.persistence.journal import Journal
+from trieye.persistence.journal.journal import Journal
 
 STEPS = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
 originals, name = Path(sys.argv[1]), sys.argv[2]

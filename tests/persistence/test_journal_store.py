@@ -4,14 +4,14 @@ import sys
 import pytest
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_store import JournalStore
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.store import JournalStore
 
 FILL_UP = """
 import os, resource, sys
 from pathlib import Path
 from trieye.exceptions import JournalFullError
-from trieye.persistence.journal import Chunk, Journal, Snapshot
+from trieye.persistence.journal.journal import Chunk, Journal, Snapshot
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -69,7 +69,7 @@ def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, 
 
 def test_a_journal_that_is_full_from_the_beginning_says_so(tmp_path):
     code = (
-        "import resource, sys; from pathlib import Path; from trieye.persistence.journal import Journal\n"
+        "import resource, sys; from pathlib import Path; from trieye.persistence.journal.journal import Journal\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "Journal(Path(sys.argv[1]))"
     )

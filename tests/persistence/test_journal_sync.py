@@ -4,8 +4,8 @@ import time
 import pytest
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_sync import IntervalSync
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.sync import IntervalSync
 
 DEADLINE_S = 10.0
 

@@ -3,9 +3,9 @@ import struct
 
 import pytest
 
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_file import wal_path
-from trieye.persistence.journal_wal import FRAME_BYTES, HEADER_BYTES, WriteAheadLog, read_wal
+from trieye.persistence.journal.file import wal_path
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.wal import FRAME_BYTES, HEADER_BYTES, WriteAheadLog, read_wal
 
 PAGE = 4096
 

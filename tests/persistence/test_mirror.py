@@ -11,9 +11,9 @@ import pytest
 import trieye
 from tests.persistence.mirrored_run import MirroredRun
 from trieye.actor_logic import ActorLogic
-from trieye.persistence.history import read_history
-from trieye.persistence.mirror import Mirror
-from trieye.persistence.mirror_restore import restore_run
+from trieye.persistence.history.history import read_history
+from trieye.persistence.mirror.mirror import Mirror
+from trieye.persistence.mirror.restore import restore_run
 
 DEADLINE_S = 20.0
 
@@ -130,7 +130,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_a
 def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, url, caplog):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    asked, go_on = [], trieye.persistence.mirror.threading.Event()
+    asked, go_on = [], trieye.persistence.mirror.mirror.threading.Event()
     put = mirror._store.put
 
     def hanging(path, key):

@@ -4,7 +4,7 @@ import zlib
 import pytest
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.mirror_layout import MirroredFile, SavedName, SaveMark, StateMark, state_commits
+from trieye.persistence.mirror.layout import MirroredFile, SavedName, SaveMark, StateMark, state_commits
 
 FILE = MirroredFile(key="states/000000000001-abcdef01/run.json", size_bytes=3, crc32=7)
 SAVED = SavedName(folder="checkpoints", name="checkpoint_step_5", key="checkpoints/checkpoint_step_5-0000abcd")

@@ -4,9 +4,9 @@ import zlib
 import pytest
 
 from tests.persistence.mirrored_run import MirroredRun
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_check import examine
-from trieye.persistence.mirror_local import LocalRun, MirrorRecord
+from trieye.persistence.journal.check import examine
+from trieye.persistence.journal.journal import Journal
+from trieye.persistence.mirror.local import LocalRun, MirrorRecord
 
 
 @pytest.fixture

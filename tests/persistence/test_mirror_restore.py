@@ -13,10 +13,10 @@ from tests.persistence.growing import Log
 from tests.persistence.mirrored_run import APP, RUN, MirroredRun
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.persistence.manifest import MANIFEST_NAME
-from trieye.persistence.mirror_layout import state_commits
-from trieye.persistence.mirror_local import LocalRun
-from trieye.persistence.mirror_restore import restore_run
-from trieye.persistence.mirror_store import MirrorStore
+from trieye.persistence.mirror.layout import state_commits
+from trieye.persistence.mirror.local import LocalRun
+from trieye.persistence.mirror.restore import restore_run
+from trieye.persistence.mirror.store import MirrorStore
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 import trieye
 from tests.persistence.mirrored_run import MirroredRun
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.history import read_history
-from trieye.persistence.mirror_restore import restore_run
-from trieye.persistence.mirror_store import MirrorStore
+from trieye.persistence.history.history import read_history
+from trieye.persistence.mirror.restore import restore_run
+from trieye.persistence.mirror.store import MirrorStore
 
 DEADLINE_S = 60.0
 STEPS = 30

@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.mirror_store import MirrorStore, require_package
+from trieye.persistence.mirror.store import MirrorStore, require_package
 
 
 @pytest.fixture

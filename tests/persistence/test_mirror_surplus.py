@@ -1,9 +1,9 @@
 import pytest
 
 from trieye.persistence.manifest import FileEntry, Manifest
-from trieye.persistence.mirror_layout import MirroredFile, SavedName, StateMark
-from trieye.persistence.mirror_local import LocalSave
-from trieye.persistence.mirror_surplus import surplus
+from trieye.persistence.mirror.layout import MirroredFile, SavedName, StateMark
+from trieye.persistence.mirror.local import LocalSave
+from trieye.persistence.mirror.surplus import surplus
 
 FILE = MirroredFile(key="history/points-0-5.parquet-0a", size_bytes=1, crc32=1)
 STATE = StateMark(

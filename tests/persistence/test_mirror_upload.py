@@ -8,8 +8,8 @@ import pytest
 from tests.persistence.growing import Log
 from tests.persistence.mirrored_run import MirroredRun
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.persistence.mirror_layout import state_commits
-from trieye.persistence.mirror_restore import restore_run
+from trieye.persistence.mirror.layout import state_commits
+from trieye.persistence.mirror.restore import restore_run
 
 
 class Killed(BaseException):

@@ -15,7 +15,7 @@ from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_files import HubFiles
 from trieye.ledger_marks import AttemptMark
 from trieye.path_manager import PathManager
-from trieye.persistence.journal_inspection import inspect
+from trieye.persistence.journal.inspection import inspect
 from trieye.persistence.run_record import RunRecord
 from trieye.run_lock import RunLock
 from trieye.schemas import RunStatus

@@ -12,7 +12,7 @@ from trieye.cli.saved_files import saved_in
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
-from trieye.persistence.journal_inspection import Inspection, inspect
+from trieye.persistence.journal.inspection import Inspection, inspect
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5

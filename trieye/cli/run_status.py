@@ -9,7 +9,7 @@ from typing import Any
 
 from trieye.exceptions import RunLockedError
 from trieye.hub_status import STATUS_KEY
-from trieye.persistence.journal_reading import read_cursors, read_meta
+from trieye.persistence.journal.reading import read_cursors, read_meta
 from trieye.run_lock import RunLock
 
 

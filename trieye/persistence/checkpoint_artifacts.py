@@ -7,7 +7,7 @@ from typing import Literal
 
 from trieye.persistence.atomic import new_directory, remove, write_atomic
 from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, write_manifest
-from trieye.persistence.mirror_local import link_or_copy
+from trieye.persistence.mirror.local import link_or_copy
 
 ARTIFACT_PATH = "checkpoints"
 """Folder among the artifacts of a run."""

@@ -5,9 +5,9 @@ import sqlite3
 from pathlib import Path
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal_file import is_circumstance, open_for_reading, rollback_path, wal_path, worded
-from trieye.persistence.journal_salvage import salvage
-from trieye.persistence.journal_schema import (
+from trieye.persistence.journal.file import is_circumstance, open_for_reading, rollback_path, wal_path, worded
+from trieye.persistence.journal.salvage import salvage
+from trieye.persistence.journal.schema import (
     APPLICATION_ID,
     PAGE_SIZE,
     STATE,
@@ -19,7 +19,7 @@ from trieye.persistence.journal_schema import (
     select,
     statements,
 )
-from trieye.persistence.journal_wal import read_wal
+from trieye.persistence.journal.wal import read_wal
 
 _SCHEMA_MARK = statements()[0].encode()
 

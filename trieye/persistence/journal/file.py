@@ -8,7 +8,7 @@ from typing import Literal
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.persistence.atomic import fsync_directory
 from trieye.persistence.filesystem import network_type
-from trieye.persistence.journal_schema import make_tables
+from trieye.persistence.journal.schema import make_tables
 
 logger = logging.getLogger(__name__)
 

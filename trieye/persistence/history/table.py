@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import JournalError
-from trieye.persistence.history_arrow import points_schema, to_points_table
-from trieye.persistence.history_columns import Columns
-from trieye.persistence.history_files import survey
-from trieye.persistence.history_opening import note_gaps, superseded_by_files
-from trieye.persistence.history_ranges import Range, merged, overlapping
-from trieye.persistence.history_store import Opener, Store
-from trieye.persistence.journal import Journal
-from trieye.persistence.journal_file import rollback_path, wal_path
+from trieye.persistence.history.arrow import points_schema, to_points_table
+from trieye.persistence.history.columns import Columns
+from trieye.persistence.history.files import survey
+from trieye.persistence.history.opening import note_gaps, superseded_by_files
+from trieye.persistence.history.ranges import Range, merged, overlapping
+from trieye.persistence.history.store import Opener, Store
+from trieye.persistence.journal.file import rollback_path, wal_path
+from trieye.persistence.journal.journal import Journal
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.persistence.history_ranges import Range
+from trieye.persistence.history.ranges import Range
 from trieye.stats.operations import Item, from_bytes, to_bytes
 from trieye.stats.point import Point
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.history_chunks import encode_chunk
-from trieye.persistence.history_columns import Columns, cut
-from trieye.persistence.history_files import Stored
-from trieye.persistence.history_opening import open_store
-from trieye.persistence.history_ranges import is_in, merged, overlapping
-from trieye.persistence.history_rolling import Rolling
-from trieye.persistence.history_table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
-from trieye.persistence.history_table import read_history as read_history  # noqa: PLC0414 - the same
-from trieye.persistence.history_tail import Tail
-from trieye.persistence.journal import Chunk, Journal
+from trieye.persistence.history.chunks import encode_chunk
+from trieye.persistence.history.columns import Columns, cut
+from trieye.persistence.history.files import Stored
+from trieye.persistence.history.opening import open_store
+from trieye.persistence.history.ranges import is_in, merged, overlapping
+from trieye.persistence.history.rolling import Rolling
+from trieye.persistence.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
+from trieye.persistence.history.table import read_history as read_history  # noqa: PLC0414 - the same
+from trieye.persistence.history.tail import Tail
+from trieye.persistence.journal.journal import Chunk, Journal
 from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
 from trieye.stats.point import Point
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal_file import Durability
-from trieye.persistence.journal_keys import TakenKeys
-from trieye.persistence.journal_schema import STATE, Chunk, Record, Segment, Snapshot, State, put
-from trieye.persistence.journal_store import JournalStore
+from trieye.persistence.journal.file import Durability
+from trieye.persistence.journal.keys import TakenKeys
+from trieye.persistence.journal.schema import STATE, Chunk, Record, Segment, Snapshot, State, put
+from trieye.persistence.journal.store import JournalStore
 
 __all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trieye.exceptions import JournalError, SerializationError
 from trieye.persistence.atomic import remove, write_atomic
-from trieye.persistence.journal_reading import connect_read_only
+from trieye.persistence.journal.reading import connect_read_only
 from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
-from trieye.persistence.mirror_layout import BUFFERS, CHECKPOINTS, PARTS, Folder, SavedName, save_directory
+from trieye.persistence.mirror.layout import BUFFERS, CHECKPOINTS, PARTS, Folder, SavedName, save_directory
 
 if TYPE_CHECKING:
     from trieye.path_manager import PathManager

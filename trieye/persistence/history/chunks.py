@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.history_columns import Columns, Targets
+from trieye.persistence.history.columns import Columns, Targets
 
 
 class _Payload(msgspec.Struct, array_like=True):

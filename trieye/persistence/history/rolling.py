@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trieye.exceptions import JournalFullError, SerializationError
 from trieye.persistence.atomic import fsync_directory
-from trieye.persistence.history_columns import Columns
-from trieye.persistence.history_files import Stored
-from trieye.persistence.history_ranges import Range
-from trieye.persistence.history_segments import write_segment
-from trieye.persistence.history_store import Store
-from trieye.persistence.journal import Journal
+from trieye.persistence.history.columns import Columns
+from trieye.persistence.history.files import Stored
+from trieye.persistence.history.ranges import Range
+from trieye.persistence.history.segments import write_segment
+from trieye.persistence.history.store import Store
+from trieye.persistence.journal.journal import Journal
 
 ROLL_ITEMS = 50_000
 """Items in chunks that are worth a file."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from trieye.exceptions import JournalError, JournalFullError
-from trieye.persistence.journal_file import Durability, open_for_writing, wal_path, worded
-from trieye.persistence.journal_repair import prepare
-from trieye.persistence.journal_schema import REPAIR, Row, insert, is_whole, row_crc, select
-from trieye.persistence.journal_sync import IntervalSync
+from trieye.persistence.journal.file import Durability, open_for_writing, wal_path, worded
+from trieye.persistence.journal.repair import prepare
+from trieye.persistence.journal.schema import REPAIR, Row, insert, is_whole, row_crc, select
+from trieye.persistence.journal.sync import IntervalSync
 
 
 class JournalStore:

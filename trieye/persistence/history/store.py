@@ -10,12 +10,12 @@ from operator import attrgetter
 from typing import BinaryIO
 
 from trieye.exceptions import JournalError, SerializationError
-from trieye.persistence.history_chunks import decode_chunk
-from trieye.persistence.history_columns import Columns
-from trieye.persistence.history_files import Stored
-from trieye.persistence.history_ranges import Range, merged, overlapping
-from trieye.persistence.history_segments import About, SegmentFile
-from trieye.persistence.journal import Journal, Segment
+from trieye.persistence.history.chunks import decode_chunk
+from trieye.persistence.history.columns import Columns
+from trieye.persistence.history.files import Stored
+from trieye.persistence.history.ranges import Range, merged, overlapping
+from trieye.persistence.history.segments import About, SegmentFile
+from trieye.persistence.journal.journal import Journal, Segment
 
 CACHE_BYTES = 32 << 20
 """Decoded pieces that are kept: some ten row groups, so that readers do not get in each other's way."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from trieye.persistence.mirror_layout import BUFFERS, CHECKPOINTS, COMMIT, HISTORY, PARTS, STATES, SavedName, StateMark
-from trieye.persistence.mirror_local import LocalSave
+from trieye.persistence.mirror.layout import BUFFERS, CHECKPOINTS, COMMIT, HISTORY, PARTS, STATES, SavedName, StateMark
+from trieye.persistence.mirror.local import LocalSave
 
 _SAVES = (f"{CHECKPOINTS}/", f"{BUFFERS}/")
 

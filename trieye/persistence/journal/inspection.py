@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal_check import examine
-from trieye.persistence.journal_file import rollback_path, wal_path
-from trieye.persistence.journal_salvage import salvage
-from trieye.persistence.journal_schema import Segment
+from trieye.persistence.journal.check import examine
+from trieye.persistence.journal.file import rollback_path, wal_path
+from trieye.persistence.journal.salvage import salvage
+from trieye.persistence.journal.schema import Segment
 
 _MAX_TRIES = 20
 

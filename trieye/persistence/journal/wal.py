@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.persistence.journal_schema import PAGE_SIZE
+from trieye.persistence.journal.schema import PAGE_SIZE
 
 HEADER_BYTES = 32
 FRAME_BYTES = 24 + PAGE_SIZE

@@ -8,7 +8,7 @@ from pathlib import Path
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError
 from trieye.persistence.checksum import sums_of
 from trieye.persistence.manifest import MANIFEST_NAME
-from trieye.persistence.mirror_layout import (
+from trieye.persistence.mirror.layout import (
     BUFFERS,
     CHECKPOINTS,
     COMMIT,
@@ -25,9 +25,9 @@ from trieye.persistence.mirror_layout import (
     StateMark,
     state_commits,
 )
-from trieye.persistence.mirror_local import LocalRun, LocalSave, link_or_copy
-from trieye.persistence.mirror_store import MirrorStore
-from trieye.persistence.mirror_surplus import surplus
+from trieye.persistence.mirror.local import LocalRun, LocalSave, link_or_copy
+from trieye.persistence.mirror.store import MirrorStore
+from trieye.persistence.mirror.surplus import surplus
 from trieye.persistence.run_record import RunRecord
 
 logger = logging.getLogger(__name__)

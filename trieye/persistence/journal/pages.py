@@ -7,7 +7,7 @@ record; what does not fit there goes on in a chain of other pages. Nothing read 
 import struct
 from collections.abc import Callable, Iterator
 
-from trieye.persistence.journal_schema import PAGE_SIZE, TABLES, Row, empty_first_page, is_keyed_by_text, is_whole
+from trieye.persistence.journal.schema import PAGE_SIZE, TABLES, Row, empty_first_page, is_keyed_by_text, is_whole
 
 _LEAF = 0x0D
 _FLOAT = struct.Struct(">d")

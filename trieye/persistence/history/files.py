@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
 from trieye.persistence.checksum import sums_of
-from trieye.persistence.history_ranges import Range, merged, overlapping, uncovered
-from trieye.persistence.history_segments import SegmentFile, range_of
-from trieye.persistence.journal import Segment
+from trieye.persistence.history.ranges import Range, merged, overlapping, uncovered
+from trieye.persistence.history.segments import SegmentFile, range_of
+from trieye.persistence.journal.journal import Segment
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError
-from trieye.persistence.mirror_layout import SavedName
-from trieye.persistence.mirror_local import LocalRun
-from trieye.persistence.mirror_restore import fetch_save
-from trieye.persistence.mirror_store import MirrorStore
-from trieye.persistence.mirror_upload import MirrorUpload
+from trieye.persistence.mirror.layout import SavedName
+from trieye.persistence.mirror.local import LocalRun
+from trieye.persistence.mirror.restore import fetch_save
+from trieye.persistence.mirror.store import MirrorStore
+from trieye.persistence.mirror.upload import MirrorUpload
 
 if TYPE_CHECKING:
     from trieye.config import PersistenceConfig

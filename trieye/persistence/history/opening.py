@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.exceptions import SerializationError
-from trieye.persistence.history_files import Survey, survey
-from trieye.persistence.history_ranges import Range, merged, overlapping, uncovered
-from trieye.persistence.history_segments import SCRATCH, SegmentFile
-from trieye.persistence.history_store import Opener, Store
-from trieye.persistence.journal import Journal, Segment
+from trieye.persistence.history.files import Survey, survey
+from trieye.persistence.history.ranges import Range, merged, overlapping, uncovered
+from trieye.persistence.history.segments import SCRATCH, SegmentFile
+from trieye.persistence.history.store import Opener, Store
+from trieye.persistence.journal.journal import Journal, Segment
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import sqlite3
 from pathlib import Path
 
 from trieye.exceptions import JournalError
-from trieye.persistence.journal_file import rollback_path, wal_path
-from trieye.persistence.journal_schema import Row, is_whole, select
+from trieye.persistence.journal.file import rollback_path, wal_path
+from trieye.persistence.journal.schema import Row, is_whole, select
 
 _BUSY_TIMEOUT_S = 5.0
 

@@ -12,7 +12,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.persistence.atomic import fsync_directory, new_directory, remove
 from trieye.persistence.checksum import sums_of
 from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, verify
-from trieye.persistence.mirror_layout import (
+from trieye.persistence.mirror.layout import (
     BUFFERS,
     CHECKPOINTS,
     COMPOSED_CONFIG,
@@ -28,8 +28,8 @@ from trieye.persistence.mirror_layout import (
     StateMark,
     state_commits,
 )
-from trieye.persistence.mirror_local import LocalRun, MirrorRecord
-from trieye.persistence.mirror_store import MirrorStore, require_package
+from trieye.persistence.mirror.local import LocalRun, MirrorRecord
+from trieye.persistence.mirror.store import MirrorStore, require_package
 from trieye.persistence.run_record import RunRecord
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from trieye.persistence.history_columns import Columns, cut
+from trieye.persistence.history.columns import Columns, cut
 from trieye.stats.operations import Item, to_bytes
 from trieye.stats.point import Point
 

@@ -12,10 +12,10 @@ import msgspec
 
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.persistence.atomic import fsync_directory
-from trieye.persistence.journal_check import count, examine, missing_positions
-from trieye.persistence.journal_file import create, wal_path, worded
-from trieye.persistence.journal_salvage import Salvaged, salvage
-from trieye.persistence.journal_schema import REPAIR, STATE, State, insert, put
+from trieye.persistence.journal.check import count, examine, missing_positions
+from trieye.persistence.journal.file import create, wal_path, worded
+from trieye.persistence.journal.salvage import Salvaged, salvage
+from trieye.persistence.journal.schema import REPAIR, STATE, State, insert, put
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {

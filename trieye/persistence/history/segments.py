@@ -22,10 +22,10 @@ import msgspec
 from trieye.exceptions import SerializationError
 from trieye.persistence.atomic import fsync_directory
 from trieye.persistence.checksum import ChecksumFile
-from trieye.persistence.history_arrow import DICTIONARIES, file_schema, from_file_table, to_file_table
-from trieye.persistence.history_columns import Columns, regrouped
-from trieye.persistence.history_ranges import Range
-from trieye.persistence.journal import Segment
+from trieye.persistence.history.arrow import DICTIONARIES, file_schema, from_file_table, to_file_table
+from trieye.persistence.history.columns import Columns, regrouped
+from trieye.persistence.history.ranges import Range
+from trieye.persistence.journal.journal import Segment
 
 GROUP_ITEMS = 65_536
 """Items of a row group: the least that is read at once, 2.6 MB in memory."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trieye.persistence.journal_file import wal_path
-from trieye.persistence.journal_keys import MAX_CALLS
-from trieye.persistence.journal_pages import rows_in_pages
-from trieye.persistence.journal_schema import (
+from trieye.persistence.journal.file import wal_path
+from trieye.persistence.journal.keys import MAX_CALLS
+from trieye.persistence.journal.pages import rows_in_pages
+from trieye.persistence.journal.schema import (
     PAGE_SIZE,
     STATE,
     TABLES,
@@ -22,7 +22,7 @@ from trieye.persistence.journal_schema import (
     select,
     with_size,
 )
-from trieye.persistence.journal_wal import read_wal
+from trieye.persistence.journal.wal import read_wal
 
 _IN_PAGES = frozenset({"records", "calls", "snapshots", "chunks"})
 """Tables of which an old row, found on a page that is in no tree, is never wrong: rows are added, and not changed.

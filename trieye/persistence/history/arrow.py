@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.persistence.history_columns import Columns
+from trieye.persistence.history.columns import Columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,1 @@
+"""Every point and operation of a run, each with an index."""
