@@ -25,7 +25,7 @@ demo: $(READY)
 	@$(BIN)/python demo/run.py --seed $(SEED)
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -64,12 +64,12 @@ def test_a_replay_buffer_killed_while_it_is_saved_draws_what_it_would_have_drawn
 
 @pytest.mark.slow
 def test_runs_with_damaged_journals_log_no_wrong_value_and_report_what_is_lost():
-    assert judged("journal_damage", "--stride", 4000, "--bits", 0, "--runs", 4)["acknowledged"] > 0
+    assert judged("journal_damage", "--stride", 4000, "--bits", 0, "--runs", 2)["acknowledged"] > 0
 
 
 @pytest.mark.slow
 def test_a_server_that_is_away_does_not_slow_the_training_and_gets_every_point():
-    figures = judged("mlflow_outage", "--runtime", "local", "--outage", 4, "--calm", 2, "--limit", 2)
+    figures = judged("mlflow_outage", "--runtime", "local", "--outage", 3, "--calm", 1, "--limit", 2)
     assert figures["runs"][0]["steps"] > 100
 
 

@@ -271,9 +271,11 @@ def test_the_tests_of_the_project_pass(project):
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_project_with_discrete_observations_pass(tmp_path):
-    done = run(make(tmp_path, env_id="FrozenLake-v1"), "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_project_with_discrete_observations_trains(tmp_path):
+    project = make(tmp_path, env_id="FrozenLake-v1")
+    for arguments in (["pytest", "-q", "-p", "no:cacheprovider", "tests/test_env.py"], [f"{SLUG}.train", "debug=tiny"]):
+        done = run(project, "-m", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
