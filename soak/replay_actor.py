@@ -32,6 +32,9 @@ SNAPSHOT_EVERY_S = 1.0
 LONGEST_SNAPSHOT_S = 8.0
 """Rows that were acknowledged so long before the actor died are in a snapshot; several processes share a core."""
 
+LAST_ANSWER_S = 0.5
+"""So long after its death an actor's last acknowledgement may be noted; the next actor needs longer to start."""
+
 HUNG_S = 30.0
 CHUNK_ROWS = 1 << 16
 SCHEMA = {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}
@@ -188,8 +191,8 @@ def watch(replay: RemoteReplay, crew: Crew, readers: list[Any], options: argpars
             next_kill = time.monotonic() + random.uniform(0.5, 3.0)
         if options.kill_actor and time.monotonic() > next_actor:
             victim = int(replay.stats("all")["pid"])
-            deaths.append(time.time())
             os.kill(victim, signal.SIGKILL)
+            deaths.append(time.time() + LAST_ANSWER_S)
             next_actor = time.monotonic() + random.uniform(6.0, 12.0)
         if time.monotonic() > next_look:
             figures = ray.get([reader.figures.remote() for reader in readers])

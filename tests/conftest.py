@@ -1,5 +1,6 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,12 @@ from typing import Any
 import pytest
 
 import trieye
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests come first: processes that share the files then end at about the same time."""
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def save(actor, step, **changes):
     return actor.save_training_state.remote(**{**state, **changes})
 
 
+@pytest.mark.slow
 def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     metrics = [
         *DEFAULT_METRICS,
@@ -185,6 +186,7 @@ def test_the_console_metrics_are_seen_on_the_driver(start, capfd):
     assert "STATS [4]: seen = 2.5000" in printed
 
 
+@pytest.mark.slow
 def test_a_killed_actor_comes_back_as_the_same_run(start):
     actor, config = start()
     run_id = ray.get(actor.wait_mlflow_run_id.remote(30.0))
@@ -224,6 +226,7 @@ def test_get_or_create_finds_the_same_actor_again(tmp_path):
     ray.kill(first)
 
 
+@pytest.mark.slow
 def test_the_actor_needs_no_torch_until_a_tensor_comes(start):
     actor, _ = start()
     ray.get(actor.wait_mlflow_run_id.remote(30.0))

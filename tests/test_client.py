@@ -87,6 +87,7 @@ def test_status_says_how_a_run_ended(make_config):
 
 
 @pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.slow
 def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")
@@ -275,6 +276,7 @@ with trieye.Run(config) as run:
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "ray")]
 )
+@pytest.mark.slow
 def test_a_signal_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, number, kind):
     def start():
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
@@ -504,6 +506,7 @@ finally:
 
 
 @pytest.mark.parametrize(("kind", "way"), [("local", "with"), ("local", "open"), ("ray", "with")])
+@pytest.mark.slow
 def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, kind, way):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -258,6 +258,7 @@ def go_on(start, chosen, farewell):
     return saved
 
 
+@pytest.mark.slow
 def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, start):
     chosen = settings(tmp_path, "local")  # with the sinks that everybody has: MLflow, TensorBoard, the console
     chosen["stats"]["metrics"].append({"name": "seen", "raw_event_name": "one", "aggregation": "count"})
@@ -293,6 +294,7 @@ def signal_everything(process, number):
 @pytest.mark.parametrize(
     ("number", "words"), [(signal.SIGTERM, ()), (signal.SIGUSR1, ["with a worker"])], ids=["SIGTERM", "SIGUSR1"]
 )
+@pytest.mark.slow
 def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, start, number, words):
     chosen = settings(tmp_path, "ray", sinks={})
     process = start(chosen, 0, *words)

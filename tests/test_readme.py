@@ -32,6 +32,7 @@ def run(command, folder):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_the_commands_run_one_after_the_other(tmp_path):
     folder = tmp_path
     for line in commands():
@@ -63,6 +64,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path):
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.strip().splitlines()[0])
+@pytest.mark.slow
 def test_the_code_runs(block, tmp_path):
     script = tmp_path / "shown.py"
     script.write_text(block)

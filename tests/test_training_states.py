@@ -167,6 +167,7 @@ def load(actor):
     return ray.get(actor.load_initial_state.remote(), timeout=60)
 
 
+@pytest.mark.slow
 def test_references_are_resolved_wherever_they_are(actor):
     weights = ray.put(np.arange(4.0))
     nested = ray.put({"deep": ray.put([ray.put(7)])})

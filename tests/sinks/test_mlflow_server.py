@@ -85,6 +85,7 @@ def opened(run, **options):
     return sink
 
 
+@pytest.mark.slow
 def test_what_comes_again_is_there_once(run, client):
     points = [Point("loss", step * 0.25, step, 1.7e9 + step * 0.01) for step in range(2500)]
     sink = opened(run)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -58,6 +59,7 @@ def attempt(root, seed, delay_s):
     return process.returncode == 0, begun_at
 
 
+@pytest.mark.slow
 def test_every_point_is_there_exactly_once_after_kills_at_random_moments(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails

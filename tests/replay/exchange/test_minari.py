@@ -1,8 +1,10 @@
 import sys
 from types import SimpleNamespace
 
+import minari
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
@@ -16,8 +18,6 @@ def content(buffer):
 
 @pytest.mark.filterwarnings("ignore")  # of minari
 def test_a_real_dataset_is_read_episode_by_episode(tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari")
-    spaces = pytest.importorskip("gymnasium").spaces
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     rng, episodes = np.random.default_rng(0), []
     for number, steps in enumerate((3, 7, 1)):
