@@ -11,6 +11,9 @@ SEED ?= 0
 BIN := .venv/bin
 READY := .venv/.ready
 
+# hundreds of processes start in the tests, and each would compile all that it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
@@ -18,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "trieye needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@echo "Installing trieye and what it needs into .venv (a few minutes the first time) ..."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,rl]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rl]'
 	@touch $@
 
 demo: $(READY)

@@ -19,6 +19,7 @@ from curves import metrics_for, places, problems_of_prefix, rss_mb
 from producer import RANGE, Producer, figures
 
 import trieye
+from trieye.cli import main as trieye_command
 
 WINDOW = 1000
 
@@ -88,7 +89,10 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) 
         }
         took_s = time.monotonic() - began
         run_dir = run.dir
-    problems = check(run_dir, notes, lives)
+    if trieye_command(["close", str(run_dir)]):
+        problems = ["`trieye close` did not deliver what the run left"]
+    else:
+        problems = check(run_dir, notes, lives)
     total = sum(figures(notes, name, life)[1] for name in names for life in range(lives + 1 if name == "killed" else 1))
     growth = {"hub": hub_after / hub_before, "driver": driver_after / driver_before}
     return {

@@ -45,7 +45,7 @@ def ray_cluster() -> Iterator[None]:
     """Start one Ray for all tests that need it."""
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
     yield
     ray.shutdown()
 

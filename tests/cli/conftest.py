@@ -15,6 +15,7 @@ STEPS = 300
 KILLED = """
 import os, signal, sys, time
 import trieye
+from trieye.cli.run_check import check_run
 
 saves = "saves" in sys.argv
 config = trieye.TrieyeConfig(
@@ -34,8 +35,9 @@ with trieye.Run(config) as run:
         if step == 200:
             deadline = time.monotonic() + 30
             run.flush()
-            while next(s for s in run.health()["sinks"] if s["name"] == "tensorboard")["backlog"]:
+            while not any(s.name == "tensorboard" and s.index > 200 for s in check_run(run.dir).sinks):
                 assert time.monotonic() < deadline
+                time.sleep(0.05)
             if saves:
                 run.save(weights=[1.0, 2.0])
         run.log({"loss": 1.0 / (step + 1), "reward": float(step)}, step=step)

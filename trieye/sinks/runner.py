@@ -316,7 +316,7 @@ class SinkThread:
         if self._num_missing:
             log.warning(
                 "sink %r did not get %d points: they are kept in the history and sent first when the run is started "
-                "again",
+                "again or closed with `trieye close`",
                 self.sink.name,
                 self._num_missing,
             )
