@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -174,16 +176,31 @@ def test_an_unusable_root_is_named(start, tmp_path):
         ray.get(actor.get_actor_name.remote())
 
 
-def test_the_console_metrics_are_seen_on_the_driver(start, capfd):
-    actor, _ = start(
-        stats=trieye.StatsConfig(metrics=[trieye.MetricConfig(name="seen", log_to=["console"], aggregation="sum")])
-    )
-    ray.get(actor.log_event.remote(event("seen", 2.5, 4)))
-    ray.get(actor.force_process_and_log.remote(4))
-    deadline, printed = time.monotonic() + 20, ""
-    while "STATS [4]: seen = 2.5000" not in printed and time.monotonic() < deadline:
-        printed += "".join(capfd.readouterr())
-    assert "STATS [4]: seen = 2.5000" in printed
+DRIVER = """
+import sys
+import ray
+import trieye
+
+ray.init(address=sys.argv[1], namespace="trieye")
+metrics = [trieye.MetricConfig(name="seen", log_to=["console"], aggregation="sum")]
+config = trieye.TrieyeConfig(
+    app_name="my_app",
+    persistence=trieye.PersistenceConfig(ROOT_DATA_DIR=sys.argv[2]),
+    stats=trieye.StatsConfig(metrics=metrics),
+)
+actor = trieye.TrieyeActor.remote(config=config)
+ray.get(actor.log_event.remote(trieye.RawMetricEvent(name="seen", value=2.5, global_step=4)))
+ray.get(actor.force_process_and_log.remote(4))
+sys.stdin.read()
+"""
+
+
+def test_the_console_metrics_are_seen_on_the_driver(tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DRIVER, address, str(tmp_path)], **streams) as driver:
+        assert any("STATS [4]: seen = 2.5000" in line for line in driver.stdout)
+        driver.stdin.close()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
 
-SAME_WITHIN_S = 1.0
+SAME_WITHIN_S = 3.0
 """`timeout`, Slurm and systemd reach a process directly and through its group: that is one request, not two."""
 
 _ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
