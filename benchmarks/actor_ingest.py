@@ -53,6 +53,7 @@ def drop_in(root: str, number: int) -> float:
     """Return events/s of one `log_event` call for each event, until all are processed."""
     actor = trieye.TrieyeActor.remote(config=config(root, f"drop_in{number}"))
     ray.get(actor.log_event.remote(trieye.RawMetricEvent(name="loss", value=0.5, global_step=0)))
+    assert ray.get(actor.wait_mlflow_run_id.remote(60.0)) is not None  # the peer's constructor imports MLflow
     began = time.perf_counter()
     for step in range(1, CALLS + 1):
         actor.log_event.remote(trieye.RawMetricEvent(name="loss", value=0.5, global_step=step))
