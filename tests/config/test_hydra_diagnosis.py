@@ -29,6 +29,7 @@ METRIC = (
         ("metrics=[core,dqm]", "'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn, replay)"),
         ("experiment=none/such", "'none/such' is no option of experiment (options: )"),
         ("loop.stps=3", f"there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
+        ("replay.alpah=1", "there is no key 'alpah' of replay; did you mean 'replay.prioritized.alpha'?"),
         ("loop=3", "3 is no option of loop (options: default)"),
         ("stats.metrics.evl_return.name=x", "there is no key 'evl_return' of stats.metrics; did you mean 'eval_retur"),
         ("stats.metrics.r.name=x", f"there is no key 'r' of stats.metrics (keys: {CORE}); add it with {ADD_R}"),

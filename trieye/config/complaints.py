@@ -8,7 +8,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trieye.config.base import did_you_mean, is_open, models_in, set_by, takes_text_only
+from trieye.config.base import did_you_mean, is_open, models_in, nearest, set_by, takes_text_only
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
@@ -55,7 +55,24 @@ def unknown_key(key: str, holders: Sequence[type[BaseModel]]) -> str:
         return f"{key} is set by {known[name]}; type {known[name]}=<value>"
     place = f" of {'.'.join(parents)}" if parents else ""
     allowed = sorted(field for field, other in known.items() if not other)
-    return f"{key}: there is no key {name!r}{place}{did_you_mean(name, allowed)} (keys: {', '.join(allowed)})"
+    near = did_you_mean(name, allowed) or _did_you_mean_below(name, parents, holders)
+    return f"{key}: there is no key {name!r}{place}{near} (keys: {', '.join(allowed)})"
+
+
+def _did_you_mean_below(name: str, parents: Sequence[str], holders: Sequence[type[BaseModel]]) -> str:
+    """Return the nearest key further down, as `replay.prioritized.alpha` for `replay.alpah`, or an empty string."""
+    below = list(_keys_below(holders))
+    match = nearest(name, [path[-1] for path in below])
+    meant = [".".join([*parents, *path]) for path in below if path[-1] == match]
+    return f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+
+
+def _keys_below(holders: Sequence[type[BaseModel]]) -> Iterator[list[str]]:
+    for name, info in ((name, info) for holder in holders for name, info in holder.model_fields.items()):
+        models, many = models_in(info)
+        inner = [] if many else models
+        yield from ([name, key] for model in inner for key in model.model_fields)
+        yield from ([name, *path] for path in _keys_below(inner))
 
 
 def show(value: Any) -> str:

@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from trieye.config.base import nearest
 from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
 from trieye.exceptions import ConfigurationError
@@ -54,7 +55,12 @@ def _reference_forms(persistence: PersistenceConfig, name: str) -> str:
     """Return what else could have been meant where a mere word was typed, as in `bets` for `best`."""
     typed = Path(getattr(persistence, name)).expanduser()
     is_word = typed.parent in {persistence._made_in, Path()}  # noqa: SLF001 - as root_data_dir is resolved
-    return f"; if no path was meant: {REFERENCE_FORMS}" if is_word and name == "load_checkpoint_path" else ""
+    if not is_word or name != "load_checkpoint_path":
+        return ""
+    run, colon, word = typed.name.rpartition(":")
+    match = nearest(word, ("best", "latest"))
+    perhaps = f", perhaps {f'{run}{colon}{match}'!r}" if match else ""
+    return f"; if no path was meant{perhaps}: {REFERENCE_FORMS}"
 
 
 def _check_exists(key: str, path: Path, *, also: str = "") -> None:
