@@ -26,6 +26,13 @@ def test_lines_come_now_and_then_and_not_at_every_step(capsys):
     assert len(capsys.readouterr().err.splitlines()) <= 3
 
 
+def test_a_step_has_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "REFRESH_INTERVAL_S", 0.0)
+    with Progress("run", 10, 9, dict) as bar:
+        bar.update(10)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_on_a_terminal_there_is_a_bar_with_the_key_metrics(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -34,6 +34,7 @@ class Progress:
     def __init__(self, name: str, total: int | None, start: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         self._name, self._total, self._start, self._metrics = name, total, start, metrics
         self._step = start
+        self._said = -1
         self._began = time.monotonic()
         self._next = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
@@ -50,7 +51,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._show()
+        if self._bar is not None or self._said != self._step:
+            self._show()
         if self._bar is not None:
             self._bar.stop()
             for handler, stream in self._handlers:
@@ -69,6 +71,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._step, metrics=shown)
             return
+        self._said = self._step
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (self._step - self._start) / elapsed
         total = f"/{self._total} ({100 * self._step / self._total:.0f} %)" if self._total else ""
