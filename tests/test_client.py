@@ -116,7 +116,7 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
                     run.save(agent=agent, objective=step)
             assert run.best("loss") == total - 4.5
             assert run.best("loss", mode="min") == 5.5
-            ids.add(run.mlflow_run_id())
+            ids.add(run.mlflow_run_id(60.0))
     assert agent.weights.tolist() == [40.0] * 3
     client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
     (run_id,) = ids

@@ -13,6 +13,7 @@ from trieye.actor_logic import ActorLogic
 from trieye.actor_state import ActorState
 from trieye.config import TrieyeConfig
 from trieye.detached_hub import Drivers, describe_hub, find_hub, this_job
+from trieye.niceness import get_a_fair_share
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
 from trieye.run_lock import RunLock
@@ -114,6 +115,7 @@ class TrieyeActor:
         _extra_config: Mapping[str, Any] | None = None,
     ) -> None:
         outlive_signals()
+        get_a_fair_share()
         describe_hub()
         self._drivers = Drivers()
         self._logic = ActorLogic(

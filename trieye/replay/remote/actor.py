@@ -11,6 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
+from trieye.niceness import get_a_fair_share
 from trieye.replay.remote.fragments import FragmentServer
 from trieye.replay.remote.server import ReplayServer
 
@@ -35,6 +36,7 @@ class ReplayActor:
     """Holds the tables in a process of its own; the arguments and methods are those of `ReplayServer`."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+        get_a_fair_share()
         self._server = ReplayServer(tables, **options)
 
     @_in_group("ingest")
@@ -118,6 +120,7 @@ class FragmentActor:
     """
 
     def __init__(self, rules: Mapping[str, Any], **options: Any) -> None:
+        get_a_fair_share()
         self._server = FragmentServer(rules, **options)
 
     async def add_batch(self, *values: Any) -> Any:
