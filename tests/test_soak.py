@@ -63,6 +63,11 @@ def test_a_replay_buffer_killed_while_it_is_saved_draws_what_it_would_have_drawn
 
 
 @pytest.mark.slow
+def test_a_replay_actor_killed_at_work_leaves_a_snapshot_that_draws_what_it_would_have_drawn():
+    assert judged("replay_server_kills", "--kills", 3)["done"] > 10
+
+
+@pytest.mark.slow
 def test_runs_with_damaged_journals_log_no_wrong_value_and_report_what_is_lost():
     assert judged("journal_damage", "--stride", 4000, "--bits", 0, "--runs", 2)["acknowledged"] > 0
 

@@ -22,7 +22,7 @@ from trieye.replay.limiter import Limiter
 from trieye.replay.memory import open_memory
 from trieye.replay.prefetch import Prefetcher
 from trieye.replay.ring import row_count
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import Draw, spliced
 from trieye.replay.samplers.registry import checked_kind, make_sampler
 from trieye.replay.saved_buffer import SavedBuffer
 from trieye.replay.schema import Column, as_array
@@ -246,6 +246,12 @@ class ReplayBuffer(SavedBuffer):
             self._counts.was_stale(draw)
         return draw
 
+    def redraw(self, draw: Draw, which: NDArray[np.bool_]) -> Draw:
+        """Draw others in place of some rows or sequences of a draw, bool `[n]`; the count of rows drawn stays."""
+        others = self.draw(int(np.count_nonzero(which)))
+        self._counts.sampled -= others.ids.size
+        return spliced(draw, which, others)
+
     def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Copy the rows that `draw` decided about; the second half of `sample`."""
         store = self._filled()
@@ -327,8 +333,7 @@ class ReplayBuffer(SavedBuffer):
             Arrays `[n, ...]` by key, and int64 `[n]`: numbers that are equal for the rows of one episode. As `env_ids`
             of another buffer they keep episodes apart. All 0 if this buffer does not know of episodes.
         """
-        store = self._open_store()
-        if store is not None:
+        if (store := self._open_store()) is not None:
             yield from chunks_of(store, chunk)
 
     @property
@@ -365,8 +370,7 @@ class ReplayBuffer(SavedBuffer):
         Args:
             env_id: The environment; all of them if None.
         """
-        store = self._open_store()
-        if store is not None:
+        if (store := self._open_store()) is not None:
             store.interrupt(env_id)
 
     def clear(self) -> None:

@@ -11,6 +11,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.persistence.parts_directory import load_parts, save_parts
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.calls import call
 from trieye.replay.remote.edge import Edge
 from trieye.replay.remote.handle import table_of
 
@@ -43,6 +44,17 @@ def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
         "size": 50,
         "added": 70,
     }
+
+
+def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
+    replay = RemoteReplay(LocalChannel(ReplayServer({"main": {"capacity": 100}})))
+    with replay.writer("main") as writer:
+        for value in range(300):
+            writer.add(**row(value))
+            if value > 100:
+                writer.flush()
+                call(replay._channel, 5.0, "batches", "main", 1, 16, None, 5.0)
+    assert replay.stats("main")["sampled"] == 199 * 16
 
 
 def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capacity(tmp_path):

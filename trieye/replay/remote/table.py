@@ -18,7 +18,7 @@ from trieye.replay.limiter import Limiter
 from trieye.replay.remote.edge import Edge
 from trieye.replay.remote.messages import Ack, Memory, Plan, Rows, below
 from trieye.replay.remote.receipts import Receipts
-from trieye.replay.samplers.base import Draw, Ids, spliced
+from trieye.replay.samplers.base import Draw, Ids
 
 MAX_REDRAWS = 5
 
@@ -270,7 +270,7 @@ class Table:
             late = below(draw, low)
             if not late.any():
                 break
-            draw = spliced(draw, late, buffer.draw(int(np.count_nonzero(late))))
+            draw = buffer.redraw(draw, late)
         if self._limiter is not None:
             self._limiter.sample(n, timeout_s=0)
         return draw
