@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from trieye.niceness import HUB_NICENESS
+from trieye.niceness import ACTOR_NICENESS
 
 PROGRAM = """
 import json, os, sys, threading
@@ -27,4 +27,4 @@ print(json.dumps([before, sorted(found), is_allowed]))
 def test_every_thread_gets_the_share_that_the_user_may_give_it(nicer_by):
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(nicer_by)], capture_output=True, text=True, check=True)
     before, found, is_allowed = json.loads(done.stdout)
-    assert found == [min(before, HUB_NICENESS) if is_allowed else before]
+    assert found == [min(before, ACTOR_NICENESS) if is_allowed else before]

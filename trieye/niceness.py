@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-HUB_NICENESS = 5
+ACTOR_NICENESS = 5
 """Ray starts workers with 15, a thirtieth of the processor beside one that computes all the time; 5 is a quarter."""
 
 _THREADS = Path("/proc/self/task")
@@ -12,7 +12,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def get_a_fair_share() -> None:
-    """Lower the niceness of this process to `HUB_NICENESS` where the system lets the user do that.
+    """Lower the niceness of this process to `ACTOR_NICENESS` where the system lets the user do that.
 
     Sources: sched(7), the weights of niceness; `worker_niceness` of Ray.
     """
@@ -21,5 +21,5 @@ def get_a_fair_share() -> None:
     threads = [int(entry.name) for entry in _THREADS.iterdir()] if _THREADS.is_dir() else [0]
     for thread in threads:
         with contextlib.suppress(OSError):  # not allowed, or the thread has ended
-            if os.getpriority(os.PRIO_PROCESS, thread) > HUB_NICENESS:
-                os.setpriority(os.PRIO_PROCESS, thread, HUB_NICENESS)
+            if os.getpriority(os.PRIO_PROCESS, thread) > ACTOR_NICENESS:
+                os.setpriority(os.PRIO_PROCESS, thread, ACTOR_NICENESS)

@@ -68,11 +68,12 @@ def _did_you_mean_below(name: str, parents: Sequence[str], holders: Sequence[typ
 
 
 def _keys_below(holders: Sequence[type[BaseModel]]) -> Iterator[list[str]]:
-    for name, info in ((name, info) for holder in holders for name, info in holder.model_fields.items()):
-        models, many = models_in(info)
-        inner = [] if many else models
-        yield from ([name, key] for model in inner for key in model.model_fields)
-        yield from ([name, *path] for path in _keys_below(inner))
+    for holder in holders:
+        for name, info in holder.model_fields.items():
+            models, many = models_in(info)
+            if not many:
+                yield from ([name, key] for model in models for key in model.model_fields)
+                yield from ([name, *path] for path in _keys_below(models))
 
 
 def show(value: Any) -> str:

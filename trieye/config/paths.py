@@ -73,12 +73,12 @@ def _check_exists(key: str, path: Path, *, also: str = "") -> None:
         raise ConfigurationError(f"{key}={path}: this path cannot be read ({error})") from error
     wanted = path.relative_to(parent).parts[0] if path.is_relative_to(parent) else path.name
     match = difflib.get_close_matches(wanted, known, n=1)
-    nearest = (
+    hint = (
         f"; did you mean {str(path).replace(str(parent / wanted), str(parent / match[0]), 1)!r}?"
         if match
         else f"; {parent} holds {_some(known)}"
     )
-    raise ConfigurationError(f"{key}={path}: there is no such file or directory{nearest}{also}")
+    raise ConfigurationError(f"{key}={path}: there is no such file or directory{hint}{also}")
 
 
 def _some(names: list[str]) -> str:

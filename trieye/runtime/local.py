@@ -10,7 +10,7 @@ from trieye.actor_logic import ActorLogic
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.persistence.encoding import EncodedState
-from trieye.runtime.writer import Writer
+from trieye.runtime.save_thread import SaveThread
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -30,7 +30,7 @@ class LocalHub:
         self.key = uuid.uuid4().hex
         self.run_name = config.run_name
         self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
-        self._writer = Writer()
+        self._saving = SaveThread()
         self.flush = self._logic.flush
         self.get_state = self._logic.get_state
         self.log_params = self._logic.tracking.log_params
@@ -52,7 +52,7 @@ class LocalHub:
         self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
     ) -> "Future[str]":
         """Write a checkpoint on the writer thread."""
-        return self._writer.submit(self._logic.save_checkpoint, step, state, metadata, hub_state)
+        return self._saving.submit(self._logic.save_checkpoint, step, state, metadata, hub_state)
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
@@ -77,7 +77,7 @@ class LocalHub:
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left and close the sinks."""
         try:
-            self._writer.close()
+            self._saving.close()
         finally:  # also when Ctrl-C ends the waiting
             self._logic.shutdown(status)
 

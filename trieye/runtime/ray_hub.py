@@ -16,7 +16,7 @@ from trieye.exceptions import TrieyeError
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.persistence.encoding import EncodedState
 from trieye.runtime.ray_start import join_ray
-from trieye.runtime.writer import Writer
+from trieye.runtime.save_thread import SaveThread
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.serializer import Serializer
 from trieye.stats.batch import EventBatch
@@ -121,7 +121,7 @@ class RayHub(RayChannel):
             actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
-            self._sender = Writer()
+            self._sender = SaveThread()
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Writer: one thread that works off calls in order, and dies with the process."""
+"""SaveThread: one thread that works off calls in order, and dies with the process."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 _Work = Callable[[], None] | None
 
 
-class Writer:
+class SaveThread:
     """Makes calls one after the other in a daemon thread.
 
     Not a `ThreadPoolExecutor`: Python waits for its threads when it ends, however long a write takes, and a second
