@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,15 @@ def start_worker(ray):
     yield start
     for worker in started:
         ray.kill(worker)
+
+
+def test_a_hub_without_the_environment_of_the_driver_writes_no_secret_of_it_down(make_config, ray, monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "g4me-t0ken")  # Ray has been started before
+    with trieye.Run(make_config(tags={"note": "for g4me-t0ken"}, runtime={"kind": "ray"})) as run:
+        run.set_tags({"more": "g4me-t0ken"})
+    for path in filter(Path.is_file, run.dir.rglob("*")):
+        assert b"g4me-t0ken" not in path.read_bytes(), path
+    assert json.loads((run.dir / "run.json").read_text())["tags"] == {"note": "for ***", "more": "***"}
 
 
 def test_tasks_and_actors_log_to_the_run(open_run, ray, start_worker):

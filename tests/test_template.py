@@ -118,6 +118,7 @@ def test_the_project_depends_on_the_trieye_that_made_it(project):
     ("template", "expected"),
     [
         ("https://example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
+        ("https://ann:s3cret@example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
         ("gh:someone/trieye", "trieye[rl] @ git+https://github.com/someone/trieye"),
         ("somewhere/site-packages/trieye/template", "trieye[rl]>=0.2.0,<0.3"),
     ],
@@ -312,10 +313,17 @@ def test_a_sweep_gives_a_run_for_each_combination(project, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_path):
+def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_path, monkeypatch):
     root = f"persistence.root_data_dir={tmp_path}"
     trained = run(project, "-m", f"{SLUG}.train", "debug=tiny", "sinks=[]", root, "run_name=one")
     assert trained.returncode == 0, trained.stderr
+    configs = tmp_path / SLUG / "runs" / "one" / "configs.json"
+    held = json.loads(configs.read_text())
+    held["env"]["id"], held["***"] = "***", {"env.id": "GAME"}  # as if it were a secret
+    configs.write_text(json.dumps(held))
+    done = run(project, "-m", f"{SLUG}.evaluate", "one", root)
+    assert (done.returncode, "env.id is a secret" in done.stderr, "GAME" in done.stderr) == (2, True, True)
+    monkeypatch.setenv("GAME", "CartPole-v1")
     for where in (["one", root], ["run=one", root], [str(tmp_path / SLUG / "runs" / "one")], [root]):
         done = run(project, "-m", f"{SLUG}.evaluate", *where, "--episodes", "3", "--json")
         assert done.returncode == 0, done.stderr

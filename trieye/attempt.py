@@ -8,6 +8,7 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
+from trieye.config.redaction import recorded, redacted
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.flusher import flusher_of
 from trieye.hub_files import HUB_GONE_AFTER_S
@@ -83,7 +84,7 @@ class Attempt:
             run_name=config.run_name,
             config_hash=self.config_hash,
             group=self.group,
-            tags=config.tags,
+            tags=redacted(config.tags),
         )
 
     def _tell_changes(self, config: TrieyeConfig) -> None:
@@ -104,7 +105,7 @@ class Attempt:
 
     def _start_hub(self, config: TrieyeConfig) -> Hub:
         try:
-            return start_hub(_for_the_hub(config), config.model_dump(mode="json"))
+            return start_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
         except BaseException as error:
             self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
@@ -210,8 +211,11 @@ def _sweep() -> str | None:
 
 
 def _for_the_hub(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ."""
-    plain = config.trieye.model_copy()
+    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ.
+
+    It writes the tags down, and need not have the environment by which their secrets are known.
+    """
+    plain = config.trieye.model_copy(update={"tags": redacted(config.tags)})
     changes: Mapping[str, Any] = {"auto_resume_latest": False}
     if "auto_resume_latest" not in plain.persistence.model_fields_set:
         plain.persistence = plain.persistence.model_copy(update=changes)

@@ -13,6 +13,7 @@ from trieye.attempt import Attempt
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
+from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
@@ -159,7 +160,7 @@ class Run(Recorder):
     def _keep_traceback(self, error: BaseException | None) -> None:
         if self._attempt is not None and error is not None:
             path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
-            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            path.write_text(redacted_text("".join(traceback.format_exception(error))), encoding="utf-8")
 
     def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
         try:
@@ -193,12 +194,12 @@ class Run(Recorder):
         return self.client().__reduce__()
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run, such as hyperparameters; nested dicts become dotted names."""
-        self._opened().hub.log_params(dict(leaves(params)))
+        """Record parameters of the run, such as hyperparameters; nested dicts become dotted names, secrets `***`."""
+        self._opened().hub.log_params(dict(leaves(redacted(params))))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._opened().hub.set_tags({str(key): str(value) for key, value in tags.items()})
+        self._opened().hub.set_tags(redacted({str(key): str(value) for key, value in tags.items()}))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
         """Keep a file or directory with the run.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.exceptions import CheckpointError
 from trieye.path_manager import PathManager
 from trieye.persistence.checkpoint_artifacts import CheckpointArtifacts
@@ -140,12 +141,12 @@ class HubFiles:
             self.paths.run_record_path,
             app_name=self._config.app_name,
             run_name=self._config.run_name,
-            tags=self._config.tags,
+            tags=redacted(self._config.tags),
         )
 
     def _open_log_file(self) -> None:
         self._log_file = _LogFile(self.paths.get_log_file_path(), encoding="utf-8")
-        self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._log_file.setFormatter(_WithoutSecrets(LOG_FORMAT))
         library = logging.getLogger("trieye")
         LastResort.add_to(library, logging.WARNING, "trieye: %(levelname)s: %(message)s")
         library.addHandler(self._log_file)
@@ -169,7 +170,7 @@ class HubFiles:
             tracking_uri=self._config.persistence.MLFLOW_TRACKING_URI,
             created=self.record.created,
             mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
-            tags={**self._config.tags, **({"trieye.sweep": self.record.group} if self.record.group else {})},
+            tags={**redacted(self._config.tags), **({"trieye.sweep": self.record.group} if self.record.group else {})},
             group=self.record.group,
         )
 
@@ -180,7 +181,7 @@ class HubFiles:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Remember tags."""
-        self.record.tags = {**self.record.tags, **tags}
+        self.record.tags = {**self.record.tags, **redacted(tags)}
         self._save_record()
 
     def _save_record(self) -> None:
@@ -199,10 +200,13 @@ class HubFiles:
         return {name: str(path.relative_to(self.paths.app_root_dir)) for name, path in found.items()}
 
     def save_config(self, extra: Mapping[str, Any]) -> Path:
-        """Write configs.json: the config of trieye, what an earlier call added, and `extra`; return the file."""
+        """Write configs.json: the config of trieye, what an earlier call added, and `extra`; return the file.
+
+        Secrets are left out.
+        """
         path = self.paths.config_path
         merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
-        self._serializer.save_config_json(merged, path)
+        self._serializer.save_config_json(recorded(merged), path)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:
@@ -351,6 +355,14 @@ class HubFiles:
             self._log_file = None
         self._hub_lock.release()
         self._lock.release()
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Writes records as they may be kept."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with the traceback if there is one."""
+        return redacted_text(super().format(record))
 
 
 class _LogFile(logging.FileHandler):

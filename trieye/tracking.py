@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from trieye.config.redaction import redacted
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.hub_files import HubFiles
 from trieye.persistence.checkpoint_artifacts import ARTIFACT_PATH
@@ -150,7 +151,7 @@ def _ready_within_s(sent_at: float | None) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {_text(str(name)): _text(str(value)) for name, value in values.items()}
+    return {_text(str(name)): _text(str(redacted(value, str(name)))) for name, value in values.items()}
 
 
 def _text(value: str) -> str:

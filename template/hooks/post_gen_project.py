@@ -21,6 +21,7 @@ def requirement(template: str, repo_dir: Path) -> str:
     if URL.match(template):
         for short, host in HOSTS.items():
             template = template.replace(short, host, 1) if template.startswith(short) else template
+        template = re.sub(r"^(https?://)[^/@]*@", r"\1", template)  # a password or token is no part of the project
         return f"trieye[rl] @ git+{template}"
     checkout = repo_dir.resolve().parent
     if is_trieye(checkout):

@@ -36,6 +36,16 @@ def test_what_cannot_be_a_mirror_is_refused_by_the_config(url, complaint):
         PersistenceConfig(mirror=url)
 
 
+@pytest.mark.parametrize(
+    ("key", "url"), [("mirror", "s3://key:s3cret@bucket/x"), ("mlflow_tracking_uri", "htp://ann:s3cret@host")]
+)
+def test_the_message_about_a_refused_address_holds_no_password(key, url):
+    with pytest.raises(ValueError, match=key) as caught:
+        PersistenceConfig(**{key: url})
+    assert "s3cret" not in str(caught.value)
+    assert ":***@" in str(caught.value)
+
+
 def test_there_is_no_mirror_by_default_and_none_for_an_empty_text():
     assert PersistenceConfig().mirror is None
     assert PersistenceConfig(mirror="").mirror is None

@@ -32,15 +32,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         return EXIT_USAGE
     except TrieyeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
     return code
+
+
+def _tell(error: TrieyeError) -> None:
+    from trieye.config.redaction import redacted_text
+
+    print(f"error: {redacted_text(str(error))}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

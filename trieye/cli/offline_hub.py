@@ -20,6 +20,7 @@ from trieye.persistence.run_record import RunRecord
 from trieye.run_lock import RunLock
 from trieye.schemas import RunStatus
 from trieye.serializer import Serializer
+from trieye.sinks.mlflow_store import require_password
 
 POLL_S = 0.1
 FROM_THE_BEGINNING = "from the beginning"
@@ -92,6 +93,8 @@ class OfflineHub:
             self.config.sinks = only(self.config.sinks, sinks)
 
     def __enter__(self) -> Self:
+        if self.config.sinks.mlflow.enabled:
+            require_password(self.config.persistence.MLFLOW_TRACKING_URI)
         # as a driver holds it: until all is written down, so that nobody begins another attempt meanwhile
         self._lock = RunLock(self._paths.lock_path).acquire()
         try:

@@ -21,14 +21,16 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config._hydra_help import print_help
 from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened
-from trieye.config._hydra_overrides import check_spaces, quoted
+from trieye.config._hydra_overrides import check_spaces
 from trieye.config._hydra_preflight import Checked, Preflight
+from trieye.config._hydra_records import redact_records, sheltered
 from trieye.config._hydra_schema import register_schema
 from trieye.config._hydra_typed import resolved, typed
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.launch import launch_info
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
+from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
@@ -68,10 +70,11 @@ def run_command_line(
         default_name = default_run_name()
         with opened(source, config_type, run_name=default_name) as loader:
             prepared = _prepared(arguments, loader, task, config_type, default_name)
+            overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
         if prepared is not None:
             run_name, own = prepared
             register_schema(config_type, run_name=run_name)
-            _hand_over(source, _job_of(task, config_type), [*own, *_reordered(arguments.overrides, config_type)])
+            _hand_over(source, _job_of(task, config_type), [*own, *overrides, *_flags(arguments.overrides)])
     except TrieyeError as error:
         _leave(error)
     except _RefusedError as refusal:
@@ -219,6 +222,7 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Call
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
         assert launch is not None  # noqa: S101 - Hydra calls this
+        redact_records(composed, launch)
         try:
             if launch.is_multirun:
                 with flag_override(composed, ["struct", "readonly"], [False, False]):
@@ -247,12 +251,12 @@ def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]
         raise
 
 
-def _reordered(overrides: list[str], config_type: type[TrieyeConfig]) -> list[str]:
-    """Return the command line with the overrides first: Hydra 1.3 takes none after a flag that follows others."""
+def _flags(overrides: list[str]) -> list[str]:
+    """Return the flags, which follow the overrides: Hydra 1.3 takes none after a flag that follows others."""
     flags = list(sys.argv[1:])
     for override in overrides:
         flags.remove(override)
-    return [*(quoted(override, config_type) for override in overrides), *flags]
+    return flags
 
 
 @contextmanager
@@ -270,8 +274,8 @@ def _leave(error: Exception) -> NoReturn:
 
 
 def _words(error: BaseException) -> str:
-    """Return the message of an error with its notes."""
-    return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
+    """Return the message of an error with its notes, without secrets."""
+    return redacted_text("\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])]))
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:

@@ -9,6 +9,7 @@ from hydra.errors import HydraException
 from pydantic import BaseModel
 
 from trieye.config.complaints import holds_text
+from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
 _PLAIN = re.compile(r"~?[\w./+@%$-]*")
@@ -81,8 +82,9 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
 
 def _not_parsed(override: str, words: Sequence[str]) -> str:
     reason = next(iter(words), "").removeprefix(f"Error parsing override {override!r}").strip()
-    detail = f" ({reason})" if reason and not _PARSER_WORDS.search(reason) else ""
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
+    is_told = reason and not _PARSER_WORDS.search(reason) and redacted_text(shown) == shown  # it quotes the value
+    detail = f" ({reason})" if is_told else ""
     key = shown.partition("=")[0]
     return f"{shown}: this is not key=value; quote values with special characters, as in '{key}=\"...\"'{detail}"
 

@@ -20,6 +20,7 @@ from trieye.config.base import Marker, TolerantModel
 from trieye.config.locations import check_tracking_uri, expanded, is_reference
 from trieye.config.mirror import check_mirror_url
 from trieye.config.names import check_name
+from trieye.config.redaction import is_redacted, redacted, stands_for
 
 _OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
 
@@ -36,11 +37,28 @@ def _checked(name: str, info: ValidationInfo) -> str:
 Name = Annotated[str, AfterValidator(_checked)]
 
 
+def _with_secrets_of_the_environment(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Put back the password of a recorded tracking URI; that of a refused address must not show in the error."""
+    now = os.environ.get("MLFLOW_TRACKING_URI", "")
+    checks = {"mlflow_tracking_uri": check_tracking_uri, "mirror": check_mirror_url}
+    held = {
+        key: now if str(key).lower() == "mlflow_tracking_uri" and is_redacted(uri) and stands_for(uri, now) else uri
+        for key, uri in data.items()
+    }
+    for key in checks.keys() & held.keys():
+        try:
+            checks[key](str(held[key]))
+        except ValueError:
+            held[key] = redacted(held[key])
+    return held
+
+
 class PersistenceConfig(TolerantModel):
     """Where a run lives on disk, what is saved, what is resumed.
 
     A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
-    the same place in every process that the object is sent to; so does the environment's `MLFLOW_TRACKING_URI`.
+    the same place in every process that the object is sent to; so does the environment's `MLFLOW_TRACKING_URI`. One
+    that was recorded without its password is taken from there again.
     `$NAME` in `root_data_dir` stands for an environment variable.
     """
 
@@ -141,6 +159,7 @@ class PersistenceConfig(TolerantModel):
     @classmethod
     def _own_uri_is_no_choice(cls, data: Any) -> Any:
         """Leave the computed URI of a dumped config computed: it moves with the directory that a dump is given."""
+        data = _with_secrets_of_the_environment(data) if isinstance(data, dict) else data
         if not isinstance(data, dict) or data.get("MLFLOW_TRACKING_URI") is None:
             return data
         uri = str(data["MLFLOW_TRACKING_URI"])

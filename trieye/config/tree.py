@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from trieye.config.redaction import HIDDEN, looks_secret, redacted
+
 if TYPE_CHECKING:
     from rich.tree import Tree
 
 
 def print_tree(config: BaseModel) -> None:
-    """Print a config as a tree; rich is loaded here and nowhere else."""
+    """Print a config as a tree, without its secrets; rich is loaded here and nowhere else."""
     from rich.console import Console
 
     Console().print(_grown(config))
@@ -27,6 +29,7 @@ def _grown(config: BaseModel) -> "Tree":
 def _grow(tree: "Tree", name: str, value: Any) -> None:
     from rich.text import Text
 
+    value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
     children = _children(value)
     if not children:
         tree.add(Text.assemble((name, "cyan"), " = ", repr(value)))

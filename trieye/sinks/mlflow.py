@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks import mlflow_run, mlflow_schema, mlflow_store
 from trieye.sinks.base import RunInfo, RunStatus
@@ -76,6 +77,7 @@ class MlflowSink:
             TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
         """
         self._uri = run.tracking_uri
+        mlflow_store.require_password(self._uri)
         if self._given_client is not None and run.mlflow_run_id is not None:
             run_id = run.mlflow_run_id
         else:
@@ -233,7 +235,11 @@ class MlflowSink:
                 monitor = SystemMetricsMonitor(self.run_id, interval_s, resume_logging=True, tracking_uri=self._uri)
         except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: the points are what matters
             hint = "; pip install psutil" if isinstance(error, ImportError) else ""
-            log.warning("sinks.mlflow.system_metrics: there are none, since they cannot be read: %s%s", error, hint)
+            log.warning(
+                "sinks.mlflow.system_metrics: there are none, since they cannot be read: %s%s",
+                redacted_text(str(error)),
+                hint,
+            )
             return None
         return SystemMetrics(monitor)
 
@@ -296,8 +302,7 @@ class MlflowSink:
         except TrieyeError:
             raise
         except Exception as error:
-            shown = mlflow_store.without_password(self._uri)
-            reason = _first_line(error).replace(self._uri, shown)
+            shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
             hint = (
                 "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is right"
                 if self._uri.startswith("http")

@@ -6,6 +6,7 @@ import time
 from pathlib import PurePath
 from typing import Any
 
+from trieye.config.redaction import redacted_text
 from trieye.exceptions import TrieyeError
 from trieye.sinks import mlflow_store
 from trieye.sinks.base import RunInfo
@@ -64,7 +65,7 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            shown = mlflow_store.without_password(run.tracking_uri)
+            shown = redacted_text(run.tracking_uri)
             log.warning("the MLflow run %s is not in %s; another one is used", run.mlflow_run_id, shown)
         else:
             require_active(known)

@@ -5,7 +5,9 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+
+from trieye.config.redaction import is_redacted, redacted_text
+from trieye.exceptions import ConfigurationError
 
 _HTTP_DEFAULTS = {
     # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
@@ -28,6 +30,8 @@ def is_file_store(uri: str) -> bool:
 
 def set_environment(uri: str) -> None:
     """Give MLflow the settings that this kind of store needs; what the user has set stays."""
+    if redacted_text(uri) != uri:  # at the end of a run it prints the address with the password
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     if uri.startswith(("http:", "https:")):
         for name, value in _HTTP_DEFAULTS.items():
             os.environ.setdefault(name, value)
@@ -69,12 +73,18 @@ def _not_of_a_sink_at_all(record: logging.LogRecord) -> bool:
     return not (record.threadName or "").startswith("trieye-sink-")
 
 
-def without_password(uri: str) -> str:
-    """Return the URI as it may be shown in a log."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}"))
+def require_password(uri: str) -> None:
+    """Do nothing if a store can be opened.
+
+    Raises:
+        ConfigurationError: The URI was read from the records of a run, which hold no passwords.
+    """
+    if is_redacted(uri):
+        now = redacted_text(os.environ.get("MLFLOW_TRACKING_URI", ""))
+        raise ConfigurationError(
+            f"MLflow at {uri}: its password is written down nowhere; set the environment variable MLFLOW_TRACKING_URI "
+            f"to that address with the password (now it is {now or 'not set'})"
+        )
 
 
 def _database(uri: str) -> Path | None:

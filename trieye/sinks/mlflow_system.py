@@ -5,6 +5,8 @@ import logging
 import threading
 from typing import Any, Protocol
 
+from trieye.config.redaction import redacted_text
+
 log = logging.getLogger("trieye.sinks")
 
 _STOP_TIMEOUT_S = 5.0
@@ -61,5 +63,7 @@ class SystemMetrics:
                 self._monitor.publish_metrics(self._monitor.aggregate_metrics())
             except Exception as error:  # noqa: BLE001 - the border to MLflow and the drivers that it asks
                 if not has_failed:
-                    log.warning("system metrics cannot be logged to MLflow, which is tried again: %s", error)
+                    log.warning(
+                        "system metrics cannot be logged to MLflow, which is tried again: %s", redacted_text(str(error))
+                    )
                 has_failed = True

@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError
 
 log = logging.getLogger("trieye.sinks")
@@ -65,20 +66,21 @@ class Retry:
 
     def _refuse(self, error: Exception, weight: int) -> None:
         self.refused += weight
-        message = str(error)
+        message = redacted_text(str(error))
         if message not in self._told and len(self._told) < _MAX_REFUSALS_TOLD:
             self._told.add(message)
             log.warning("sink %r refuses: %s", self._name, message)
 
     def _fail(self, error: Exception) -> None:
         is_new = self.error is None
-        self.error = f"{type(error).__name__}: {error}"
+        reason = redacted_text(str(error))
+        self.error = f"{type(error).__name__}: {reason}"
         if is_new:
             log.warning(
                 "sink %r does not work: %s\n"
                 "The training goes on; the points are kept and sent as soon as it works, it is tried again and again.",
                 self._name,
-                error,
+                reason,
             )
 
     def _recover(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import trieye
 from trieye.config.base import did_you_mean
+from trieye.config.redaction import with_secrets
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 
@@ -112,10 +113,12 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
 
 
 def read_config(run_dir: Path) -> TrainConfig:
-    """Return the config that the run was trained with."""
+    """Return the config that the run was trained with; its secrets are not in the file, but in the environment."""
     path = run_dir / "configs.json"
     try:
-        return TrainConfig.model_validate_json(path.read_text("utf-8"))
+        return TrainConfig.model_validate_json(json.dumps(with_secrets(json.loads(path.read_text("utf-8")))))
+    except trieye.ConfigurationError:
+        raise
     except (OSError, ValueError) as error:
         raise trieye.ConfigurationError(f"{path} does not hold the config of this project: {error}") from error
 

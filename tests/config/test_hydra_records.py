@@ -1,0 +1,103 @@
+"""Secrets on a command line and in YAML files: the task gets them, and nothing that Hydra writes holds them."""
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from tests.config.conftest import Project
+
+SECRETS = {
+    "TYPED": "typed-s3cret",
+    "YAML": "yaml-s3cret",
+    "ENV": "env-s3cret",
+    "SET": "set-s3cret",
+    "AXIS": "axis-s3cret",
+}
+LOCAL = """
+# @package _global_
+tags:
+  api_key: yaml-s3cret
+  note: ${oc.env:GAME_TOKEN}
+  other: ${oc.env:GAME_USER,nobody}
+hydra:
+  job:
+    env_set:
+      SOME_PASSWORD: set-s3cret
+"""
+CHECK = """
+@trieye.main(config_path="conf", config_name="train")
+def train(config: TrieyeConfig) -> None:
+    import os
+    assert os.environ["SOME_PASSWORD"] == "set-" + "s3cret"
+    wanted = {"api_key": "yaml", "note": "env", "db_password": "typed"}
+    assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in wanted} == wanted
+    assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
+    assert config.tags["other"] == "nobody"
+"""
+TYPED = (
+    "+experiment=secret",
+    "run_name=one",
+    "+tags.db_password=typed-s3cret",
+    "persistence.mlflow_tracking_uri=http://ann:typed-s3cret@host",
+    "print_config=true",
+)
+
+
+def prepare(project: Project, monkeypatch) -> None:
+    project.write("train", (project.conf / "train.yaml").read_text().replace("  - experiment: null\n", ""))
+    project.write("experiment/secret", LOCAL)
+    program = project.directory / "train.py"
+    head, _, _ = program.read_text().partition("@trieye.main")
+    program.write_text(f"{head}{CHECK}\nif __name__ == '__main__':\n    train()\n")
+    monkeypatch.setenv("GAME_TOKEN", SECRETS["ENV"])
+
+
+def files_with_secrets(project: Project) -> list[str]:
+    held = [path for path in project.directory.rglob("*") if path.is_file() and project.conf not in path.parents]
+    assert any(path.name == "overrides.yaml" for path in held)
+    return [
+        str(path) for path in held if b"s3cret" in path.read_bytes().replace(b'"s3cret', b"").replace(b'-s3cret")', b"")
+    ]
+
+
+def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project: Project, monkeypatch):
+    prepare(project, monkeypatch)
+    ended = project.run(*TYPED)
+    assert ended.code == 0, ended.err
+    assert "s3cret" not in ended.out + ended.err
+    records = project.directory / ".trieye_data" / "tested" / "runs" / "one" / ".hydra"
+    tags = yaml.safe_load((records / "config.yaml").read_text())["tags"]
+    assert tags == {
+        "api_key": "***",
+        "note": "${oc.env:GAME_TOKEN}",
+        "other": "${oc.env:GAME_USER,nobody}",
+        "db_password": "${oc.env:TRIEYE_SECRET_TAGS_DB_PASSWORD}",
+    }
+    overrides = yaml.safe_load((records / "overrides.yaml").read_text())
+    assert "persistence.mlflow_tracking_uri=${oc.env:TRIEYE_SECRET_PERSISTENCE_MLFLOW_TRACKING_URI}" in overrides
+    assert yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]["job"]["env_set"] == {"SOME_PASSWORD": "***"}
+    assert files_with_secrets(project) == []
+
+
+def test_the_records_of_a_sweep_hold_no_secrets_either(project: Project, monkeypatch):
+    prepare(project, monkeypatch)
+    ended = project.run("-m", *TYPED[:-1], "seed=1,2", "+tags.other_token=axis-s3cret,axis-s3cret2")
+    assert ended.code == 0, ended.err
+    assert len(list((project.directory / "multirun").rglob("overrides.yaml"))) == 4
+    assert files_with_secrets(project) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("tagz.token=typed-s3cret", "tagz.token=***: there is no key"),
+        ("persistence.mirror=s3://key:typed-s3cret@bucket", "persistence.mirror=s3://key:***@bucket: credentials"),
+        ("persistence.mlflow_tracking_uri=htp://ann:typed-s3cret@host", "htp://ann:***@host: 'htp' is no scheme"),
+        ("+tags.token={typed-s3cret", "+tags.token=***: this is not key=value"),
+    ],
+)
+def test_a_message_about_a_typed_secret_does_not_show_it(mistaken: Callable[..., str], typed: str, told: str):
+    message = mistaken(typed)
+    assert told in message
+    assert "s3cret" not in message

@@ -1,0 +1,122 @@
+"""What is a secret, what is written in its place, and how it comes back."""
+
+import json
+
+import pytest
+
+from trieye.config import PersistenceConfig, TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.fingerprint import changed_values, config_hash
+from trieye.config.redaction import looks_secret, recorded, redacted, redacted_text, with_secrets
+from trieye.exceptions import ConfigurationError
+
+
+class Game(StrictModel):
+    login: str = "nobody"
+    password: str | None = None
+
+
+class GameConfig(TrieyeConfig):
+    env: Game = Game()
+
+
+NAMES = (
+    "password db.password DB_PASSWORD dbPassword passwd pwd token GH_TOKEN accessToken auth_token secret client_secret "
+    "api_key apikey openaiApiKey access_key AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID private_key credential "
+    "credentials.aws.login X-Amz-Credential"
+)
+OTHERS = (
+    "tokenizer key keys monkey num_tokens token_dim token.dim max_token_length pad_token eos_token secretary compass "
+    "password_length hotkey sort_key access"
+)
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_name_that_ends_with_the_word_is_one_of_a_secret(name):
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_a_name_that_only_holds_the_word_is_none(name):
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://localhost:5000", "http://localhost:5000"),
+        ("https://ann:s3cret@host:8/x?y=1", "https://ann:***@host:8/x?y=1"),
+        ("postgresql://ann:p@ss@host/db", "postgresql://ann:***@host/db"),
+        ("postgresql://ann:p/ss@host/db", "postgresql://ann:***@host/db"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("https://ghp_0123456789abcdefghij@github.com/x", "https://***@github.com/x"),
+        ("abfs://container-of-many-letters@account/x", "abfs://container-of-many-letters@account/x"),
+        ("sqlite:////a b/mlflow.db", "sqlite:////a b/mlflow.db"),
+        ("https://b/x?X-Amz-Signature=ab&y=1&token=ff", "https://b/x?X-Amz-Signature=***&y=1&token=***"),
+        ("Endpoint=x;AccountKey=aa==;y", "Endpoint=x;AccountKey=***;y"),
+        ("db.password=abc,seed=1 failed", "db.password=***,seed=1 failed"),
+        ("token=a,b:c,seed=1,2", "token=***,seed=1,2"),
+        ("{'password': 'a b', 'token': 3}", "{'password': ***, 'token': 3}"),
+        ("http://ann:${oc.env:PW}@host?token=${oc.env:T}", "http://ann:${oc.env:PW}@host?token=${oc.env:T}"),
+    ],
+)
+def test_a_text_is_shown_without_its_secrets(text, shown):
+    assert redacted_text(text) == shown
+    assert redacted_text(shown) == shown
+
+
+def test_the_value_of_a_variable_that_looks_secret_is_found_under_any_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("GAME_TOKEN", "s3cret")
+    monkeypatch.setenv("OTHER_TOKEN", "ab1c")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
+    values = {"note": "Bearer s3cret", "list": ["s3cret", 3], "short": "ab1c", "path": str(tmp_path), "word": "s3crets"}
+    shown = {**values, "note": "Bearer ***", "list": ["***", 3], "short": "***"}
+    assert redacted(values) == shown
+    assert redacted_text("it said: s3cret!") == "it said: ***!"
+
+
+def test_values_that_are_no_secrets_stay_as_they_are():
+    values = {"token": 50256, "is_secret": True, "password": None, "api_key": "", "tokens": "a b", "lr": 0.1}
+    assert redacted(values) == values
+    assert redacted({"password": 12345678, "api_key": "${oc.env:KEY,none}"}) == {
+        "password": "***",
+        "api_key": "${oc.env:KEY,none}",
+    }
+
+
+def test_what_was_recorded_gets_its_secrets_from_the_environment_again(monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "s3cret")
+    monkeypatch.setenv("GAME_URL", "http://ann:pw1234@host")
+    values = {
+        "env": {"login": "s3cret", "header": "Bearer s3cret", "url": "http://ann:pw1234@host", "password": "pw99"}
+    }
+    held = recorded(values)
+    assert held["env"] == {"login": "***", "header": "Bearer ***", "url": "http://ann:***@host", "password": "***"}
+    assert recorded(held) == held
+    with pytest.raises(ConfigurationError, match=r"env\.password is a secret.*variable TRIEYE_SECRET_ENV_PASSWORD"):
+        with_secrets(held)
+    monkeypatch.setenv("TRIEYE_SECRET_ENV_PASSWORD", "pw99")
+    assert with_secrets(json.loads(json.dumps(held))) == values
+    monkeypatch.delenv("GAME_TOKEN")
+    with pytest.raises(ConfigurationError, match=r"env\.login is a secret.*variable GAME_TOKEN"):
+        with_secrets(held)
+
+
+def test_a_tracking_uri_without_its_password_takes_that_of_the_environment_for_the_same_server_only(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:s3cret@host:1")
+    dump = redacted(PersistenceConfig().model_dump(mode="json"))
+    assert dump["MLFLOW_TRACKING_URI"] == "http://ann:***@host:1"
+    for held in (dump, {"mlflow_tracking_uri": "http://ann:***@host:1"}):
+        assert PersistenceConfig(**held).MLFLOW_TRACKING_URI == "http://ann:s3cret@host:1"
+    other = PersistenceConfig(mlflow_tracking_uri="http://ann:***@elsewhere")
+    assert other.MLFLOW_TRACKING_URI == "http://ann:***@elsewhere"
+
+
+def test_secrets_count_neither_in_the_hash_nor_among_the_changes_that_are_told(tmp_path):
+    configs = [GameConfig(env=Game(password=password), tags={"token": "t"}) for password in ("one", "two", "***")]
+    assert len({config_hash(config) for config in configs}) == 1
+    assert config_hash(GameConfig(env=Game(login="ann"))) != config_hash(configs[0])
+    earlier = tmp_path / "configs.json"
+    for held in (configs[0].model_dump(mode="json"), recorded(configs[0].model_dump(mode="json"))):
+        earlier.write_text(json.dumps(held))
+        assert changed_values(earlier, configs[1]) == []

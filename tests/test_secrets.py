@@ -1,0 +1,126 @@
+"""No password, token or key reaches a file, a tracker or the terminal, and whoever needs one gets it."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+import trieye
+from trieye.cli import main
+
+HIDDEN = {"***"}
+SECRETS = (b"hunter2", b"g4me-t0ken", b"yaml-pw", b"typed-pw")
+TRAIN = """
+import os, signal
+import trieye
+from trieye.config.base import StrictModel
+
+class Game(StrictModel):
+    login: str
+    password: str
+
+class GameConfig(trieye.TrieyeConfig):
+    game: Game
+
+@trieye.main(config_path="conf", config_name="train")
+def train(config: GameConfig) -> None:
+    assert config.game == Game(login=os.environ["GAME_TOKEN"], password="yaml" + "-pw")
+    with trieye.Run(config) as run:
+        run.log_params(config.model_dump(include={"game", "tags", "seed"}))
+        run.set_tags({"login": config.game.login, "kept": "yes"})
+        for step in range(10):
+            run.log("loss", 1.0 / (step + 1), step=step)
+        run.flush()
+        assert run.mlflow_run_id(120)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train()
+"""
+CONFIG = """
+defaults: [schema, runtime: local, persistence: default, stats: default, sinks: [mlflow, tensorboard], _self_]
+app_name: app
+run_name: run
+game:
+  login: ${oc.env:GAME_TOKEN}
+  password: yaml-pw
+hydra: {searchpath: ["pkg://trieye.conf"]}
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Start an MLflow server that wants the password `hunter2` of `ann`, and return its port."""
+    (tmp_path / "server").mkdir()
+    program = Path(__file__).parent / "sinks" / "password_server.py"
+    with (tmp_path / "server" / "log").open("wb") as log:
+        command = [sys.executable, str(program), str(tmp_path / "server"), "ann", "hunter2"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def holding(directory, secrets):
+    """Return the files below a directory that hold a secret; what a user writes is in `conf`."""
+    files = [path for path in directory.rglob("*") if path.is_file() and "conf" not in path.parts]
+    return [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_delivered_to_a_server_with_a_password_that_is_written_nowhere(
+    server, tmp_path, monkeypatch, capfd
+):
+    uri = f"http://ann:hunter2@127.0.0.1:{server}"
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(CONFIG)
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "train.py", "+tags.db_token=typed-pw"]
+    environment = {**os.environ, "GAME_TOKEN": "g4me-t0ken", "MLFLOW_TRACKING_URI": uri}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=280)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert not any(secret in done.stdout + done.stderr for secret in SECRETS)
+
+    run = tmp_path / ".trieye_data" / "app" / "runs" / "run"
+    for now in ("", "http://ann:hunter2@elsewhere"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", now)
+        assert main(["close", str(run)]) == 2
+        told = capfd.readouterr().err
+        assert f"http://ann:***@127.0.0.1:{server}" in told
+        assert "set the environment variable MLFLOW_TRACKING_URI" in told
+        assert "hunter2" not in told
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(["close", str(run)]) == 0
+    assert main(["rebuild", str(run), "--sink", "mlflow"]) == 0
+    told = capfd.readouterr()
+    assert "hunter2" not in told.out + told.err
+
+    client = MlflowClient(tracking_uri=uri)
+    (shown,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    assert shown.info.status == "KILLED"
+    assert len(client.get_metric_history(shown.info.run_id, "loss")) == 10
+    assert {shown.data.params[key] for key in ("game.login", "game.password", "tags.db_token")} == HIDDEN
+    assert (shown.data.params["seed"], shown.data.tags["kept"]) == ("0", "yes")
+    assert {shown.data.tags[key] for key in ("login", "db_token")} == HIDDEN
+    assert holding(tmp_path, SECRETS) == []
+    assert '"password": "***"' in (run / "configs.json").read_text()
+    assert "${oc.env:GAME_TOKEN}" in (run / ".hydra" / "config.yaml").read_text()
+
+
+def test_the_log_and_the_traceback_that_are_kept_of_a_failed_run_have_no_secrets(make_config, monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "g4me-t0ken")
+    with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
+        logging.getLogger("trieye.game").warning("the game says: token=%s", "hunter2")
+        raise RuntimeError("no answer from http://ann:hunter2@host for g4me-t0ken, password='typed-pw x'")
+    assert holding(run.dir, SECRETS) == []
+    logs = [path.read_text() for path in (run.dir / "logs").iterdir()]
+    assert any("the game says: token=***" in log for log in logs)
+    kept = (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+    assert "no answer from http://ann:***@host for ***, password=***" in kept
