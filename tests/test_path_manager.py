@@ -163,7 +163,11 @@ def test_a_private_run_is_closed_to_others_also_if_it_was_open(tmp_path):
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("part", ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"])
+IN_THE_WAY = ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"]
+IN_THE_WAY += ["journal.db-wal", "run.lock.holder", "logs/run.log", "tensorboard/events.out.tfevents.1.trieye"]
+
+
+@pytest.mark.parametrize("part", IN_THE_WAY)
 def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
     (tmp_path / "elsewhere").mkdir()
     config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
@@ -172,6 +176,15 @@ def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside of root_data_dir"):
         PathManager(config).create_run_directories()
+
+
+def test_links_of_the_user_may_lead_anywhere(tmp_path):
+    config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
+    PathManager(config).create_run_directories()
+    run_dir = tmp_path / "root" / "a" / "runs" / "r"
+    (run_dir / "data").symlink_to(tmp_path)
+    (run_dir / "profile_data" / "newest").symlink_to(tmp_path)
+    PathManager(config).create_run_directories()
 
 
 def test_the_root_itself_may_be_a_link(tmp_path):

@@ -71,8 +71,7 @@ class Run(Recorder):
         self.config = config
         self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
-        self.stop_requested, self.exit_code = False, 130
-        self.saved_step = -1
+        self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
         self.dir = PathManager(config.trieye.persistence).run_base_dir
         self._group = group
         self._attempt: Attempt | None = None

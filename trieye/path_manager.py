@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,12 +119,20 @@ class PathManager:
         directories = (self.checkpoint_dir, self.buffer_dir, self.log_dir, self.tb_log_dir, self.profile_dir)
         files = (self.journal_path, self.run_record_path, self.config_path, self.lock_path, self.hub_lock_path)
         root = self.root_data_dir.resolve()
-        for path in (self.run_base_dir, *directories, self.history_dir, *files):
+        for path in (self.run_base_dir, *directories, self.history_dir, *files, *self._links_among(files)):
             if not path.resolve().is_relative_to(root):
                 raise ConfigurationError(
                     f"{path} is a link to {path.resolve()}, which is outside of root_data_dir, {root}; "
                     "nothing is written there: remove the link, or let root_data_dir have room for all of the run"
                 )
+
+    def _links_among(self, files: Sequence[Path]) -> Iterator[Path]:
+        """Yield the links in the place of what is written by name: event files, logs, what lies beside the journal."""
+        names = tuple(path.name for path in files)
+        for directory in (self.run_base_dir, self.log_dir, self.tb_log_dir, self.history_dir):
+            for path in directory.iterdir() if directory.is_dir() else ():
+                if path.is_symlink() and (directory != self.run_base_dir or path.name.startswith(names)):
+                    yield path
 
     def get_checkpoint_path(self, step: int | None = None, is_latest: bool = False, is_best: bool = False) -> Path:
         """Return the directory of a step's checkpoint, or the link to the newest (the default) or best one."""

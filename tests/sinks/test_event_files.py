@@ -163,6 +163,16 @@ def test_later_files_are_taken_back_and_earlier_ones_stay(make, tmp_path):
     assert steps_in(tmp_path) == [1, 2, 3]
 
 
+def test_a_place_outside_of_the_directory_is_none_to_go_back_to(make, tmp_path):
+    outside = tmp_path.parent / f"{tmp_path.name}.trieye"
+    outside.write_bytes(b"of somebody else")
+    (tmp_path / "events.out.tfevents.0000000000.x").mkdir()
+    name = f"events.out.tfevents.0000000000.x/../../{outside.name}"
+    assert (tmp_path / name).exists()
+    assert not make().go_back(Place(name, 0, 0))
+    assert outside.read_bytes() == b"of somebody else"
+
+
 def test_without_a_place_everything_is_taken_back(make, tmp_path):
     write(make(), 1, 2)
     assert make().go_back(Place())

@@ -1,6 +1,7 @@
 """Secrets and Hydra's records: what Hydra and its launchers write down of a command line holds none."""
 
 import os
+from secrets import token_hex
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -45,8 +46,9 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
         paths.append(launch.sweep_dir / "multirun.yaml")
     for path in paths:
         if path.is_file() and _differs(held := _plain(OmegaConf.load(path))):
-            scratch = path.with_name(f".{path.name}-{os.getpid()}")  # another job of the sweep may read it
-            scratch.write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(held))), encoding="utf-8")
+            scratch = path.with_name(f".{path.name}-{token_hex(4)}")  # another job of the sweep may read it
+            with scratch.open("x", encoding="utf-8") as file:
+                file.write(OmegaConf.to_yaml(OmegaConf.create(redacted(held))))
             scratch.replace(path)
 
 

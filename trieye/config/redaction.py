@@ -14,7 +14,7 @@ environment variables that the secrets came from, by the keys of their values.""
 _PYDANTIC = "**********"  # what a SecretStr shows
 _WORDS = (
     r"(?:pass(?:word|wd|phrase)s?|pwd|secrets?|credentials?|authorization"
-    r"|(?:api|access|private|secret|account|auth|encryption|signing|ssh)[-_]?keys?(?:_id)?)"
+    r"|(?:api|access|private|secret|account|auth|encryption|signing|ssh|trieye)[-_]?keys?(?:_id)?)"
 )
 # the tokens of a language are none
 _BEARER = r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!start_)(?<!end_)token"

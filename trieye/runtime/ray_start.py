@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
@@ -48,10 +50,20 @@ def _start_ray(**options: Any) -> None:
     """Start a Ray that lives on when a scheduler signals every process of a job, until this process ends it."""
     with _preloaded("trieye.runtime.ray_worker"), children_outlive_signals():
         ray.init(address="local", **options)
+        keep_token_private()
         node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - there is no public way
         for kind, processes in getattr(node, "all_processes", {}).items():
             for started in processes:
                 _make_mortal(started.process, is_raylet=kind == "raylet")
+
+
+def keep_token_private() -> None:
+    """Let nobody else read the token with which one may run code in this Ray; it writes that open to all."""
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError, RuntimeError):  # there is none, or it is another user's
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 from trieye.sinks.event_records import frame
 from trieye.sinks.event_summaries import header
 
-_OURS = re.compile(r"events\.out\.tfevents\.(\d{10})\..+\.trieye")
+_OURS = re.compile(r"events\.out\.tfevents\.(\d{10})\.[^/]+\.trieye")
 """Other files in the directory, of the user's own SummaryWriter for example, are never touched."""
 _MAX_PENDING_BYTES = 2**24
 _READ_BYTES = 2**20
