@@ -78,6 +78,7 @@ def test_the_value_of_a_variable_that_looks_secret_is_found_under_any_key(monkey
 def test_values_that_are_no_secrets_stay_as_they_are():
     values = {"token": 50256, "is_secret": True, "password": None, "api_key": "", "tokens": "a b", "lr": 0.1}
     assert redacted(values) == values
+    assert redacted({"passwords": ["a", "b"], "token": ["a"]}) == {"passwords": ["***", "***"], "token": ["***"]}
     assert redacted({"password": 12345678, "api_key": "${oc.env:KEY,none}"}) == {
         "password": "***",
         "api_key": "${oc.env:KEY,none}",

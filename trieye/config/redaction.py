@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from trieye.exceptions import ConfigurationError
@@ -18,7 +19,7 @@ _WORDS = (
 )
 # the tokens of a language are none
 _BEARER = r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!start_)(?<!end_)token"
-_NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}$)", re.IGNORECASE)
+_NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}(?=$|\.\d))", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ASSIGNED = re.compile(
     rf"(?P<before>(?<![A-Za-z0-9])(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
@@ -36,8 +37,9 @@ _SHORTEST, _SHORTEST_PART = 4, 6
 """Characters of a variable's value that is found as a whole, and inside of a text."""
 
 
+@lru_cache(maxsize=4096)
 def looks_secret(name: str) -> bool:
-    """Tell whether a key, or an environment variable, holds a secret, by its last words: `db.password`, `GH_BEARER`.
+    """Tell whether a key, or an environment variable, holds a secret, by its last words: `db.password`, `GH_TOKEN`.
 
     What is below `credentials` and the like is secret, too.
     """
@@ -66,9 +68,9 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def hidden(key: str, value: Any) -> Any:
         shown = _hidden(key, value, known)
-        variable = variable_of(str(value)) or next((known[part] for part in _parts(str(value), known)), None)
-        if shown != value and variable is not None:
-            variables[key] = variable
+        if shown != value:
+            text = str(value)
+            variables[key] = variable_of(text) or next((known[part] for part in _parts(text, known)), own_variable(key))
         return shown
 
     held: dict[str, Any] = _changed({key: item for key, item in values.items() if key != HIDDEN}, "", hidden)
@@ -88,13 +90,12 @@ def with_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     def found(key: str, value: Any) -> Any:
         if not is_redacted(value) or key.partition(".")[0] in {"tags", "persistence"}:
             return value
-        wanted = [variables.get(key, ""), own_variable(key)]
-        secret = next((os.environ[name] for name in wanted if name in os.environ), "")
+        variable = variables.get(key) or own_variable(key)
+        secret = os.environ.get(variable, "")
         is_whole = stands_for(value, secret)
         if not secret or not (is_whole or value.count(HIDDEN) == 1):
             raise ConfigurationError(
-                f"{key} is a secret, which is written down nowhere; set the environment variable "
-                f"{wanted[0] or wanted[1]} to it"
+                f"{key} is a secret, which is written down nowhere; set the environment variable {variable} to it"
             )
         return secret if is_whole else value.replace(HIDDEN, secret)
 
@@ -133,11 +134,11 @@ def _known() -> dict[str, str]:
 
 
 def _changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
-    """Return nested dicts and lists with their leaves changed; an item of a list goes by the key of the list."""
+    """Return nested dicts and lists with their leaves changed; an item of a list has its number as the key."""
     if isinstance(value, Mapping):
         return {name: _changed(item, f"{key}.{name}" if key else str(name), change) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_changed(item, key, change) for item in value]
+        return [_changed(item, f"{key}.{number}", change) for number, item in enumerate(value)]
     return change(key, value)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config.mirror import EXTRAS, PACKAGES
+from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
 MAX_READ_BYTES = 64 << 20
@@ -138,4 +139,4 @@ def _files_below(directory: Path) -> Iterator[tuple[str, int]]:
 
 def _words(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:MAX_ERROR]
+    return redacted_text(f"{type(error).__name__}: {lines[0]}")[:MAX_ERROR]
