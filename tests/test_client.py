@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import re
 import signal
@@ -410,6 +411,47 @@ def test_a_failure_leaves_its_traceback_with_the_run(make_config):
         train(make_config(), 5, stop_at=2)
     _, _, run = train(make_config(), 5)
     assert "power cut" in (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+
+
+def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_closed(make_config):
+    config = make_config()
+    with pytest.raises(RuntimeError, match="power cut") as held, trieye.Run(config) as run:
+        (run.dir / "logs" / "failure_of_attempt_1.txt").mkdir()
+        raise RuntimeError("power cut")
+    assert any("failure_of_attempt_1.txt" in note for note in held.value.__notes__)
+    assert record_of(run)["status"] == "FAILED"
+    with pytest.raises(RuntimeError), trieye.Run(config) as run:  # nobody holds it any more
+        raise RuntimeError("a file name that is no UTF-8: \udcff")
+    assert "\\udcff" in (run.dir / "logs" / "failure_of_attempt_2.txt").read_text()
+
+
+def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
+    run = trieye.Run(make_config())
+    log_file = run.dir / "logs" / "run_trieye.log"
+    for attempt in (1, 2):
+        with run:
+            logging.getLogger("trieye").info("a line")
+            assert run.attempt == attempt
+        log_file.unlink()
+        log_file.symlink_to("/dev/full")
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_values_that_are_lost_do_not_hide_a_save_that_failed(make_config):
+    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
+    (run.dir / "checkpoints").rmdir()
+    (run.dir / "checkpoints").write_text("in the way")
+    run.step = 1
+    run.save(agent=Agent())
+
+    def gone(batch, **number):
+        raise ConnectionError("the hub is gone")
+
+    run._attempt.hub.log = gone
+    run.log("a", 1.0)
+    with pytest.raises(trieye.ProcessingError, match="the hub is gone") as held:
+        run.close()
+    assert any("step 1" in note for note in held.value.__notes__)
 
 
 def test_a_forked_child_neither_logs_nor_closes(make_config):

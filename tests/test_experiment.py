@@ -273,3 +273,22 @@ def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, m
     )
     result = trieye.run_experiment(Walk, config)
     assert (result.objective, result.best_checkpoint.name) == (-5.0, "checkpoint_step_35")
+
+
+def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop_config):
+    class Untidy(Walk):
+        def step(self):
+            if self.config.run_name == "bad" and self.steps_done == 3:
+                raise RuntimeError("power cut")
+            return super().step()
+
+        def cleanup(self):
+            raise OSError("the window is gone")
+
+    loop_config.name = "bad"
+    with pytest.raises(RuntimeError, match="power cut") as held:
+        trieye.run_experiment(Untidy, loop_config(steps=5))
+    assert any("the window is gone" in note for note in held.value.__notes__)
+    loop_config.name = "good"
+    with pytest.raises(OSError, match="the window is gone"):
+        trieye.run_experiment(Untidy, loop_config(steps=5))

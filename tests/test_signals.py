@@ -1,3 +1,5 @@
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +53,18 @@ def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(nu
     assert asked == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
     assert f"{signal.Signals(number).name}: stopping" in capsys.readouterr().err
     assert signal.getsignal(number) is before or number == signal.SIGXCPU
+
+
+def test_a_request_counts_although_nobody_reads_what_is_said(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stops, asked = stopping()
+    with open(writer, "w", buffering=1) as unread, monkeypatch.context() as patch, stops:  # noqa: PTH123 - a descriptor
+        patch.setattr(sys, "stderr", unread)
+        signal.raise_signal(signal.SIGTERM)
+        with contextlib.suppress(BrokenPipeError):
+            unread.close()
+    assert asked == [143]
 
 
 def test_a_signal_that_comes_twice_at_once_is_one_request():

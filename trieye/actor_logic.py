@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from trieye.actor_state import ActorState, plain_step, rows_of
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError
+from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
 from trieye.hub_files import HubFiles, Restored
 from trieye.hub_status import HubStatus
 from trieye.ledger import Ledger
@@ -97,10 +97,11 @@ class ActorLogic:
         record = self.files.open(owns_run=owns_run, is_restart=is_restart)
         try:
             self._start(record, extra_config or {})
-        except BaseException:
-            if hasattr(self, "_sinks"):
-                self._sinks.close("FAILED", SYNC_TIMEOUT_S)
-            self.files.close("FAILED", record.summary)
+        except BaseException as error:
+            with noted(error, "closing what was open"), ExitStack() as rest:
+                rest.callback(self.files.close, "FAILED", record.summary)
+                if hasattr(self, "_sinks"):
+                    self._sinks.close("FAILED", SYNC_TIMEOUT_S)
             raise
         return self
 
@@ -376,9 +377,10 @@ class ActorLogic:
             self._last_pass(status)
             self._closed = True
             self._report_failure()
-        except BaseException:
+        except BaseException as error:
             self._closed = True
-            self._close("FAILED")
+            with noted(error, "closing the run"):
+                self._close("FAILED")
             raise
         self._close(status)
 

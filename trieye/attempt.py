@@ -9,7 +9,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
 from trieye.config.redaction import recorded, redacted
-from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.flusher import flusher_of
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
@@ -107,7 +107,8 @@ class Attempt:
         try:
             return start_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
         except BaseException as error:
-            self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
+            with noted(error, "recording that"):
+                self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
 
     def close(self, status: RunStatus, *, at_once: bool = False) -> None:
@@ -131,7 +132,8 @@ class Attempt:
                     self._leave(status)
             except BaseException as error:
                 if not isinstance(error, Exception):  # the second signal; the thread ends with the process
-                    self._leave(status)
+                    with noted(error, "recording that"):
+                        self._leave(status)
                 raise
         if signals.exit_code is not None and status == "FINISHED":
             raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
@@ -142,7 +144,12 @@ class Attempt:
 
     def _close(self, status: RunStatus) -> None:
         try:
-            self.flusher.close()
+            try:
+                self.flusher.close()
+            except Exception as error:
+                with noted(error, "a save"):
+                    self.saves.report(wait=True)
+                raise
             self.saves.report(wait=True)
         except BaseException:
             status = "FAILED" if status == "FINISHED" else status
@@ -156,8 +163,9 @@ class Attempt:
     def _close_hub(self, status: RunStatus) -> None:
         try:
             self.hub.close(status)
-        except BaseException:  # it could not write down how the run ended; whoever reads run.json must know
-            self._note_end(status)
+        except BaseException as error:  # it could not write down how the run ended; whoever reads run.json must know
+            with noted(error, "recording that"):
+                self._note_end(status)
             raise
 
     def _note_end(self, status: RunStatus) -> None:

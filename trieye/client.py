@@ -14,7 +14,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
 from trieye.config.redaction import redacted, redacted_text
-from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.flusher import Flusher
 from trieye.path_manager import PathManager
 from trieye.pending_saves import SaveHandle
@@ -99,7 +99,8 @@ class Run(Recorder):
         elif issubclass(kind, SystemExit):
             self._close_after(error, "KILLED")
         else:
-            self._keep_traceback(error)
+            with noted(error, f"writing down the failure of run {self.name!r}"):
+                self._keep_traceback(error)
             self._close_after(error, "FAILED")
 
     def open(self) -> Self:
@@ -159,15 +160,12 @@ class Run(Recorder):
     def _keep_traceback(self, error: BaseException | None) -> None:
         if self._attempt is not None and error is not None:
             path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
-            path.write_text(redacted_text("".join(traceback.format_exception(error))), encoding="utf-8")
+            text = redacted_text("".join(traceback.format_exception(error)))
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
-        try:
+        with noted(error, f"closing run {self.name!r}"):
             self.close(status, at_once=at_once)
-        except Exception as second:  # the user's error matters more; this one must not hide it
-            logger.exception("closing the run failed, too")
-            if error is not None:
-                error.add_note(f"closing run {self.name!r} failed, too: {second}")
 
     @property
     def attempt(self) -> int:

@@ -19,7 +19,8 @@ KeyboardInterrupt, SystemExit
 └── RunInterrupted                             a signal asked the run to stop; the next start goes on
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class TrieyeError(Exception):
@@ -110,3 +111,19 @@ class RunInterrupted(KeyboardInterrupt, SystemExit):
         if not self.is_told:
             self.is_told = True
             say("; ".join([str(self), *getattr(self, "__notes__", ())]))
+
+
+@contextmanager
+def noted(error: BaseException | None, doing: str) -> Iterator[None]:
+    """Take a step that belongs to a way out: where it fails, too, the error that is on its way stays, with a note.
+
+    Args:
+        error: That error; None: there is none, and what the step raises comes out.
+        doing: What the step is, for the note.
+    """
+    try:
+        yield
+    except Exception as second:
+        if error is None:
+            raise
+        error.add_note(f"{doing} failed, too: {second}")

@@ -13,7 +13,7 @@ import numpy as np
 from trieye.client import Run
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.path_manager import PathManager
 from trieye.persistence import rng
 from trieye.persistence.checkpoints import CheckpointStore
@@ -155,8 +155,11 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
         try:
             loop = _Loop(experiment, run)
             reason = loop.drive()
-        finally:
-            experiment.cleanup()
+        except BaseException as error:
+            with noted(error, "cleanup() of the experiment"):
+                experiment.cleanup()
+            raise
+        experiment.cleanup()
     result = loop.result(reason)
     say(result.sentence(config.loop.objective))
     if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted

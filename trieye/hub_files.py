@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -336,15 +337,14 @@ class HubFiles:
             status: How it ended.
             summary: Extremes of its metrics.
         """
-        try:
+        with ExitStack() as rest:  # which is done whatever becomes of what is before it
+            rest.callback(self._let_go)
+            if self.mirror is not None:
+                rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s)
             self.journal.close()
             if self.makes_run:
                 self.record.summary = dict(summary)
                 self.record.close(self.paths.run_record_path, status)
-        finally:
-            if self.mirror is not None:
-                self.mirror.close(self._config.persistence.mirror_close_timeout_s)
-            self._let_go()
 
     def _let_go(self) -> None:
         if self._log_file is not None:
@@ -353,8 +353,10 @@ class HubFiles:
             library.setLevel(self._level_before)
             self._log_file.close()
             self._log_file = None
-        self._hub_lock.release()
-        self._lock.release()
+        try:
+            self._hub_lock.release()
+        finally:
+            self._lock.release()
 
 
 class _WithoutSecrets(logging.Formatter):
@@ -366,10 +368,18 @@ class _WithoutSecrets(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that a full disk does not turn into a traceback on the terminal for every line."""
+    """A log file that a full disk does not turn into a traceback on the terminal for every line, or at its end.
+
+    What matters is on the terminal, too.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Do nothing: what matters is on the terminal, too."""
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close the file, whatever of it cannot be written."""
+        with suppress(OSError):
+            super().close()
 
 
 def _json_of(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Progress: a bar with the key metrics on a terminal, plain lines elsewhere."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -17,8 +18,12 @@ MAX_SHOWN_METRICS = 4
 
 
 def say(text: str) -> None:
-    """Tell the user something that must not be missed, without breaking a progress bar."""
-    print(f"trieye: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
+    """Tell the user something that must not be missed, without breaking a progress bar.
+
+    A terminal that is gone is no reason to leave undone what comes after it, such as to note that a signal came.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(f"trieye: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
 
 
 class Progress:

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trieye.config import RuntimeConfig
-from trieye.exceptions import RunClosedError
+from trieye.exceptions import RunClosedError, noted
 from trieye.flusher import Flusher, flusher_of
 from trieye.recorder import Recorder
 from trieye.runtime.base import Channel
@@ -88,12 +88,8 @@ class RunClient(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with noted(error, f"closing the client of run {self.name!r}"):
             self.close()
-        except Exception as second:
-            if error is None:
-                raise
-            error.add_note(f"closing the client of run {self.name!r} failed, too: {second}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._channel, self._runtime), {"step": self.step}

@@ -95,8 +95,10 @@ class RunLock:
     def release(self) -> None:
         """Give the lock back; does nothing if it is not held."""
         if self.is_held:
-            self._holder_path.unlink(missing_ok=True)
-            self._lock.release()
+            try:
+                self._holder_path.unlink(missing_ok=True)
+            finally:
+                self._lock.release()
 
     def holder(self) -> dict[str, Any] | None:
         """Return who took it last and did not give it back.

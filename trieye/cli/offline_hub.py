@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -125,11 +126,10 @@ class OfflineHub:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with ExitStack() as rest:
+            rest.callback(self._lock.release)
+            rest.callback(self._write_down, self.status, self._ended)  # this was no part of the attempt
             self._logic.shutdown(self.status)
-        finally:
-            self._write_down(self.status, self._ended)  # this was no part of the attempt
-            self._lock.release()
 
     def _write_down(self, status: RunStatus, ended: float | None) -> None:
         record = _record_of(self._run_dir)

@@ -94,9 +94,11 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
 
     best = trieye.load_checkpoint(run_dir)
     agent = DQN(read_config(run_dir))
-    agent.load_checkpoint(best.objects["experiment"]["state"])
-    returns = agent.play(episodes, FIRST_SEED)
-    agent.cleanup()
+    try:
+        agent.load_checkpoint(best.objects["experiment"]["state"])
+        returns = agent.play(episodes, FIRST_SEED)
+    finally:
+        agent.cleanup()
     mean = sum(returns) / len(returns)
     return {
         "run": run_dir.name,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError, TrieyeError
+from trieye.exceptions import ConfigurationError, ReplayClosedError, noted
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import Prefetcher
 from trieye.replay.remote.calls import Deadline, call, poll_s
@@ -171,12 +171,8 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with noted(error, f"closing the reader of table {self.table!r}"):
             self.close()
-        except TrieyeError as trouble:
-            if error is None:
-                raise
-            error.add_note(f"besides: {trouble}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._channel, self.table, self._options)

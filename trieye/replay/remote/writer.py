@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, TrieyeError
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
 from trieye.replay.remote.block import Block
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.courier import Courier
@@ -207,12 +207,8 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with noted(error, f"closing the writer of table {self.table!r}"):
             self.close()
-        except TrieyeError as trouble:
-            if error is None:
-                raise
-            error.add_note(f"besides: {trouble}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._channel, self.table, self._options)
