@@ -5,8 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,8 +94,6 @@ def test_status_says_how_a_run_ended(make_config):
 def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")
-    artifact = tmp_path / "notes.txt"
-    artifact.write_text("hello")
     settings = {
         "runtime": {"kind": kind},
         "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}},
@@ -108,7 +108,9 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
             run.restore(agent=agent)
             run.log_params({"lr": 0.1, "net": {"layers": 2}})
             run.set_tags({"stage": "test"})
-            run.log_artifact(artifact, "docs")
+            with tempfile.TemporaryDirectory() as directory:
+                (artifact := Path(directory) / "notes.txt").write_text("hello")
+                run.log_artifact(artifact, "docs")
             for step in run.steps(total):
                 agent.weights += 1
                 run.log({"loss": step, "left out": None})

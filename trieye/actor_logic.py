@@ -218,6 +218,7 @@ class ActorLogic:
             self._pass(step=None)
             self._ledger.compact()
             self.files.history.roll()
+            self.tracking.release()
             self._status.update()
         except JournalFullError as error:
             self._status.note_full(error)

@@ -1,7 +1,7 @@
 """Run: the object that user code holds."""
 
 import atexit
-import logging
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from operator import index
@@ -31,8 +31,6 @@ from trieye.stepping import key_metrics, steps
 
 if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
-
-logger = logging.getLogger(__name__)
 
 
 class Run(Recorder):
@@ -199,7 +197,7 @@ class Run(Recorder):
         self._opened().hub.set_tags(redacted({str(key): str(value) for key, value in tags.items()}))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
-        """Keep a file or directory with the run.
+        """Keep a file or directory with the run, as it is now: a copy of it is made before this returns.
 
         Args:
             path: The file.
@@ -207,8 +205,9 @@ class Run(Recorder):
 
         Raises:
             ConfigurationError: There is no such file.
+            SerializationError: It cannot be read, or there is no room for the copy.
         """
-        file = Path(path).absolute()
+        file = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         if not file.exists():
             raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
         self._opened().hub.log_artifact(file, artifact_path)

@@ -13,7 +13,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.exceptions import CheckpointError
 from trieye.path_manager import PathManager
-from trieye.persistence.checkpoint_artifacts import CheckpointArtifacts
+from trieye.persistence.artifacts import Artifacts
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.history.history import History
@@ -71,7 +71,7 @@ class HubFiles:
         record: Identity of the run; set by `open`.
         journal: The durable log of the run; set by `open`.
         history: Its points and operations; set by `open`.
-        artifacts: Checkpoints that the trackers are to get.
+        artifacts: Copies of what the trackers are to get.
         mirror: Copies the run to an object store, if the config asks for it; set by `open`.
     """
 
@@ -90,7 +90,7 @@ class HubFiles:
         buffers = store(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
         self._training_states = TrainingStates(config.persistence, self.paths, serializer, self._checkpoints, buffers)
         chosen = config.persistence
-        self.artifacts = CheckpointArtifacts(
+        self.artifacts = Artifacts(
             self.paths.run_base_dir / "artifacts", chosen.log_checkpoints, with_parts=chosen.log_replay
         )
         self._lock = RunLock(self.paths.lock_path)

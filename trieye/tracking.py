@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from trieye.config.redaction import redacted
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.hub_files import HubFiles
-from trieye.persistence.checkpoint_artifacts import ARTIFACT_PATH
+from trieye.persistence.artifacts import CHECKPOINTS_PATH
 from trieye.schemas import RunStatus
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
@@ -71,7 +71,8 @@ class Tracking:
         """
         self._record(LogParams(_texts(self._files.directory_params())), key=f"{key}:params")
         if self._files.makes_run:
-            self._record(LogArtifact(str(self._files.save_config(extra_config)), "config"), key=f"{key}:config")
+            config = self._files.save_config(extra_config)
+            self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
@@ -85,42 +86,56 @@ class Tracking:
         self._record(SetTags(_texts(tags)))
 
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Keep a file with the run."""
+        """Keep a file or directory with the run; a copy of it is made before this returns.
+
+        Raises:
+            SerializationError: There is no such file, or no room for the copy.
+        """
         self._check_open()
-        self._record(LogArtifact(str(path.absolute()), artifact_path))
+        held = self._files.artifacts.hold(path.absolute())
+        self._record_copy(held, artifact_path)
+
+    def _record_copy(self, held: Path, artifact_path: str | None) -> None:
+        artifacts = self._files.artifacts
+        try:
+            self._record(LogArtifact(self._in_run(held), artifact_path))
+        except BaseException:
+            artifacts.drop(held)
+            raise
+        artifacts.note_recorded(held, self._files.history.end)
+
+    def _in_run(self, path: Path) -> str:
+        return str(path.relative_to(self._files.paths.run_base_dir))
 
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""
         self._check_open()
-        self._record(LogArtifact(str(self._files.add_to_config(configs)), "config"))
+        self._record(LogArtifact(self._in_run(self._files.add_to_config(configs)), "config"))
 
     def note_checkpoint(self, path: Path) -> None:
         """Point from the trackers to a checkpoint, and hand it to them if the config says so."""
         is_best = self._files.paths.best_checkpoint_path.resolve() == path.resolve()
-        tags = {"trieye.latest_checkpoint": str(path), **({"trieye.best_checkpoint": str(path)} if is_best else {})}
-        self._record(SetTags(_texts(tags)))
-        self.release()
-        artifacts, history = self._files.artifacts, self._files.history
+        place = str(path.relative_to(self._files.paths.app_root_dir))  # which may be moved
+        self._record(
+            SetTags({"trieye.latest_checkpoint": place, **({"trieye.best_checkpoint": place} if is_best else {})})
+        )
         try:
-            if (staged := artifacts.stage(path, is_best=is_best)) is not None:
-                self._record(LogArtifact(str(staged), ARTIFACT_PATH))
-                artifacts.note_recorded(staged, history.end)
+            if self._sinks.trackers and (staged := self._files.artifacts.stage(path, is_best=is_best)) is not None:
+                self._record_copy(staged, CHECKPOINTS_PATH)
         except JournalFullError:
             raise
         except (SerializationError, OSError) as error:  # it is saved, and deleted again, or there is no room for a copy
             logger.warning("checkpoint %s is not handed to the trackers: %s", path.name, error)
 
     def release(self) -> None:
-        """Delete the copies of checkpoints that every tracker has."""
+        """Delete the copies of files and checkpoints that every tracker has, also after a kill."""
+        history, trackers = self._files.history, self._sinks.trackers
         try:
-            self._files.artifacts.release(self._delivered(), self._files.history.end)
-        except (JournalError, OSError) as error:  # the next checkpoint or the next attempt does it
-            logger.warning("copies of checkpoints that the trackers have cannot be deleted now: %s", error)
-
-    def _delivered(self) -> int:
-        """Return the index before which every sink has everything, also after a kill."""
-        cursors = [self._files.history.cursor(sink.name) for sink in self._sinks.health()]
-        return min([0 if cursor is None else cursor.index for cursor in cursors], default=self._files.history.end)
+            if trackers and self._files.artifacts.has_any(history.end):
+                cursors = [history.cursor(name) for name in trackers]
+                self._files.artifacts.release(min(0 if cursor is None else cursor.index for cursor in cursors))
+        except (JournalError, OSError) as error:  # it is tried again
+            logger.warning("copies that the trackers have cannot be deleted now: %s", error)
 
     def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or did not answer in time.

@@ -47,6 +47,13 @@ def test_every_call_does_what_it_stands_for():
     assert (sink.artifacts, sink.media) == ([(Path("/some/file"), "sub")], [histogram])
 
 
+def test_a_file_is_where_the_directory_of_the_run_is_now():
+    sink = MemorySink()
+    for call in Calls(sink, Path("/now/run")).of([LogArtifact("artifacts/1/a.txt"), LogArtifact("/else/b.txt")], 0, 2):
+        call.make()
+    assert sink.artifacts == [(Path("/now/run/artifacts/1/a.txt"), None), (Path("/else/b.txt"), None)]
+
+
 def test_a_sink_without_the_method_is_not_called():
     items = [LogParams({"a": "1"}), *points(0, 2), LogText("t", 1, 1.7e9, "x"), *points(2, 1), SetTags({"b": "2"})]
     calls = Calls(PlainSink()).of(items, 0, 6)

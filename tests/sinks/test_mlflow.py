@@ -225,6 +225,16 @@ def test_an_artifact_that_is_gone_is_refused(run, tmp_path):
         opened(run).log_artifact(tmp_path / "nothing.txt", None)
 
 
+def test_an_artifact_that_comes_again_and_is_gone_is_none_that_is_missing(run, tmp_path):
+    (tmp_path / "one.txt").write_text("1")
+    sink = opened(run)
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    (tmp_path / "one.txt").unlink()
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    with pytest.raises(ProcessingError, match="gone"):
+        sink.log_artifact(tmp_path / "one.txt", None)
+
+
 def test_odd_names_are_mapped_with_one_warning_each(run, caplog):
     sink = opened(run)
     for step in range(3):

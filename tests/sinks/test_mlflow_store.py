@@ -1,6 +1,8 @@
+import dataclasses
 import json
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -133,3 +135,69 @@ def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_
     assert caplog.records == []
     fail()
     assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def moved(run_with_store, tmp_path):
+    """A store with a run that ended and one that did not, each with a file, moved to another root; the run there."""
+    (tmp_path / "a.txt").write_text("a")
+    opened = {}
+    for run_id, status in (("ended", "FINISHED"), ("alive", "RUNNING")):
+        opened[run_id] = sink = MlflowSink()
+        sink.open(dataclasses.replace(run_with_store, run_id=run_id))
+        # not by MLflow, which remembers for the life of a process where a run has its files
+        directory = run_with_store.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
+        directory.mkdir(parents=True)
+        (directory / "a.txt").write_text("a")
+        sink.close(status)
+    (tmp_path / "app").rename(tmp_path / "app.moving")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "app.moving").rename(tmp_path / "new" / "app")
+    return make_run(tmp_path / "new"), {name: sink.run_id for name, sink in opened.items()}
+
+
+def places(run, ids):
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    return {name: client.get_run(run_id).info.artifact_uri for name, run_id in ids.items()}
+
+
+def artifact_uri(run, run_id):
+    return (run.mlflow_dir / "artifacts" / run_id / "artifacts").as_uri()
+
+
+def test_a_store_that_was_moved_finds_its_artifacts_and_leaves_a_run_under_way_alone(moved, tmp_path, caplog):
+    run, ids = moved
+    before = places(run, ids)
+    sink = MlflowSink()
+    sink.open(dataclasses.replace(run, run_id="new"))
+    sink.log_artifact(tmp_path / "a.txt", None)
+    assert places(run, ids) == {"ended": artifact_uri(run, ids["ended"]), "alive": before["alive"]}
+    assert "was moved: 1 of its runs" in caplog.text
+    MlflowSink().open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
+    assert places(run, ids)["alive"] == artifact_uri(run, ids["alive"])
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    listed = {name: [file.path for file in client.list_artifacts(run_id)] for name, run_id in ids.items()}
+    assert listed == {"ended": ["a.txt"], "alive": ["a.txt"]}
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_store_that_was_copied_writes_nothing_into_the_first_one(moved, tmp_path):
+    run, ids = moved
+    shutil.copytree(tmp_path / "new", tmp_path / "app_of_before")
+    (tmp_path / "app_of_before" / "app").rename(tmp_path / "app")  # the rows of both say that they are here
+    sink = MlflowSink()
+    sink.open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
+    sink.log_artifact(tmp_path / "a.txt", "more")
+    assert (run.mlflow_dir / "artifacts" / ids["alive"] / "artifacts" / "more" / "a.txt").exists()
+    assert not list((tmp_path / "app").rglob("more"))
+
+
+def test_artifacts_that_were_not_moved_and_places_that_the_user_chose_stay(moved, tmp_path):
+    run, ids = moved
+    shutil.move(run.mlflow_dir / "artifacts", tmp_path / "app" / "mlruns" / "artifacts")  # only the database was
+    before = places(run, ids)
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    chosen = client.create_experiment("other", artifact_location=(tmp_path / "gone" / "mlruns" / "artifacts").as_uri())
+    MlflowSink().open(dataclasses.replace(run, run_id="ended", mlflow_run_id=ids["ended"]))
+    assert places(run, ids) == before
+    assert client.get_experiment(chosen).artifact_location == (tmp_path / "gone" / "mlruns" / "artifacts").as_uri()

@@ -33,10 +33,14 @@ class Calls:
 
     A sink named like a `LogTarget` gets the points whose `log_to` names it, any other one every point. What it has no
     method for it does not get.
+
+    Args:
+        sink: The sink.
+        run_dir: Where the files of the run are now.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, run_dir: Path = Path()) -> None:
+        self._sink, self._run_dir = sink, run_dir
         self._target = sink.name if sink.name in _TARGETS else None
         self._tracker = sink if isinstance(sink, Tracker) else None
         self._media = sink if isinstance(sink, Media) else None
@@ -84,5 +88,5 @@ class Calls:
             case SetTags():
                 return partial(tracker.set_tags, operation.tags)
             case LogArtifact():
-                return partial(tracker.log_artifact, Path(operation.path), operation.artifact_path)
+                return partial(tracker.log_artifact, self._run_dir / operation.path, operation.artifact_path)
         return None

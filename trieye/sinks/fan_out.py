@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from trieye.sinks.base import RunInfo, RunStatus, Sink, Source
+from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
 from trieye.sinks.runner import SinkHealth, SinkThread
 
 
@@ -72,6 +72,11 @@ class FanOut:
                 thread.when_ready(timeout_s)
                 return getattr(thread.sink, "run_id", None)
         return None
+
+    @property
+    def trackers(self) -> list[str]:
+        """Names of the sinks that take files."""
+        return [thread.sink.name for thread in self._threads if isinstance(thread.sink, Tracker)]
 
     def health(self) -> list[SinkHealth]:
         """Return how each sink is."""

@@ -157,14 +157,15 @@ class MlflowSink:
             ProcessingError: It is gone or cannot be read, or `artifact_path` leaves the run's artifacts.
             TrieyeError: MLflow cannot be reached.
         """
-        if not os.access(path, os.R_OK):
-            raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
         if artifact_path is not None:
             artifact_path = posixpath.normpath(artifact_path)
             if artifact_path.startswith(("/", "..")):
                 raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the artifacts of the run")
         with self._explained("write"):
-            self._upload(path, artifact_path)
+            if os.access(path, os.R_OK):
+                self._upload(path, artifact_path)
+            elif path.name not in self._names_in(artifact_path):  # where all of it comes again, it is gone and there
+                raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
 
     def log_media(self, medium: Medium) -> None:
         """Keep a picture or a text as an artifact with its name and step; MLflow has no view for histograms.
@@ -209,6 +210,10 @@ class MlflowSink:
         with mlflow_store.alone(self._uri) as database:
             if database is not None:
                 prepare_database(database)
+                if database == (run.mlflow_dir / "mlflow.db").resolve():
+                    mlflow_store.follow_move(
+                        database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
+                    )
             self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
             experiment_id = mlflow_run.experiment_id(self._client, run)
             if run.group is not None:
@@ -242,6 +247,9 @@ class MlflowSink:
             )
             return None
         return SystemMetrics(monitor)
+
+    def _names_in(self, artifact_path: str | None) -> set[str]:
+        return {posixpath.basename(held.path) for held in self._client.list_artifacts(self.run_id, artifact_path)}
 
     def _upload(self, path: Path, artifact_path: str | None) -> None:
         try:

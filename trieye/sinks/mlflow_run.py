@@ -3,7 +3,7 @@
 import getpass
 import logging
 import time
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from trieye.config.redaction import redacted_text
@@ -38,7 +38,7 @@ def experiment_id(client: Any, run: RunInfo) -> str:
     if experiment is None:
         # a server has its own place for artifacts; a database on this disk would take the working directory
         is_local = mlflow_store.is_sqlite(run.tracking_uri)
-        location = (run.mlflow_dir / "artifacts").absolute().as_uri() if is_local else None
+        location = artifacts_of(run).as_uri() if is_local else None
         try:
             return str(client.create_experiment(run.app_name, artifact_location=location))
         except Exception as error:
@@ -51,6 +51,11 @@ def experiment_id(client: Any, run: RunInfo) -> str:
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or use another app_name"
         )
     return str(experiment.experiment_id)
+
+
+def artifacts_of(run: RunInfo) -> Path:
+    """Return the directory of all artifacts of the app, if its MLflow store is on this disk."""
+    return (run.mlflow_dir / "artifacts").absolute()
 
 
 def find(client: Any, run: RunInfo, experiment_id: str) -> Any:

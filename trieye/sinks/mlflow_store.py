@@ -3,11 +3,15 @@
 import contextlib
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
 from trieye.exceptions import ConfigurationError
+
+log = logging.getLogger("trieye.sinks")
 
 _HTTP_DEFAULTS = {
     # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
@@ -16,6 +20,7 @@ _HTTP_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 _LOCK_TIMEOUT_S = 120.0
+_BUSY_TIMEOUT_S = 10.0
 
 
 def is_sqlite(uri: str) -> bool:
@@ -61,6 +66,60 @@ def alone(uri: str) -> Iterator[Path | None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
         yield path
+
+
+def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str | None) -> None:
+    """Tell an SQLite database where the artifacts are that were moved together with it; holds what `alone` holds.
+
+    MLflow keeps an absolute place for each experiment and each run, and would make the old directories anew. It has no
+    way to change them. What another process may be writing to, a run under way, is left to that process.
+
+    Args:
+        database: The database.
+        artifacts: Where the artifacts of all its runs are now.
+        experiment: Name of the experiment that has them.
+        run_id: The MLflow run that goes on, if there is one.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)) as connection, connection:
+            moved = _follow_move(connection, artifacts, experiment, run_id)
+    except sqlite3.Error as error:
+        log.warning(
+            "whether %s was moved cannot be told (%s): if it was, MLflow puts artifacts where it was before",
+            database,
+            error,
+        )
+        return
+    if moved:
+        log.warning("%s was moved: %d of its runs have their artifacts in %s now", database, moved, artifacts)
+
+
+def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: str, run_id: str | None) -> int:
+    experiments = connection.execute(
+        "SELECT experiment_id, artifact_location FROM experiments WHERE name = ?", (experiment,)
+    ).fetchall()
+    moved = [experiment_id for experiment_id, place in experiments if _was_moved(place, artifacts, 2)]
+    connection.executemany(
+        "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?",
+        [(artifacts.as_uri(), experiment_id) for experiment_id in moved],
+    )
+    runs = connection.execute(
+        "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid = ? OR (experiment_id = ? AND status != 'RUNNING')",
+        (run_id, moved[0] if moved else None),
+    ).fetchall()
+    places = {run: artifacts / run / "artifacts" for run, _ in runs}
+    new = [(places[run].as_uri(), run) for run, place in runs if _was_moved(place, places[run], 4)]
+    connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", new)
+    return len(new)
+
+
+def _was_moved(place: str, now: Path, num_same: int) -> bool:
+    """Tell whether a directory, of which the last parts of the path stay the same, is somewhere else than it was."""
+    parts = urlsplit(place)
+    before = Path(unquote(parts.path))
+    if parts.scheme != "file" or before == now or before.parts[-num_same:] != now.parts[-num_same:]:
+        return False
+    return not before.exists() or (now.exists() and not now.samefile(before))
 
 
 def _not_from_a_sink(record: logging.LogRecord) -> bool:

@@ -62,7 +62,7 @@ class SinkThread:
         self._run = run
         self._source = source
         self._bookmark = make_bookmark(sink, source)
-        self._calls = Calls(sink)
+        self._calls = Calls(sink, run.run_dir)
         self._due: deque[Call] = deque()
         self._after = 0
         self._changed = threading.Condition()

@@ -23,7 +23,12 @@ class SetTags(_Operation, frozen=True):
 
 
 class LogArtifact(_Operation, frozen=True):
-    """Hand a file or a directory to the trackers; it has to stay where it is until then."""
+    """Hand a file or a directory to the trackers; it has to stay as it is until then.
+
+    Attributes:
+        path: Where it is, from the directory of the run, which may be moved.
+        artifact_path: Folder among the artifacts of the run; None: their root.
+    """
 
     path: str
     artifact_path: str | None = None
