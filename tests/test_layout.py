@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
 LAYERS = [
-    {"exceptions", "schemas", "run_lock", "niceness"},
+    {"exceptions", "schemas", "run_lock", "niceness", "waiting"},
     {"config"},
     {
         "stats",

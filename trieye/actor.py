@@ -238,11 +238,11 @@ class TrieyeActor:
         return self._logic.save_checkpoint(step, state, metadata, hub_state)
 
     @_in_group("save")
-    def shutdown(self, status: RunStatus = "FINISHED") -> None:
+    def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
         """Wait for the saves and events sent before, log what is left and close everything."""
         me = ray.get_runtime_context().current_actor
         ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # what was sent before, in either group
-        self._logic.shutdown(status)
+        self._logic.shutdown(status, patient=patient)
 
     @_in_group("save")
     def terminate(self, status: RunStatus = "FINISHED") -> None:
@@ -279,6 +279,11 @@ class TrieyeActor:
     def wait_mlflow_run_id(self, timeout_s: float) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or not ready in time."""
         return self._logic.tracking.mlflow_run_id(timeout_s)
+
+    @_in_group("wait")
+    def progress(self) -> str:
+        """Return what takes long at the moment and how far it is, in words; it changes as long as work goes on."""
+        return self._logic.status.progress()
 
     def get_run_base_dir_str(self) -> str:
         """Return the absolute directory of the run."""

@@ -79,7 +79,7 @@ class ActorLogic:
         self._closed = False
         self._ledger: Ledger
         self._sinks: FanOut
-        self._status: HubStatus
+        self.status: HubStatus
         self._ticker: Ticker
 
     def open(
@@ -107,35 +107,23 @@ class ActorLogic:
 
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
         early = self._state.take()
-        self._ledger = Ledger(
-            self.config.stats,
-            self.files.journal,
-            self.files.history,
-            self._state,
-            undeclared=self.config.stats.undeclared or ("warn" if self.config.stats.metrics else "auto"),
-            clock=self._clock,
-            wall_clock=self._wall_clock,
-        )
+        stats, journal, history = self.config.stats, self.files.journal, self.files.history
+        clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
+        undeclared = stats.undeclared or ("warn" if stats.metrics else "auto")
+        self._ledger = Ledger(stats, journal, history, self._state, undeclared=undeclared, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         for number, batch in enumerate(early):  # which comes again with each hub of this attempt
             self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
             self._ledger.stats.aggregator.remember(record.summary)
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
-        self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), self.files.history)
+        self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), history)
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
-        if self.files.journal.num_lost:
-            self._ledger.count_dropped([("journal_damage", "*", self.files.journal.num_lost)])
-        self._status = HubStatus(
-            self._ledger,
-            self._sinks,
-            self.files,
-            every_s=self.config.stats.own_metrics_seconds,
-            clock=self._clock,
-            wall_clock=self._wall_clock,
-        )
-        self._ticker = Ticker(self.tick, self.config.stats.processing_interval_seconds)
+        if journal.num_lost:
+            self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
+        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
+        self._ticker = Ticker(self.tick, stats.processing_interval_seconds)
 
     # events
 
@@ -219,11 +207,11 @@ class ActorLogic:
             self._ledger.compact()
             self.files.history.roll()
             self.tracking.release()
-            self._status.update()
+            self.status.update()
         except JournalFullError as error:
-            self._status.note_full(error)
+            self.status.note_full(error)
         else:
-            self._status.note_full(None)
+            self.status.note_full(None)
 
     def flush(self, complete_step: int | None = None) -> None:
         """Put every accepted event into its window.
@@ -289,9 +277,10 @@ class ActorLogic:
     def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
         self._check_open()
         try:
-            path = write()
+            with self.status.doing(f"saving step {step}"):
+                path = write()
         except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
-            self._status.note_failed_save(plain_step(step))
+            self.status.note_failed_save(plain_step(step))
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
         with suppress(JournalFullError):  # it is safe, although the trackers do not know it
@@ -301,7 +290,8 @@ class ActorLogic:
     def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
         """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
         self._check_open()
-        loaded, restored = self.files.load_initial_state()
+        with self.status.doing("reading a checkpoint"):
+            loaded, restored = self.files.load_initial_state()
         if restored is None or not self._ledger.is_under_way(restored.hub_state):
             self._go_on_from(restored, key)
         return loaded
@@ -323,7 +313,8 @@ class ActorLogic:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         self._check_open()
-        restored = self.files.find_checkpoint(group=group, config_hash=config_hash)
+        with self.status.doing("reading a checkpoint"):
+            restored = self.files.find_checkpoint(group=group, config_hash=config_hash)
         self._go_on_from(restored, key)
         return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
@@ -367,37 +358,43 @@ class ActorLogic:
 
     def health(self) -> dict[str, Any]:
         """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""
-        return self._status.health()
+        return self.status.health()
 
-    def shutdown(self, status: RunStatus = "FINISHED") -> None:
-        """Log what is left, close the sinks and record how the run ended; a second call does nothing."""
+    def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
+        """Log what is left, close the sinks and record how the run ended; a second call does nothing.
+
+        Args:
+            status: How it ended.
+            patient: Wait for sinks and mirror as long as they go on; clients of the drop-in API wait for some seconds.
+        """
         if self._closed:
             return
-        self._ticker.stop()
-        try:
-            self._last_pass(status)
-            self._closed = True
-            self._report_failure()
-        except BaseException as error:
-            self._closed = True
-            with noted(error, "closing the run"):
-                self._close("FAILED")
-            raise
-        self._close(status)
+        with self.status.doing("closing the hub"):
+            self._ticker.stop()
+            try:
+                self._last_pass(status)
+                self._closed = True
+                self._report_failure()
+            except BaseException as error:
+                self._closed = True
+                with noted(error, "closing the run"):
+                    self._close("FAILED", patient=patient)
+                raise
+            self._close(status, patient=patient)
 
     def _last_pass(self, status: RunStatus) -> None:
         """Log what is left; after a preemption another attempt closes the open windows, with what is still to come."""
         self._ledger.finish(force=not (status == "KILLED" and self.files.has_checkpoint))
         if status == "FINISHED" and (final := self.files.final_checkpoint(self._ledger.stats.highest_step)):
             self._ledger.note_final(final)
-        self._status.publish()
+        self.status.publish()
         self._ledger.snapshot()
 
-    def _close(self, status: RunStatus) -> None:
+    def _close(self, status: RunStatus, *, patient: bool) -> None:
         try:
-            self._sinks.close(status, close_timeout_s(status))
+            self._sinks.close(status, close_timeout_s(status), patient=patient)
             self.tracking.release()
             if status == "FINISHED":
                 self.files.history.roll(force=True)
         finally:
-            self.files.close(status, self.summary())
+            self.files.close(status, self.summary(), patient=patient)

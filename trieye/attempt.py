@@ -22,6 +22,7 @@ from trieye.run_lock import RunLock
 from trieye.runtime.base import Hub, start_hub
 from trieye.schemas import RunStatus
 from trieye.signals import StopSignals
+from trieye.waiting import TELL_EVERY_S
 
 AT_ONCE_S = 2.0
 """How long a run may take to close after the second signal."""
@@ -128,7 +129,7 @@ class Attempt:
         message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
         with StopSignals(lambda _: None, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
-                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status)):
+                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):
                     self._leave(status)
             except BaseException as error:
                 if not isinstance(error, Exception):  # the second signal; the thread ends with the process
@@ -137,6 +138,9 @@ class Attempt:
                 raise
         if signals.exit_code is not None and status == "FINISHED":
             raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
+
+    def _tell_closing(self) -> None:
+        say(f"closing run {self._name!r}: {self.hub.progress()}")
 
     def _leave(self, status: RunStatus) -> None:
         self._note_end("KILLED" if status == "FINISHED" else status)
@@ -174,8 +178,13 @@ class Attempt:
             record.close(self._paths.run_record_path, status)
 
 
-def _done_within(patience_s: float | None, work: Callable[[], None]) -> bool:
+def _done_within(patience_s: float | None, work: Callable[[], None], tell: Callable[[], None]) -> bool:
     """Do something that can be left at any moment, by a signal too, and that then ends with the process.
+
+    Args:
+        patience_s: How long to wait; None: as long as it takes.
+        work: What to do.
+        tell: Called now and then if it takes long.
 
     Returns:
         Whether it was done in time.
@@ -194,8 +203,10 @@ def _done_within(patience_s: float | None, work: Callable[[], None]) -> bool:
         threading.Thread(target=run, name="trieye-close", daemon=True).start()
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         run()
-    if not wait([outcome], patience_s).done:
-        return False
+    while not wait([outcome], TELL_EVERY_S if patience_s is None else patience_s).done:
+        if patience_s is not None:
+            return False
+        tell()
     outcome.result()
     return True
 

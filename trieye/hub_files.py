@@ -330,17 +330,18 @@ class HubFiles:
         """Whether another attempt can go on from a checkpoint of this run."""
         return bool(self._checkpoints.entries())
 
-    def close(self, status: RunStatus, summary: Mapping[str, MetricSummary]) -> None:
+    def close(self, status: RunStatus, summary: Mapping[str, MetricSummary], *, patient: bool = False) -> None:
         """Record how the run ended, and give back the journal, the log file and the locks.
 
         Args:
             status: How it ended.
             summary: Extremes of its metrics.
+            patient: Wait for the mirror as long as it makes progress.
         """
         with ExitStack() as rest:  # which is done whatever becomes of what is before it
             rest.callback(self._let_go)
             if self.mirror is not None:
-                rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s)
+                rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s, patient=patient)
             self.journal.close()
             if self.makes_run:
                 self.record.summary = dict(summary)

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from heapq import nlargest
 from typing import Any
@@ -16,6 +16,7 @@ from trieye.ledger import Ledger
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
+from trieye.waiting import moved_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class HubStatus:
         self._full: str | None = None
         self._num_failed_saves = 0
         self._shown: dict[str, Any] = {}
+        self._under_way: list[str] = []
 
     def update(self) -> None:
         """Log the hub's own metrics if it is time, and tell those who watch.
@@ -114,6 +116,23 @@ class HubStatus:
             "save_failures": self._num_failed_saves,
             "mirror": None if self._files.mirror is None else self._files.mirror.health(),
         }
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Say in `progress` what takes long, as long as the block runs; several threads may do so at once."""
+        self._under_way.append(what)
+        try:
+            yield
+        finally:
+            self._under_way.remove(what)
+
+    def progress(self) -> str:
+        """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
+        parts = list(self._under_way)
+        parts += [f"{sink.backlog:,} items left for {sink.name}" for sink in self._sinks.health() if sink.backlog]
+        if self._files.mirror is not None and (pending := self._files.mirror.health()["pending"]):
+            parts.append(f"{pending} saves left for the mirror")
+        return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"
 
     def _metrics(self) -> dict[str, Any]:
         def newest(stats: StatsProcessor) -> dict[str, Any]:

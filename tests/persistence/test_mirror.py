@@ -149,6 +149,22 @@ def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, u
     assert len(asked) == 1
 
 
+def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path):
+    mirror = Mirror(url, run.paths, every_s=3600)
+    wait_until(lambda: mirror.health()["mirrored_at"] is not None)
+    put = mirror._store.put
+
+    def slow(path, key):
+        time.sleep(0.05)  # as slow as a store that is far away
+        put(path, key)
+
+    mirror._store.put = slow
+    for step in range(1, 9):
+        run.save(step)
+    assert mirror.close(0.5, patient=True)
+    assert restored_step(tmp_path, url) == 8
+
+
 def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url, tmp_path, caplog):
     run.save(1)
     run.upload()

@@ -1,9 +1,10 @@
+import threading
 import time
 
 import pytest
 
 from trieye.sinks import FanOut
-from trieye.stats.operations import LogParams
+from trieye.stats.operations import LogParams, SetTags
 from trieye.stats.point import Point
 from trieye.testing import FlakySink, MemorySink, MemorySource, make_run
 
@@ -53,6 +54,30 @@ def test_all_broken_sinks_share_one_deadline(run):
     assert not fan_out.flush(0.3)
     assert time.monotonic() - start < 1.4
     assert not fan_out.close("FINISHED", 1)
+
+
+def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
+    class Slow(MemorySink):
+        def set_tags(self, tags):
+            time.sleep(0.05)  # as slow as a server that is far away
+            super().set_tags(tags)
+
+    tags = [SetTags({"a": str(number)}) for number in range(40)]
+    hurried, slow = Slow(), Slow()
+    assert not FanOut([hurried], run, MemorySource(tags)).close("FINISHED", 1)
+    assert FanOut([slow], run, MemorySource(tags)).close("FINISHED", 1, patient=True)
+    assert (slow.tags, slow.statuses) == ({"a": "39"}, ["FINISHED"])
+
+
+def test_a_patient_end_leaves_a_sink_that_hangs(run):
+    go_on = threading.Event()
+
+    class Hanging(MemorySink):
+        def write(self, points):
+            go_on.wait(SOON_S)
+
+    assert not FanOut([Hanging()], run, MemorySource([Point("m", 0.5, 1, 1.7e9)])).close("FINISHED", 0.2, patient=True)
+    go_on.set()
 
 
 def test_one_sink_can_be_closed_while_the_others_go_on(run):

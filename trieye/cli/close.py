@@ -45,7 +45,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
-        help=f"seconds to wait for the sinks (default: {DEFAULT_TIMEOUT_S:.0f})",
+        help=f"give up after this many seconds in which no sink takes anything (default: {DEFAULT_TIMEOUT_S:.0f})",
     )
 
 

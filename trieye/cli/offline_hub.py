@@ -22,6 +22,7 @@ from trieye.run_lock import RunLock
 from trieye.schemas import RunStatus
 from trieye.serializer import Serializer
 from trieye.sinks.mlflow_store import require_password
+from trieye.waiting import moved_bytes, wait_while_moving
 
 POLL_S = 0.1
 FROM_THE_BEGINNING = "from the beginning"
@@ -129,7 +130,7 @@ class OfflineHub:
         with ExitStack() as rest:
             rest.callback(self._lock.release)
             rest.callback(self._write_down, self.status, self._ended)  # this was no part of the attempt
-            self._logic.shutdown(self.status)
+            self._logic.shutdown(self.status, patient=True)
 
     def _write_down(self, status: RunStatus, ended: float | None) -> None:
         record = _record_of(self._run_dir)
@@ -137,20 +138,24 @@ class OfflineHub:
         record.save(self._paths.run_record_path)
 
     def wait(self, timeout_s: float, progress: Callable[[int, int], None]) -> None:
-        """Wait until every sink has everything, but not for ever.
+        """Wait until every sink has everything, or none of them goes on.
 
         Args:
-            timeout_s: Seconds to wait at most.
+            timeout_s: Seconds without progress after which nobody waits any more.
             progress: Told how many items the slowest sink has, of how many.
         """
-        until = time.monotonic() + timeout_s
-        while True:
-            health = self._logic.health()
-            behind = max((sink["backlog"] for sink in health["sinks"]), default=0)
-            progress(health["points"] - behind, health["points"])
-            if not behind or time.monotonic() > until:
-                return
-            time.sleep(POLL_S)
+
+        def backlogs() -> list[int]:
+            return [sink["backlog"] for sink in self._logic.health()["sinks"]]
+
+        def have_all(pause_s: float) -> bool:
+            behind, num_items = max(backlogs(), default=0), self.num_items
+            progress(num_items - behind, num_items)
+            if behind:
+                time.sleep(pause_s)
+            return not behind
+
+        wait_while_moving(have_all, lambda: (backlogs(), moved_bytes()), timeout_s, poll_s=POLL_S)
 
     @property
     def num_items(self) -> int:

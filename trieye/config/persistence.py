@@ -136,7 +136,10 @@ class PersistenceConfig(TolerantModel):
         default=60.0, ge=1, le=86_400, description="Seconds between two copies of the journal to the mirror."
     )
     mirror_close_timeout_s: float = Field(
-        default=10.0, ge=0, le=86_400, description="Seconds that the end of a run waits for its mirror."
+        default=10.0,
+        ge=0,
+        le=86_400,
+        description="Seconds without progress that the end of a run waits for its mirror; after a signal, at most.",
     )
     mlflow_tracking_uri: str | None = Field(
         default=None,

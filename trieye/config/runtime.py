@@ -36,6 +36,14 @@ class RuntimeConfig(StrictModel):
         description="Seconds that flush and close wait for a hub that accepts nothing before they raise.",
     )
 
+    stall_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86_400,
+        description="Seconds without any progress of the hub after which starting, saving, restoring and closing give "
+        "up; as long as it goes on they wait.",
+    )
+
     requeue_exit_code: int | None = Field(
         default=None,
         ge=0,

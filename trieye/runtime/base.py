@@ -94,6 +94,9 @@ class Hub(Channel, Protocol):
     def health(self) -> dict[str, Any]:
         """Return the state of the sinks and what was dropped."""
 
+    def progress(self) -> str:
+        """Return what takes long at the moment and how far it is, in words; it changes as long as work goes on."""
+
     def close(self, status: RunStatus) -> None:
         """Log what is left, record how the run ended, and let go of the hub."""
 

@@ -35,6 +35,7 @@ class LocalHub:
         self.get_state = self._logic.get_state
         self.log_params = self._logic.tracking.log_params
         self.set_tags = self._logic.tracking.set_tags
+        self.progress = self._logic.status.progress
 
     def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
         """Return when the batch is accepted."""
@@ -79,7 +80,7 @@ class LocalHub:
         try:
             self._saving.close()
         finally:  # also when Ctrl-C ends the waiting
-            self._logic.shutdown(status)
+            self._logic.shutdown(status, patient=status != "KILLED")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ConfigurationError(

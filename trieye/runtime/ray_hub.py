@@ -15,20 +15,23 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import TrieyeError
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.persistence.encoding import EncodedState
+from trieye.progress import say
 from trieye.runtime.ray_start import join_ray
 from trieye.runtime.save_thread import SaveThread
 from trieye.schemas import MetricSummary, RunStatus
 from trieye.serializer import Serializer
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
+from trieye.waiting import wait_while_moving
 
-START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 5.0
+"""For the question how far the hub is."""
+
 CALL_TIMEOUT_S = 60.0
+"""For an answer that is there, or that the hub gives in a time that it was told."""
+
 SEND_TIMEOUT_S = 10.0
 """After which the user is told that the hub does not answer, and it is asked again."""
-
-LONG_CALL_TIMEOUT_S = 3600.0
-"""For calls that read a checkpoint of any size."""
 
 
 class RayChannel:
@@ -63,6 +66,42 @@ class RayChannel:
     def _send(self, method: Any, *values: Any, **numbers: Any) -> None:
         # not repeated by Ray, which would say nothing meanwhile: the sender does, and tells the user
         self._get(method.options(max_task_retries=0).remote(*values, **numbers), SEND_TIMEOUT_S)
+
+    def progress(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
+        """Return what takes long in the hub and how far it is, or that it does not answer."""
+        try:
+            return str(ray.get(self._actor.progress.remote(), timeout=timeout_s))
+        except Exception:  # noqa: BLE001 - a remote call that only asks: those that do something say what is wrong
+            return "it does not answer"
+
+    def answer(self, reference: Any, still_s: float, *, tells: bool = False) -> Any:
+        """Wait for an answer as long as the hub makes progress, with errors as those of the other calls.
+
+        Args:
+            reference: Stands for the answer.
+            still_s: Seconds without progress after which nobody waits any more.
+            tells: Tell the user now and then what for.
+
+        Raises:
+            ConnectionError: There is no progress, or the actor restarts.
+            TrieyeError: The actor is dead for good, or what it raised itself.
+        """
+        seen = ""
+
+        def is_there(timeout_s: float) -> bool:
+            return bool(ray.wait([reference], timeout=timeout_s)[0])
+
+        def progress() -> str:
+            nonlocal seen
+            seen = self.progress(min(ANSWER_TIMEOUT_S, still_s))
+            return seen
+
+        def tell(progress: object) -> None:
+            say(f"run {self.run_name!r}: waiting for its hub: {progress}")
+
+        if not wait_while_moving(is_there, progress, still_s, tell=tell if tells else None):
+            raise ConnectionError(f"the hub of run {self.run_name!r} made no progress for {still_s:g} s: {seen}")
+        return self._get(reference)
 
     def _get(self, reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Wait for an answer, with errors that mean the same for every hub.
@@ -120,19 +159,20 @@ class RayHub(RayChannel):
             arguments = {"_serializer": trusting, "_owns_run": False, "_extra_config": dict(extra_config)}
             actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
-            self._get(self._actor.get_actor_name.remote(), START_TIMEOUT_S)
+            self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
+            self.answer(self._actor.get_actor_name.remote(), self._still_s, tells=True)
             self._sender = SaveThread()
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 
     def flush(self, complete_step: int | None = None) -> None:
         """Return when every accepted event is in its window, and windows up to a step are closed."""
-        self._get(self._actor.flush.remote(complete_step))
+        self._answer(self._actor.flush.remote(complete_step))
 
     def get_state(self, complete_step: int) -> dict[str, Any]:
         """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
         # waited for: when Ray repeats calls after the death of the actor, it does not keep their order
-        state: dict[str, Any] = self._get(self._actor.get_state.remote(complete_step))
+        state: dict[str, Any] = self._answer(self._actor.get_state.remote(complete_step))
         return state
 
     def save(
@@ -142,33 +182,31 @@ class RayHub(RayChannel):
         return self._sender.submit(self._save, step, state, dict(metadata), dict(hub_state))
 
     def _save(self, step: int, state: EncodedState, metadata: dict[str, Any], hub_state: dict[str, Any]) -> str:
-        path: str = self._get(
-            self._actor.save_checkpoint.remote(step, ray.put(state), metadata, hub_state), LONG_CALL_TIMEOUT_S
-        )
+        path: str = self._answer(self._actor.save_checkpoint.remote(step, ray.put(state), metadata, hub_state))
         return path
 
     def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and its origin."""
-        found: tuple[EncodedState, dict[str, Any]] | None = self._get(
-            self._actor.restore.remote(group=group, config_hash=config_hash), LONG_CALL_TIMEOUT_S
+        found: tuple[EncodedState, dict[str, Any]] | None = self.answer(
+            self._actor.restore.remote(group=group, config_hash=config_hash), self._still_s, tells=True
         )
         return found
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters."""
-        self._get(self._actor.log_params.remote(dict(params)))
+        self._answer(self._actor.log_params.remote(dict(params)))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
-        self._get(self._actor.set_tags.remote(dict(tags)))
+        self._answer(self._actor.set_tags.remote(dict(tags)))
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Keep a file with the run."""
-        self._get(self._actor.log_artifact.remote(path, artifact_path))
+        self._answer(self._actor.log_artifact.remote(path, artifact_path))
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return the extremes of the points of each metric."""
-        seen: dict[str, MetricSummary] = self._get(self._actor.summary.remote())
+        seen: dict[str, MetricSummary] = self._answer(self._actor.summary.remote())
         return seen
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
@@ -178,16 +216,24 @@ class RayHub(RayChannel):
 
     def health(self) -> dict[str, Any]:
         """Return the state of the sinks and what was dropped."""
-        state: dict[str, Any] = self._get(self._actor.health.remote())
+        state: dict[str, Any] = self._answer(self._actor.health.remote())
         return state
 
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left, and end the actor."""
         try:
             self._sender.close()
-            self._get(self._actor.shutdown.remote(status))
+            self._answer(self._actor.shutdown.remote(status, patient=status != "KILLED"))
+        except ConnectionError as error:
+            raise TrieyeError(
+                f"{error}; it is ended now, and what it accepted is in its journal: `trieye close {self._run_dir}` "
+                "delivers it"
+            ) from error
         finally:
             ray.kill(self._actor)
+
+    def _answer(self, reference: Any) -> Any:
+        return self.answer(reference, self._still_s)
 
 
 def _once_free(start: Callable[[], Any]) -> Any:

@@ -1,19 +1,18 @@
 """Taking a run over from a detached hub that no driver uses any more."""
 
 import contextlib
-from typing import Any
 
 import ray
 
 from trieye.config import TrieyeConfig
 from trieye.detached_hub import find_hub
-from trieye.exceptions import RunLockedError
+from trieye.exceptions import RunLockedError, TrieyeError
 from trieye.progress import say
 from trieye.run_lock import RunLock
+from trieye.runtime.ray_hub import RayChannel
 from trieye.runtime.ray_start import join_ray
 
 ANSWER_TIMEOUT_S = 10.0
-END_TIMEOUT_S = 30.0
 
 
 def take_over(config: TrieyeConfig, lock: RunLock) -> None:
@@ -43,14 +42,9 @@ def take_over(config: TrieyeConfig, lock: RunLock) -> None:
             "wait for it, stop it, or choose another run_name"
         )
     say(f"run {config.run_name!r}: its hub has no driver any more; this process takes the run over")
-    _end(hub)
-
-
-def _end(hub: Any) -> None:
-    try:
-        ray.get(hub.terminate.remote("KILLED"), timeout=END_TIMEOUT_S)
-    except ray.exceptions.ActorDiedError:
-        return  # as it should
-    except (ray.exceptions.RayError, TimeoutError):  # what it could not deliver is in the journal
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(hub)
+    # what it cannot deliver is in the journal; it is gone for good then, which is an error elsewhere
+    with contextlib.suppress(TrieyeError, ConnectionError):
+        channel = RayChannel(hub, config.run_name, "")
+        channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, tells=True)
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(hub)

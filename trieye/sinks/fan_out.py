@@ -1,10 +1,15 @@
 """FanOut: the sinks of a run, each one on its own."""
 
+import math
 import time
 from collections.abc import Sequence
 
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
 from trieye.sinks.runner import SinkHealth, SinkThread
+from trieye.waiting import moved_bytes, wait_while_moving
+
+LAST_WORDS_S = 2.0
+"""How long a sink that takes nothing any more may still take to close."""
 
 
 class FanOut:
@@ -47,13 +52,34 @@ class FanOut:
         flushed = [thread.wait_flushed(target, deadline) for thread, target in targets]
         return all(flushed)
 
-    def close(self, status: RunStatus, timeout_s: float) -> bool:
-        """Let every sink finish and tell whether all got everything; the next attempt begins with the rest."""
+    def close(self, status: RunStatus, timeout_s: float, *, patient: bool = False) -> bool:
+        """Let every sink finish and tell whether all got everything; the next attempt begins with the rest.
+
+        Args:
+            status: How the run ended.
+            timeout_s: Seconds to wait at most.
+            patient: Only count those seconds in which nothing goes on.
+        """
+        if patient:
+            self._close_patiently(status, timeout_s)
+            timeout_s = LAST_WORDS_S
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.request_close(status, timeout_s)
         closed = [thread.wait_closed(deadline) for thread in self._threads]  # each of them, also after a failure
         return all(closed)
+
+    def _close_patiently(self, status: RunStatus, timeout_s: float) -> None:
+        for thread in self._threads:
+            thread.request_close(status, math.inf)
+        wait_while_moving(self._have_ended, lambda: (self._backlogs(), moved_bytes()), timeout_s)
+
+    def _have_ended(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        return all([thread.has_ended(max(0.0, deadline - time.monotonic())) for thread in self._threads])
+
+    def _backlogs(self) -> list[int]:
+        return [thread.backlog for thread in self._threads]
 
     def close_sink(self, name: str, timeout_s: float) -> bool:
         """Let one sink finish while the others go on, and tell whether it got everything; it gets nothing more."""

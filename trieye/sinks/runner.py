@@ -158,7 +158,7 @@ class SinkThread:
         return self.wait_closed(time.monotonic() + timeout_s)
 
     def request_close(self, status: RunStatus, timeout_s: float) -> None:
-        """Let the sink finish within about `timeout_s`, without waiting; the first status counts.
+        """Let the sink finish within about `timeout_s`, without waiting; the first status and the last time count.
 
         What is appended to the history later is not sent.
         """
@@ -166,8 +166,13 @@ class SinkThread:
             if self._closing is None:
                 self._closing = status
                 self._last = self._source.end
-                self._drain_until = time.monotonic() + DRAIN_SHARE * timeout_s
+            self._drain_until = time.monotonic() + DRAIN_SHARE * timeout_s
             self._wish()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread, and tell whether that has come."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def wait_closed(self, deadline: float) -> bool:
         """Wait for the end until `time.monotonic()` is at the deadline; tell whether the sink got everything."""

@@ -12,6 +12,7 @@ from trieye.persistence.mirror.local import LocalRun
 from trieye.persistence.mirror.restore import fetch_save
 from trieye.persistence.mirror.store import MirrorStore
 from trieye.persistence.mirror.upload import MirrorUpload
+from trieye.waiting import moved_bytes, wait_while_moving
 
 if TYPE_CHECKING:
     from trieye.config import PersistenceConfig
@@ -117,15 +118,22 @@ class Mirror:
             self._is_woken = True
             self._changed.notify_all()
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, *, patient: bool = False) -> bool:
         """Upload what is left, within a time, and tell whether that was everything.
 
         One that does not work gets one more chance.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+            patient: Only count those seconds in which nothing goes on.
         """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        if patient:
+            wait_while_moving(self._has_ended, lambda: (self._upload.sent_bytes, moved_bytes()), timeout_s)
+        else:
+            self._has_ended(timeout_s)
         if self._thread.is_alive():
             self._is_abandoned = True  # what it does now is its last; it is a daemon
         health = self._health
@@ -136,10 +144,16 @@ class Mirror:
                 "left is uploaded when the run is started again",
                 health.url,
                 self._run_name,
-                health.error or f"{timeout_s:g} s were not enough",
+                health.error or f"it did not go on for {timeout_s:g} s"
+                if patient
+                else f"{timeout_s:g} s were not enough",
                 health.committed or "none",
             )
         return is_complete
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # the thread
 
