@@ -428,14 +428,13 @@ def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_
 
 
 def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
-    run = trieye.Run(make_config())
-    log_file = run.dir / "logs" / "run_trieye.log"
     for attempt in (1, 2):
-        with run:
-            logging.getLogger("trieye").info("a line")
+        with trieye.Run(make_config()) as run:
             assert run.attempt == attempt
-        log_file.unlink()
-        log_file.symlink_to("/dev/full")
+            (log_file,) = (file for file in logging.getLogger("trieye").handlers if hasattr(file, "baseFilename"))
+            with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+                os.dup2(full.fileno(), log_file.stream.fileno())
+            logging.getLogger("trieye").info("a line")
     assert record_of(run)["status"] == "FINISHED"
 
 

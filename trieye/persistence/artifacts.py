@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -143,7 +144,7 @@ class Artifacts:
 def _clone(source: str | Path, target: str | Path) -> None:
     """Copy a file; on file systems that can (XFS, Btrfs), both share their bytes until one of them is changed."""
     if not Path(source).is_file():
-        raise OSError(f"{source} is no file")
+        raise OSError(f"{source} is no file on {socket.gethostname()}")
     done = 0
     if hasattr(os, "copy_file_range"):
         with open(source, "rb") as held, open(target, "xb") as copy, contextlib.suppress(OSError):  # noqa: PTH123 - either
