@@ -87,10 +87,10 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    def run(self, *arguments: str) -> Ended:
+    def run(self, *arguments: str, program: str = "train.py") -> Ended:
         """Run the program in a process of its own."""
         done = subprocess.run(
-            [sys.executable, "train.py", *arguments],
+            [sys.executable, program, *arguments],
             cwd=self.directory,
             capture_output=True,
             text=True,

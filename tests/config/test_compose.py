@@ -13,9 +13,10 @@ from pydantic import Field
 import trieye
 from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
+from trieye.config._hydra_main import config_type_of
 from trieye.config._hydra_schema import register_schema
 from trieye.config.base import StrictModel
-from trieye.config.compose import compose, config_type_of, launch_info
+from trieye.config.compose import compose, launch_info
 from trieye.exceptions import ConfigurationError
 
 
@@ -124,9 +125,15 @@ def test_the_config_type_is_read_from_the_annotation():
 
     def empty() -> None: ...
 
-    assert [config_type_of(task) for task in (annotated, in_quotes, bare)] == [TrainConfig, TrainConfig, TrieyeConfig]
-    with pytest.raises(ConfigurationError, match=r"wrong: config is annotated with <class 'dict'>; use trieye"):
+    def for_type_checkers(config: "Unknown") -> None: ...  # noqa: F821
+
+    assert [config_type_of(task) for task in (annotated, in_quotes)] == [TrainConfig, TrainConfig]
+    with pytest.raises(ConfigurationError, match=r"bare: config is not annotated; write bare\(config: TrainConfig\)"):
+        config_type_of(bare)
+    with pytest.raises(ConfigurationError, match=r"wrong: config is annotated with <class 'dict'>; write wrong"):
         config_type_of(wrong)
+    with pytest.raises(ConfigurationError, match=r"config is annotated with 'Unknown'"):
+        config_type_of(for_type_checkers)
     with pytest.raises(ConfigurationError, match="empty takes no parameter"):
         config_type_of(empty)
 

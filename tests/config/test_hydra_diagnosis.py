@@ -27,7 +27,7 @@ METRIC = (
         ("runtme=local", "there is no key and no group 'runtme'; did you mean 'runtime'? (keys and groups: app_name, "),
         ("runtime=lokal", "'lokal' is no option of runtime; did you mean 'local'? (options: cluster, local, ray)"),
         ("metrics=[core,dqm]", "'dqm' is no option of metrics; did you mean 'dqn'? (options: core, dqn, replay)"),
-        ("experiment=none/such", "'none/such' is no option of experiment (options: )"),
+        ("experiment=none/such", "'none/such' is no option of experiment (options: example)"),
         ("loop.stps=3", f"there is no key 'stps' of loop; did you mean 'steps'? (keys: {LOOP})"),
         ("replay.alpah=1", "there is no key 'alpah' of replay; did you mean 'replay.prioritized.alpha'?"),
         ("loop=3", "3 is no option of loop (options: default)"),
@@ -46,7 +46,13 @@ METRIC = (
         ("metric=max", "metric is not in the defaults list; add it with '+metric@stats.metrics.<name>=max'"),
         ("~metric", "metric is not chosen, so there is nothing to delete; did you mean 'metrics'?"),
         ("+metrc@stats.metrics.y=max", "there is no group 'metrc'; did you mean 'metric'? (groups: debug, "),
-        ("seed=1,2", "this is more than one value; add -m to run a job for each, or type 'seed=[1,2]' for a list"),
+        ("seed=1,2", "this is more than one value; add -m to run a job for each, or choose one"),
+        ("sinks=mlflow,wandb", "this is more than one value; add -m to run a job for each, or type 'sinks=[ml"),
+        ("sinks=null", "sinks takes a list; type sinks=[] for none (options: console, mlflow, tensorboard, wandb)"),
+        ("hydra.sweep.dri=x", "there is no key 'dri' of hydra.sweep; did you mean 'dir'? (keys: dir, subdir)"),
+        ("hydra.swep.dir=x", "there is no key 'swep' of hydra; did you mean 'sweep'? (keys: "),
+        ("hydra/lancher=x", "there is no key and no group 'hydra/lancher'; did you mean 'hydra/launcher'?"),
+        ("resume=true", "there is no key and no group 'resume'; did you mean 'persistence.auto_resume_latest' or "),
         ("runtime=local,ray", "this is more than one value; add -m to run a job for each, or choose one"),
         ("seed=range(0,3)", "this is more than one value; add -m"),
         ("loop.steps=a=b", "this is not key=value; quote values with special characters, as in 'loop.steps=\"...\"'"),
@@ -65,6 +71,18 @@ class OptimizerConfig(StrictModel):
 
 class TrainConfig(TrieyeConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
+
+
+def test_several_values_of_a_key_are_a_list_only_where_it_takes_one(mistaken: Mistaken):
+    assert "or type 'optimizer.layers=[8,16]'" in mistaken("optimizer.layers=8,16", config_type=TrainConfig)
+    for typed in ("optimizer.lr=0.1,1", "optimizer.layers=range(1,3)"):
+        assert mistaken(typed, config_type=TrainConfig).endswith("add -m to run a job for each, or choose one")
+
+
+def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project: Project, mistaken: Mistaken):
+    project.write("experiment/atari/pong", "# @package _global_\nseed: 1\n")
+    message = mistaken("experiment=atari/pnog")
+    assert "'atari/pnog' is no option of experiment; did you mean 'atari/pong'? (options: " in message
 
 
 def test_a_key_of_a_group_without_its_group_is_found(mistaken: Mistaken):
@@ -103,11 +121,14 @@ def test_an_empty_value_before_another_override_is_no_space(mistaken: Mistaken):
         (["-seed=1", "runtime=ray"], "-seed=1: keys are typed without dashes; type seed=1"),
         (["--run-name=x"], "--run-name=x: keys are typed without dashes; type run_name=x"),
         (["--loop.steps=3"], "--loop.steps=3: keys are typed without dashes; type loop.steps=3"),
+        (["--lr", "1e-4"], "--lr: keys are typed without dashes; type optimizer.lr=1e-4"),
+        (["-lr=1e-4"], "-lr=1e-4: keys are typed without dashes; type optimizer.lr=1e-4"),
+        (["--x", "3"], "--x: there is no such flag (--help lists them)"),
         (["--multirn"], "--multirn: there is no such flag; did you mean '--multirun'? (--help lists them)"),
     ],
 )
 def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken: Mistaken, typed: list[str], message: str):
-    assert mistaken(*typed) == message
+    assert mistaken(*typed, config_type=TrainConfig) == message
 
 
 @pytest.mark.parametrize(

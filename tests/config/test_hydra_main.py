@@ -1,5 +1,7 @@
 """The command line in a process of its own: names, directories, exit codes."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -48,9 +50,33 @@ def test_jobs_without_a_name_are_named_after_their_sweep(project: Project):
     assert _said(ended.out, "config") == [f"{sweep}_{number} {number} {runs}/{sweep}_{number}" for number in (0, 1)]
 
 
-def test_directories_that_the_user_chose_are_kept(project: Project):
-    assert project.run("hydra.run.dir=here").code == 0
-    assert (project.directory / "here" / ".hydra").is_dir()
+def test_a_second_directory_for_a_run_is_refused(project: Project):
+    ended = project.run("hydra.run.dir=here", "run_name=x")
+    assert ended.code == 2
+    assert ended.err.startswith("error: hydra.run.dir=here: ")
+    assert str(project.directory / ".trieye_data" / "tested" / "runs" / "x") in ended.err
+    assert "persistence.root_data_dir" in ended.err
+    assert project.left_behind() == []
+
+
+def test_the_config_of_hydra_shows_where_the_run_goes(project: Project):
+    ended = project.run("--cfg", "hydra", "--package", "hydra.run", "run_name=x", "persistence.root_data_dir=data")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"dir: {project.directory / 'data' / 'tested' / 'runs' / 'x'}" in ended.out
+    assert project.left_behind() == []
+
+
+def test_the_names_of_a_run_are_resolved_once(project: Project):
+    project.write("experiment/now", "# @package _global_\nrun_name: r_${now:%S%f}\n")
+    ended = project.run("experiment=now", "app_name=a_${now:%f}", "persistence.root_data_dir=d_${now:%f}")
+    assert (ended.code, ended.err) == (0, "")
+    run = Path(_said(ended.out, "config")[0].split()[2])
+    assert (run / ".hydra").is_dir()
+    assert project.left_behind() == [run.parents[2].name]
+    assert [len(list(parent.iterdir())) for parent in list(run.parents)[:3]] == [1, 1, 1]
+
+
+def test_the_sweep_directory_that_the_user_chose_is_kept(project: Project):
     ended = project.run("-m", "hydra.sweep.dir='my sweep!'", "seed=1")
     assert ended.code == 0, ended.err
     assert _said(ended.out, "config")[0].startswith("my_sweep_0 1 ")
@@ -208,3 +234,23 @@ def test_config_path_on_the_command_line_is_relative_to_the_program(project: Pro
     ended = project.run("--config-path", "other", "run_name=x")
     assert (ended.code, ended.err) == (0, "")
     assert _said(ended.out, "config")[0].startswith("x 9 ")
+
+
+def test_config_path_on_the_command_line_is_the_same_through_a_console_script(project: Project):
+    (project.directory / "other").mkdir()
+    (project.directory / "other" / "train.yaml").write_text("defaults: [schema, _self_]\nseed: 9\n")
+    script = project.directory / "bin" / "my-train"
+    script.parent.mkdir()
+    script.write_text("import sys; sys.path.insert(0, '.'); from train import train; sys.exit(train())")
+    ended = project.run("-cp", "other", "run_name=x", program="bin/my-train")
+    assert (ended.code, ended.err) == (0, "")
+    assert _said(ended.out, "config")[0].startswith("x 9 ")
+
+
+def test_a_task_that_does_not_say_what_its_config_is_is_one_message(project: Project):
+    program = project.directory / "train.py"
+    program.write_text(program.read_text().replace("config: TrieyeConfig", "config"))
+    ended = project.run("seed=1")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: train: config is not annotated; write train(config: TrainConfig)")
+    assert "Traceback" not in ended.err

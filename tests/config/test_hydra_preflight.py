@@ -33,6 +33,22 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mis
     assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: an integer >= 1 or null is expected, found 0")
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("seed: 0,1,-1", "seed=-1: an integer >= 0"),
+        ("seed: range(-1,3)", "seed=-1: an integer >= 0"),
+        ("runtime: local,rya", "runtime=rya: 'rya' is no option of runtime; did you mean 'ray'?"),
+        ("loop.stps: 1,2", "loop.stps=1: there is no key 'stps' of loop; did you mean 'steps'?"),
+    ],
+)
+def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(
+    project: Project, mistaken: Mistaken, params: str, message: str
+):
+    project.write("train", (project.conf / "train.yaml").read_text() + f"  sweeper:\n    params:\n      {params}\n")
+    assert mistaken("-m", "loop.steps=1,2").startswith(message)
+
+
 def test_a_wrong_path_is_found_before_anything_runs(mistaken: Mistaken):
     assert mistaken("persistence.root_data_dir=/proc/x").startswith(
         "persistence.root_data_dir=/proc/x: nothing can be written there ("

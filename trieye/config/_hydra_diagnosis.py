@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
@@ -37,7 +37,10 @@ class Diagnosis:
         """
         found = []
         for choice in choices:
-            found += list(self._about_options(choice)) or list(self._about_choice(choice))
+            if self._loader.is_choice(choice):
+                found += list(self._about_options(choice)) or list(self._about_choice(choice))
+            else:  # a key of Hydra itself
+                found += self._about_key(choice, self._without_overrides())
         return "\n".join(dict.fromkeys(found)) or self._in_hydras_words(error)
 
     def of_key(self, override: Override, config: DictConfig, error: Exception) -> str:
@@ -53,19 +56,21 @@ class Diagnosis:
                 f"{override.input_line}: there is no group {override.key_or_group!r}"
                 f"{did_you_mean(override.key_or_group, self._groups)} (groups: {', '.join(self._groups)})"
             )
-        found = [] if override.is_hydra_override() else list(self._about_key(override, config))
-        return "\n".join(found) or f"{override.input_line}: {self._in_hydras_words(error)}"
+        return "\n".join(self._about_key(override, config)) or f"{override.input_line}: {self._in_hydras_words(error)}"
 
     def _about_options(self, override: Override) -> Iterator[str]:
         group, value = override.key_or_group, override.value()
         if override.is_delete() and value is None:
             return
+        options = self._loader.options_below(group)
+        if value is None and isinstance(self._loader.entries().get(override.get_key_element()), list):
+            known = f"(options: {', '.join(options)})"
+            yield f"{override.input_line}: {group} takes a list; type {group}=[] for none {known}"
         for option in value if isinstance(value, list) else [value]:
             if option is None and not isinstance(value, list):
                 continue
             parent, _, name = str(option).rpartition("/")
-            options = self._loader.options(f"{group}/{parent}" if parent else group)
-            if name.removesuffix(".yaml") not in options:
+            if name.removesuffix(".yaml") not in self._loader.options(f"{group}/{parent}" if parent else group):
                 yield (
                     f"{override.input_line}: {show(option)} is no option of {group}"
                     f"{did_you_mean(str(option), options)} (options: {', '.join(options)})"
@@ -99,10 +104,14 @@ class Diagnosis:
 
     def _chosen(self) -> set[str]:
         """Return the groups that are chosen without any override, also those of nested defaults lists."""
+        return set(map(str, OmegaConf.select(self._without_overrides(), "hydra.runtime.choices") or ()))
+
+    def _without_overrides(self) -> DictConfig:
+        """Return what the config files alone give; nothing if they do not compose."""
         try:
-            return set(map(str, self._loader.load([]).hydra.runtime.choices))
+            return self._loader.load([])
         except NOT_COMPOSED:
-            return set()
+            return DictConfig({})
 
     def _about_key(self, override: Override, config: DictConfig) -> Iterator[str]:
         path = str(override.key_or_group).split(".")
@@ -138,8 +147,13 @@ class Diagnosis:
             complaint = unknown_key(key, models_at(self._config_type, key.split(".")[:-1]))
             return f"{override.input_line}: {complaint.removeprefix(f'{key}: ')}"
         names = sorted({*known, *self._groups})
-        below = [leaf for leaf in _leaves(top) if leaf.rpartition(".")[2] == key == override.key_or_group]
-        near = f"; did you mean {' or '.join(map(repr, below[:_MOST]))}?" if below else did_you_mean(key, names)
+        leaves = list(_leaves(top)) if key == override.key_or_group else []
+        below = [leaf for leaf in leaves if leaf.rpartition(".")[2] == key]
+        below = below or [leaf for leaf in leaves if key in leaf.rpartition(".")[2].split("_")]
+        hydras = self._loader.groups("hydra") if key.startswith("hydra/") else []
+        near = (
+            f"; did you mean {' or '.join(map(repr, below[:_MOST]))}?" if below else did_you_mean(key, hydras or names)
+        )
         return (
             f"{override.input_line}: there is no key and no group {key!r}{near} (keys and groups: {', '.join(names)})"
         )

@@ -1,5 +1,6 @@
 """Loading: from a config directory and overrides to a composed config."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,13 @@ class Loader:
         """Return the options of a group, in the order of the alphabet."""
         return self._listed(group, ObjectType.CONFIG)
 
+    def options_below(self, group: str) -> list[str]:
+        """Return the options of a group and those of the groups below it, such as `atari/pong`."""
+        below = [
+            f"{name.removeprefix(f'{group}/')}/{option}" for name in self.groups(group) for option in self.options(name)
+        ]
+        return [*self.options(group), *below]
+
     def groups(self, parent: str = "") -> list[str]:
         """Return all groups below `parent` that have options, with their full names; Hydra's own are left out."""
         found = []
@@ -160,6 +168,14 @@ def _directory(scheme: str, path: str) -> Path | None:
         return Path(str(files(path.replace("/", "."))))
     except (ModuleNotFoundError, ValueError, TypeError):
         return None
+
+
+def absolute(config_path: str, file: str | None) -> str:
+    """Make a config path absolute; it is relative to `file`, or to the working directory if there is none."""
+    if config_path.startswith("pkg://"):
+        return config_path
+    base = Path(file).resolve().parent if file else Path.cwd()
+    return os.path.normpath(base / Path(config_path).expanduser())
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """The command line of a task function: parse, check, then let Hydra run it."""
 
+import contextlib
 import functools
+import inspect
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,13 +23,14 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config._hydra_help import print_help
-from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, opened
+from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config._hydra_overrides import check_spaces
 from trieye.config._hydra_preflight import Checked, Preflight
 from trieye.config._hydra_records import redact_records, sheltered
 from trieye.config._hydra_schema import register_schema
 from trieye.config._hydra_typed import resolved, typed
 from trieye.config.base import did_you_mean, nearest
+from trieye.config.complaints import keys_named
 from trieye.config.launch import launch_info
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
@@ -50,31 +54,46 @@ class _RefusedError(BaseException):
         self.error = error
 
 
-def run_command_line(
-    task: Callable[[Any], Any], config_type: type[TrieyeConfig], *, directory: str, config_name: str
-) -> None:
+@dataclass(frozen=True)
+class _Prepared:
+    """What a checked command line adds to what was typed.
+
+    Attributes:
+        run_name: The default of the run name.
+        own_overrides: Overrides of Hydra's own keys.
+        pinned: Values by key that a job must not resolve anew: they name the directory of the run, which is made.
+    """
+
+    run_name: str
+    own_overrides: Sequence[str] = ()
+    pinned: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_name: str) -> None:
     """Run the command line in `sys.argv`.
 
     Args:
         task: Gets the typed config.
-        config_type: The type of the config.
-        directory: Absolute config directory, or `pkg://` and a package.
+        config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
         config_name: The primary config, without `.yaml`.
 
     Raises:
         SystemExit: It did not end well; the message is on stderr.
     """
     try:
+        config_type = config_type_of(task)
         arguments = _arguments(config_type)
-        source = _source(arguments, task, directory, config_name)
+        source = _source(arguments, task, config_path, config_name)
         default_name = default_run_name()
         with opened(source, config_type, run_name=default_name) as loader:
             prepared = _prepared(arguments, loader, task, config_type, default_name)
             overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
         if prepared is not None:
-            run_name, own = prepared
-            register_schema(config_type, run_name=run_name)
-            _hand_over(source, _job_of(task, config_type), [*own, *overrides, *_flags(arguments.overrides)])
+            register_schema(config_type, run_name=prepared.run_name)
+            argv = [*prepared.own_overrides, *overrides, *_flags(arguments.overrides)]
+            # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
+            argv += ["--config-path", source.directory] if arguments.config_path is not None else []
+            _hand_over(source, _job_of(task, config_type, prepared.pinned), argv)
     except TrieyeError as error:
         _leave(error)
     except _RefusedError as refusal:
@@ -101,20 +120,41 @@ def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
 def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) -> str:
     dashed, equals, value = flag.partition("=")
     key = dashed.lstrip("-").replace("-", "_")
-    is_key = key.partition(".")[0] in config_type.model_fields
-    if not is_key and (not equals or nearest(dashed, known)):
-        return f"{flag}: there is no such flag{did_you_mean(dashed, known)} (--help lists them)"
+    meant = [key] if key.partition(".")[0] in config_type.model_fields else keys_named(key, config_type)
+    long = [name for name in known if name.startswith("--")]
+    if not meant and (not equals or nearest(dashed, long)):
+        return f"{flag}: there is no such flag{did_you_mean(dashed, long)} (--help lists them)"
     following = next(iter(sys.argv[sys.argv.index(flag) + 1 :]), "")
     value = value if equals else ("<value>" if "=" in following or not following else following)
-    return f"{flag}: keys are typed without dashes; type {key}={value}"
+    return f"{flag}: keys are typed without dashes; type {' or '.join(f'{name}={value}' for name in meant or [key])}"
 
 
-def _source(arguments: Namespace, task: Callable[[Any], Any], directory: str, config_name: str) -> Source:
+def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
+    """Return the config type that a task function is annotated with.
+
+    Raises:
+        ConfigurationError: It takes no parameter, or one that is annotated with something else, or not at all.
+    """
+    first = next(iter(inspect.signature(task).parameters.values()), None)
+    if first is None:
+        raise ConfigurationError(f"{task.__name__} takes no parameter; its first one gets the config")
+    annotation = first.annotation
+    if isinstance(annotation, str):
+        with contextlib.suppress(NameError):  # imported for type checkers only
+            annotation = inspect.get_annotations(task, eval_str=True)[first.name]
+    if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
+        return annotation
+    found = "not annotated" if annotation is inspect.Parameter.empty else f"annotated with {annotation!r}"
+    wanted = f"{task.__name__}({first.name}: TrainConfig)"
+    raise ConfigurationError(
+        f"{task.__name__}: {first.name} is {found}; write {wanted} with the type of your config, trieye.TrieyeConfig "
+        "or a subclass of it that is imported there"
+    )
+
+
+def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, config_name: str) -> Source:
     file, module = detect_calling_file_or_module_from_task_function(task)
-    if arguments.config_path is not None:
-        from trieye.config.compose import beside
-
-        directory = beside(task, arguments.config_path)
+    directory = absolute(arguments.config_path or config_path, inspect.getsourcefile(inspect.unwrap(task)))
     extra = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
     name = (arguments.config_name or config_name).removesuffix(".yaml")
     return Source(directory, name, extra, detect_task_name(file, module))
@@ -126,8 +166,8 @@ def _prepared(
     task: Callable[[Any], Any],
     config_type: type[TrieyeConfig],
     default_name: str,
-) -> tuple[str, list[str]] | None:
-    """Check the command line; return the run name and overrides that make each job a run, or None if all is done."""
+) -> _Prepared | None:
+    """Check the command line; return what makes each job a run, or None if all is done."""
     _check_flags(arguments)
     check_spaces(arguments.overrides)
     preflight = Preflight(loader, config_type)
@@ -137,9 +177,13 @@ def _prepared(
     if arguments.cfg is not None:
         # whoever looks for a mistake wants to see the config, so its values are not judged
         preflight.load(arguments.overrides)
-        return default_name, []
+        try:
+            config = preflight.compose(arguments.overrides).config
+        except ConfigurationError:
+            return _Prepared(default_name)
+        return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
     if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
-        return default_name, []
+        return _Prepared(default_name)
     checked = preflight.check(arguments.overrides, multirun=arguments.multirun)
     place = _sweep_place if checked.is_multirun else _run_place
     return place(checked, default_name)
@@ -161,18 +205,33 @@ def _check_flags(arguments: Namespace) -> None:
         raise ConfigurationError("--resolve goes together with --cfg only; type --cfg job --resolve")
 
 
-def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:
-    """Return the name of a single run, and the override that puts Hydra's records into its directory."""
+def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return what a single run is called, and the override that puts Hydra's records into its directory."""
     config = checked.config
+    directory = config.persistence.get_run_base_dir()
+    chosen = _unresolved(checked.composed, "run")
+    if chosen != _STOCK_RUN_DIR:
+        raise ConfigurationError(
+            f"hydra.run.dir={chosen}: the records of Hydra lie in the directory of the run, {directory}; to have it "
+            "elsewhere, leave hydra.run.dir out and set persistence.root_data_dir, app_name or run_name"
+        )
     if config.run_name == default_name:
-        directory = _reserved(config.persistence.get_runs_root_dir(), default_name)
+        directory = _reserved(directory.parent, default_name)
     else:
-        directory = config.persistence.get_run_base_dir()
         _check_free(RunLock(directory / "run.lock"), config)
-    # Hydra's own logging config breaks on a path with an interpolation in it
-    if _unresolved(checked.composed, "run") != _STOCK_RUN_DIR or "${" in str(directory):
-        return directory.name, []
-    return directory.name, [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
+    pinned = {
+        "run_name": directory.name,
+        "app_name": config.app_name,
+        "persistence.root_data_dir": config.persistence.root_data_dir,
+    }
+    return _Prepared(directory.name, _records_in(directory), pinned)
+
+
+def _records_in(directory: Path) -> list[str]:
+    """Return the override that puts Hydra's records into a directory."""
+    if "${" in str(directory):  # Hydra's own logging config breaks on a path with an interpolation in it
+        return []
+    return [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
 
 
 def _check_free(lock: RunLock, config: TrieyeConfig) -> None:
@@ -181,8 +240,8 @@ def _check_free(lock: RunLock, config: TrieyeConfig) -> None:
         RunLock.check(lock.path)
 
 
-def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str, list[str]]:
-    """Return the name of a sweep, and the override that sets its directory."""
+def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return what a sweep is called, and the override that sets its directory."""
     if checked.config.run_name != default_name:
         try:
             check_name("run_name", f"{checked.config.run_name}_0000")  # what a job appends
@@ -191,9 +250,9 @@ def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> tuple[str
     if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
         chosen = Path(str(checked.composed.hydra.sweep.dir)).resolve().name
         name = re.sub(r"[^\w.=+-]+|\.\.+", "_", chosen, flags=re.ASCII)[:_LONGEST_SWEEP].strip("_.-=+ ")
-        return name or default_name, []
+        return _Prepared(name or default_name)
     directory = _reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
-    return directory.name, [f"hydra.sweep.dir={directory}"]
+    return _Prepared(directory.name, [f"hydra.sweep.dir={directory}"])
 
 
 def _unresolved(composed: DictConfig, kind: str) -> str:
@@ -217,16 +276,19 @@ def _reserved(parent: Path, name: str) -> Path:
     raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
 
 
-def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Callable[[DictConfig], Any]:
+def _job_of(
+    task: Callable[[Any], Any], config_type: type[TrieyeConfig], pinned: Mapping[str, str]
+) -> Callable[[DictConfig], Any]:
     @functools.wraps(task)
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
         assert launch is not None  # noqa: S101 - Hydra calls this
         redact_records(composed, launch)
         try:
-            if launch.is_multirun:
-                with flag_override(composed, ["struct", "readonly"], [False, False]):
-                    composed.run_name = f"{composed.run_name}_{launch.job_num}"
+            named = {"run_name": f"{composed.run_name}_{launch.job_num}"} if launch.is_multirun else pinned
+            with flag_override(composed, ["struct", "readonly"], [False, False]):
+                for key, value in named.items():
+                    OmegaConf.update(composed, key, value)
             values = resolved(composed)
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             if config.print_config:

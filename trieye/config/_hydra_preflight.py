@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config._hydra_diagnosis import Diagnosis
 from trieye.config._hydra_loader import NOT_COMPOSED, Loader
 from trieye.config._hydra_overrides import parsed, without_parser_words
 from trieye.config._hydra_typed import Config, as_in_a_job, resolved, typed, without_hydra
+from trieye.config.base import takes_many
+from trieye.config.complaints import field_at
 from trieye.config.paths import check_paths
 from trieye.exceptions import ConfigurationError
 
@@ -55,11 +57,12 @@ class Preflight(Generic[Config]):
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
         """
-        items = parsed(overrides, self._config_type)
-        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
-        first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
-        composed = self.load(first)
+        items, first, composed = self._first_job(overrides)
         is_multirun = multirun or str(OmegaConf.select(composed, "hydra.mode")).endswith("MULTIRUN")
+        if is_multirun and (params := OmegaConf.select(composed, "hydra.sweeper.params")):
+            # what the sweeper does with them
+            items, first, composed = self._first_job([*(f"{key}={value}" for key, value in params.items()), *overrides])
+        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
         if not is_multirun:
             self._check_single(list(axes.values()))
         values = _resolved(composed)
@@ -67,6 +70,12 @@ class Preflight(Generic[Config]):
         for number, axis in axes.items():
             self._check_axis(axis, first, number, composed, values)
         return Checked(config, composed, is_multirun)
+
+    def _first_job(self, overrides: Sequence[str]) -> tuple[list[Override], list[str], DictConfig]:
+        """Return the parsed overrides, those of the first job of a sweep, and what these give."""
+        items = parsed(overrides, self._config_type)
+        first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
+        return items, first, self.load(first)
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose, with the node `hydra`.
@@ -92,8 +101,18 @@ class Preflight(Generic[Config]):
 
     def _check_single(self, axes: Sequence[Override]) -> None:
         if axes:
-            entries = self._loader.entries()
-            raise ConfigurationError("\n".join(_needs_multirun(axis, entries) for axis in axes))
+            raise ConfigurationError("\n".join(self._needs_multirun(axis) for axis in axes))
+
+    def _needs_multirun(self, axis: Override) -> str:
+        key, value = axis.get_key_element(), axis.get_value_string()
+        info = field_at(self._config_type, key.lstrip("+").split("."))
+        takes_list = isinstance(self._loader.entries().get(key), list) or (
+            info is not None and takes_many(info.annotation)
+        )
+        values = axis.value()
+        is_list = isinstance(values, ChoiceSweep) and values.simple_form
+        instead = f"type '{key}=[{value}]' for a list" if takes_list and is_list else "choose one"
+        return f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"
 
     def _set(self, keys: Sequence[Override], composed: DictConfig) -> None:
         mistakes = []
@@ -160,10 +179,3 @@ def _holder(values: dict[str, Any], axis: Override) -> dict[str, Any] | None:
         holder = holder.get(parent) if isinstance(holder, dict) else None
     is_plain = isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict)
     return holder if is_plain and axis.package is None else None
-
-
-def _needs_multirun(axis: Override, entries: dict[str, Any]) -> str:
-    key, value = axis.get_key_element(), axis.get_value_string()
-    takes_one = key in entries and not isinstance(entries[key], list)
-    instead = "choose one" if takes_one else f"type '{key}=[{value}]' for a list"
-    return f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"

@@ -70,6 +70,11 @@ def takes_text_only(annotation: Any) -> bool:
     return {option for option in _options(annotation) if option is not type(None)} == {str}
 
 
+def takes_many(annotation: Any) -> bool:
+    """Tell whether a type is, or may be, a list or a tuple."""
+    return any((get_origin(option) or option) in (list, tuple) for option in _options(annotation))
+
+
 def _options(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Annotated:
         return _options(get_args(annotation)[0])

@@ -67,6 +67,11 @@ def _did_you_mean_below(name: str, parents: Sequence[str], holders: Sequence[typ
     return f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 
 
+def keys_named(name: str, model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model that have a name, at any depth, as `optimizer.lr` for `lr`."""
+    return [".".join(path) for path in _keys_below([model]) if path[-1] == name]
+
+
 def _keys_below(holders: Sequence[type[BaseModel]]) -> Iterator[list[str]]:
     for holder in holders:
         for name, info in holder.model_fields.items():

@@ -1,18 +1,15 @@
 """From a command line to a typed config: `trieye.main` and `trieye.compose`."""
 
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 from trieye.config.launch import Launch, launch_info
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
-from trieye.exceptions import ConfigurationError
 
 __all__ = ["Application", "Launch", "compose", "launch_info", "main", "print_tree"]
 
@@ -43,15 +40,12 @@ def main(
 
     The command line is composed by Hydra and checked before anything runs: a mistake is one message on stderr and exit
     code 2. A single run has its Hydra records in its own directory; with `-m` every job is a run of its own, named
-    after the sweep and its number.
+    after the sweep and its number. A task whose parameter has no annotation, or that of another type, is refused.
 
     Args:
         config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
             package.
         config_name: The primary config, without `.yaml`.
-
-    Raises:
-        ConfigurationError: The annotation of the task's first parameter is no `TrieyeConfig`.
     """
 
     def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
@@ -61,7 +55,7 @@ def main(
                 return task(config)
             from trieye.config._hydra_main import run_command_line
 
-            run_command_line(task, config_type_of(task), directory=beside(task, config_path), config_name=config_name)
+            run_command_line(task, config_path=config_path, config_name=config_name)
             return None
 
         return application  # type: ignore[return-value]  # wraps hides the overloads
@@ -88,47 +82,14 @@ def compose(
     Raises:
         ConfigurationError: The config cannot be composed, or a value is not allowed.
     """
-    from trieye.config._hydra_loader import Source, opened
+    from trieye.config._hydra_loader import Source, absolute, opened
     from trieye.config._hydra_preflight import Preflight
 
     chosen: Any = config_type or TrieyeConfig
     directory = _OWN_CONFIGS
     if config_path is not None:
-        directory = _absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
+        directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
     name = config_name or ("trieye" if config_path is None else "train")
     with opened(Source(directory, name), chosen, run_name=default_run_name()) as loader:
         config: Config = Preflight(loader, chosen).compose(overrides).config
         return config
-
-
-def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
-    """Return the config type that a task function is annotated with, `TrieyeConfig` if it has no annotation.
-
-    Raises:
-        ConfigurationError: It takes no parameter, or something else.
-    """
-    first = next(iter(inspect.signature(task).parameters.values()), None)
-    if first is None:
-        raise ConfigurationError(f"{task.__name__} takes no parameter; its first one gets the config")
-    annotation = first.annotation
-    if isinstance(annotation, str):
-        annotation = inspect.get_annotations(task, eval_str=True)[first.name]
-    if annotation is inspect.Parameter.empty:
-        return TrieyeConfig
-    if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
-        return annotation
-    raise ConfigurationError(
-        f"{task.__name__}: {first.name} is annotated with {annotation!r}; use trieye.TrieyeConfig or a subclass of it"
-    )
-
-
-def beside(task: Callable[..., Any], config_path: str) -> str:
-    """Return a config path that is relative to the file of a task function as an absolute one."""
-    return _absolute(config_path, inspect.getsourcefile(inspect.unwrap(task)))
-
-
-def _absolute(config_path: str, file: str | None) -> str:
-    if config_path.startswith("pkg://"):
-        return config_path
-    base = Path(file).resolve().parent if file else Path.cwd()
-    return os.path.normpath(base / Path(config_path).expanduser())
