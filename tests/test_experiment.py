@@ -1,12 +1,16 @@
 import random
+import shutil
 import signal
+import sys
 
 import numpy as np
 import pytest
 
 import trieye
+from trieye.config.sinks import SinksConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.persistence.history.history import read_history
+from trieye.persistence.run_record import RunRecord
 
 
 class Walk(trieye.Experiment):
@@ -128,14 +132,55 @@ def test_interrupted_and_started_again_it_ends_bit_identically(loop_config, expe
     assert np.array_equal(Walk.made[-1].position, whole)
 
 
-def test_a_finished_experiment_is_not_trained_further_until_its_budget_grows(loop_config, capfd):
-    config = loop_config(steps=20, evaluate_every_steps=10)
+def attempts(result):
+    return RunRecord.read(result.run_dir / "run.json").attempt
+
+
+@pytest.mark.parametrize(
+    "limit", [{"steps": 20}, {"env_steps": 80}, {"time_s": 1e-9}, {"target": -25.0, "steps": 999}], ids=str
+)
+def test_a_finished_experiment_says_so_and_starts_nothing_until_its_budget_grows(loop_config, capfd, limit):
+    config = loop_config(**limit, evaluate_every_steps=5)
     first = trieye.run_experiment(Walk, config)
-    again = trieye.run_experiment(Walk, config)
-    assert (again.step, again.objective) == (20, first.objective)
-    assert Walk.made[-1].steps_done == 20
-    assert "is finished" in capfd.readouterr().err
-    assert trieye.run_experiment(Walk, loop_config(steps=30, evaluate_every_steps=10)).step == 30
+    again = trieye.run_experiment("no.such:module", config)
+    assert again == first
+    assert attempts(again) == 1
+    assert "run 'run' is finished (loop." in capfd.readouterr().err
+    more = trieye.run_experiment(Walk, loop_config(steps=first.step + 10, evaluate_every_steps=5))
+    assert (more.step, attempts(more)) == (first.step + 10, 2)
+
+
+def test_a_finished_experiment_is_started_while_something_is_left_to_do(loop_config, make_config):
+    def again(**changes):
+        persistence = {"checkpoint_save_freq_steps": 10, **changes.pop("persistence", {})}
+        return trieye.run_experiment(Walk, make_config(loop={"steps": 20}, persistence=persistence, **changes))
+
+    assert attempts(again()) == 1
+    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2  # which has nothing of it yet
+    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2
+    assert attempts(again(persistence={"load_checkpoint_path": "step:10"})) == 3
+    shutil.rmtree(again().run_dir / "checkpoints")
+    assert attempts(again()) == 4
+
+
+def test_a_finished_experiment_says_what_is_configured_differently(loop_config, make_config, capfd):
+    trieye.run_experiment(Walk, loop_config(steps=5))
+    trieye.run_experiment(Walk, make_config(loop={"steps": 5}, seed=7))
+    assert "seed: 0 -> 7" in capfd.readouterr().err
+
+
+def test_an_experiment_may_be_named_instead_of_imported(loop_config):
+    assert trieye.run_experiment("tests.test_experiment:Walk", loop_config(steps=5)).step == 5
+    with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*named as 'my_agent\.dqn:DQN'"):
+        trieye.run_experiment("tests.Walk", loop_config(steps=6))
+
+
+def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = loop_config(steps=5).model_copy(update={"sinks": SinksConfig(wandb={"enabled": True})})
+    with pytest.raises(ConfigurationError, match="wandb, which is not installed"):
+        trieye.run_experiment(Walk, config)
+    assert not (tmp_path / "root").exists()
 
 
 def test_the_seed_decides_the_training(make_config):

@@ -44,8 +44,8 @@ LAYERS = [
         "actor",
     },
     {"runtime", "delivery", "flusher", "recorder"},
-    {"attempt", "run_client", "client"},
-    {"experiment"},
+    {"application", "attempt", "run_client", "client"},
+    {"experiment", "finished"},
     {"cli"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -289,11 +289,25 @@ def test_a_project_with_discrete_observations_trains(tmp_path):
     ],
 )
 def test_what_cannot_be_trained_is_one_message(project, tmp_path, override, message):
-    root = f"persistence.root_data_dir={tmp_path}"
-    done = run(project, "-m", f"{SLUG}.train", "debug=tiny", "sinks=[]", root, override)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    for flags in ([], ["-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]):
+        done = run(project, "-m", f"{SLUG}.train", *flags, f"persistence.root_data_dir={tmp_path}", override)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {message}")
+        assert "Traceback" not in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_says_so_and_loads_nothing_heavy(project, tmp_path):
+    typed = ["train", "debug=tiny", "sinks=[]", f"persistence.root_data_dir={tmp_path}", "run_name=one"]
+    code = (
+        f"import sys, runpy\nsys.argv = {typed}\n"
+        f"try: runpy.run_module('{SLUG}.train', run_name='__main__')\nexcept SystemExit: pass\n"
+        "print('loaded', [name for name in ('torch', 'ray', 'mlflow') if name in sys.modules])"
+    )
+    assert run(project, "-c", code).stdout == "loaded ['torch']\n"
+    again = run(project, "-c", code)
+    assert again.stdout == "loaded []\n"
+    assert "run 'one' is finished (loop.steps=30 done); raise the limit" in again.stderr
 
 
 @pytest.mark.slow
@@ -329,6 +343,10 @@ def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_p
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert (report["run"], report["episodes"]) == ("one", 3)
+    wrong = run(project, "-m", f"{SLUG}.evaluate", "run=oen", root)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "run 'oen' is not in" in wrong.stderr
+    assert "did you mean 'one'? (runs there: one)" in wrong.stderr
 
 
 @pytest.mark.parametrize(

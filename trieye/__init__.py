@@ -44,7 +44,7 @@ _HOME = {
     "XAxis": "trieye.config",
     "compose": "trieye.config.compose",
     "load_checkpoint": "trieye.persistence.checkpoints",
-    "main": "trieye.config.compose",
+    "main": "trieye.application",
     "run_experiment": "trieye.experiment",
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
+from trieye.application import check_start
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.launch import launch_info
@@ -15,7 +16,6 @@ from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
 from trieye.persistence.mirror.restore import restore_run
-from trieye.persistence.resume import check_reference
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
 from trieye.run_lock import RunLock
@@ -57,7 +57,7 @@ class Attempt:
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = PathManager(config.trieye.persistence)
-        check_reference(self._paths, config.trieye.persistence)
+        check_start(config)
         self._paths.create_run_directories()
         self._lock = _taken(RunLock(self._paths.lock_path), config)
         try:
@@ -78,7 +78,7 @@ class Attempt:
             raise ConfigurationError(
                 f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
             )
-        self._tell_changes(config)
+        tell_changes(self._paths, config)
         return open_run_record(
             self._paths.run_record_path,
             app_name=config.app_name,
@@ -87,15 +87,6 @@ class Attempt:
             group=self.group,
             tags=redacted(config.tags),
         )
-
-    def _tell_changes(self, config: TrieyeConfig) -> None:
-        """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
-        changes = changed_values(self._paths.config_path, config)
-        if changes:
-            say(
-                f"run {self._name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
-                "if that is not meant, choose another run_name"
-            )
 
     def _tell_waiting(self) -> None:
         """Say so if the hub of an attempt that was killed has not ended yet; the next one waits for it."""
@@ -176,6 +167,15 @@ class Attempt:
         record = RunRecord.read(self._paths.run_record_path)
         if record is not None and record.status == "RUNNING":
             record.close(self._paths.run_record_path, status)
+
+
+def tell_changes(paths: PathManager, config: TrieyeConfig) -> None:
+    """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
+    if changes := changed_values(paths.config_path, config):
+        say(
+            f"run {config.run_name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
+            "if that is not meant, choose another run_name"
+        )
 
 
 def _done_within(patience_s: float | None, work: Callable[[], None], tell: Callable[[], None]) -> bool:

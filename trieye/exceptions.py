@@ -21,14 +21,23 @@ KeyboardInterrupt, SystemExit
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 
 class TrieyeError(Exception):
-    """Base of all errors of trieye."""
+    """Base of all errors of trieye.
+
+    Attributes:
+        exit_code: What a command that ends with this error exits with.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigurationError(TrieyeError, ValueError):
     """Raised when a key, value, name or path given by the user is not usable."""
+
+    exit_code = 2  # that of argparse
 
 
 class SerializationError(TrieyeError):
@@ -72,6 +81,8 @@ class SequenceGapError(JournalError):
 
 class RunLockedError(TrieyeError):
     """Raised when another process is writing to the run; the message names it."""
+
+    exit_code = 3
 
 
 class RunClosedError(TrieyeError):

@@ -4,7 +4,8 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from trieye.client import Run
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
+from trieye.finished import Progress, Result, finished, finished_sentence
 from trieye.path_manager import PathManager
 from trieye.persistence import rng
 from trieye.persistence.checkpoints import CheckpointStore
@@ -100,39 +102,13 @@ class Experiment(Generic[ConfigT]):
         """Close environments and files; this process leaves, the run may go on in another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a training ended.
-
-    Attributes:
-        objective: Best value of `loop.objective` over all attempts, those of a run from which it started left out; None
-            if it was never logged.
-        step: Last complete step.
-        env_steps: Environment steps made, over all attempts.
-        stop_reason: What stopped it.
-        run_dir: Directory of the run.
-        best_checkpoint: The checkpoint with the best objective, or else the newest one.
-    """
-
-    objective: float | None
-    step: int
-    env_steps: int
-    stop_reason: str
-    run_dir: Path
-    best_checkpoint: Path | None
-
-    def sentence(self, objective: str) -> str:
-        """Return how the training ended, for people."""
-        best = "" if self.objective is None else f", best {objective} {self.objective:g}"
-        kept = "" if self.best_checkpoint is None else f" ({self.best_checkpoint.name})"
-        return f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{kept}; its files are in {self.run_dir}"
-
-
-def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT) -> Result:
+def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> Result:
     """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
 
+    A run that is finished says so, and nothing is loaded or started for it.
+
     Args:
-        experiment_class: What to train.
+        experiment: What to train: a class, or `my_agent.dqn:DQN`, which is imported when it is needed.
         config: The config of the run.
 
     Raises:
@@ -145,26 +121,37 @@ def run_experiment(experiment_class: type[Experiment[ConfigT]], config: ConfigT)
         raise ConfigurationError(
             "this run would never stop: set loop.steps, loop.env_steps, loop.time_s or loop.target"
         )
+    if (done := finished(config)) is not None:
+        say(done.sentence(limits.objective))
+        return done
+    experiment_class: type[Experiment[ConfigT]] = _imported(experiment) if isinstance(experiment, str) else experiment
     for name in ("step", "save_checkpoint", "load_checkpoint"):
         if getattr(experiment_class, name) is getattr(Experiment, name):
             raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         rng.seed(config.seed)
-        experiment = experiment_class(config)
+        made = experiment_class(config)
         try:
-            loop = _Loop(experiment, run)
+            loop = _Loop(made, run)
             reason = loop.drive()
         except BaseException as error:
             with noted(error, "cleanup() of the experiment"):
-                experiment.cleanup()
+                made.cleanup()
             raise
-        experiment.cleanup()
+        made.cleanup()
     result = loop.result(reason)
-    say(result.sentence(config.loop.objective))
+    say(result.sentence(limits.objective))
     if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
         raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop", run.exit_code)
     return result
+
+
+def _imported(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigurationError(f"run_experiment({name!r}): an experiment is named as 'my_agent.dqn:DQN'")
+    return getattr(import_module(module), attribute)
 
 
 class _Loop:
@@ -174,25 +161,22 @@ class _Loop:
         self._experiment = experiment
         self._run = run
         self._limits = run.config.loop
-        self._env_steps = 0
-        self._earlier_s = 0.0
+        self._at = Progress()
         self._began: float | None = None
-        self._best: float | None = None
-        self._evaluated_step: int | None = -1
         self._objective: float | None = None
 
     def drive(self) -> str:
         """Train until a limit is reached, and return which one it was."""
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
-            self._evaluated_step = run.step if self._evaluated_step is None else self._evaluated_step
+            self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
             if run.resumed_from_another:  # whose best checkpoint is not among those of this run
-                self._best = None
+                self._at.best = None
         else:  # parameters never change; the config of each attempt is in its files
             run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
         reason = self._reason_to_stop()
         if reason is not None:
-            say(f"run {run.name!r} is finished ({reason}); raise the limit to go on")
+            say(finished_sentence(run.name, reason))
             return reason
         return self._train()
 
@@ -202,7 +186,7 @@ class _Loop:
         store = CheckpointStore(PathManager(run.config.trieye.persistence).checkpoint_dir, read_only=True)
         found = store.best(self._limits.mode) or store.latest()
         best = None if found is None else found.path
-        return Result(self._best, run.step, self._env_steps, stop_reason, run.dir, best)
+        return Result(self._at.best, run.step, self._at.env_steps, stop_reason, run.dir, best)
 
     def _train(self) -> str:
         self._began = time.monotonic()
@@ -225,12 +209,12 @@ class _Loop:
         values = self._experiment.step()
         self._run.log("time/step_ms", (time.perf_counter() - began) * 1000.0)
         if (made := values.get("env_steps")) is not None:
-            self._env_steps += int(made)
-            self._run.log("progress/env_steps", self._env_steps)
+            self._at.env_steps += int(made)
+            self._run.log("progress/env_steps", self._at.env_steps)
         self._run.log(values)
 
     def _evaluation_due(self) -> bool:
-        return self._is_turn(self._limits.evaluate_every_steps, self._evaluated_step)
+        return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)
 
     def _save_due(self) -> bool:
         run = self._run
@@ -245,15 +229,15 @@ class _Loop:
         return waited >= max(every, _MIN_PATIENCE_STEPS) or self._experiment.can_save
 
     def _evaluate(self) -> None:
-        if self._evaluated_step == self._run.step:
+        if self._at.evaluated_step == self._run.step:
             return
         values = self._experiment.evaluate()
         self._run.log(values)
         self._run.flush()  # an evaluation is complete and rare: its points are shown now
-        self._evaluated_step = self._run.step
+        self._at.evaluated_step = self._run.step
         self._objective = self._objective_in(values)
         if self._objective is not None and self._is_better(self._objective):
-            self._best = self._objective
+            self._at.best = self._objective
             self._save()
 
     def _objective_in(self, values: Mapping[str, float]) -> float | None:
@@ -272,43 +256,29 @@ class _Loop:
         return value
 
     def _is_better(self, value: float) -> bool:
-        if self._best is None:
+        if self._at.best is None:
             return True
-        return value > self._best if self._limits.mode == "max" else value < self._best
+        return value > self._at.best if self._limits.mode == "max" else value < self._at.best
 
     def _save(self) -> None:
         if self._run.saved_step == self._run.step:
             return
-        evaluated = self._evaluated_step == self._run.step
+        evaluated = self._at.evaluated_step == self._run.step
         objective = self._objective if evaluated else None
         self._run.save(objective=objective, experiment=_State(self._experiment), loop=self)
 
     def _reason_to_stop(self) -> str | None:
-        limits = self._limits
-        if limits.steps is not None and self._run.step >= limits.steps:
-            return f"loop.steps={limits.steps} done"
-        if limits.env_steps is not None and self._env_steps >= limits.env_steps:
-            return f"loop.env_steps={limits.env_steps} done"
-        if limits.time_s is not None and self._time_s() >= limits.time_s:
-            return f"loop.time_s={limits.time_s:g} over"
-        if limits.target is not None and self._best is not None and not _worse(self._best, limits.target, limits.mode):
-            return f"loop.target={limits.target:g} reached: {limits.objective}={self._best:g}"
-        return None
+        return self._now().reason_to_stop(self._limits, self._run.step)
 
-    def _time_s(self) -> float:
-        return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
+    def _now(self) -> Progress:
+        since_s = 0.0 if self._began is None else time.monotonic() - self._began
+        return replace(self._at, time_s=self._at.time_s + since_s)
 
     def state_dict(self) -> dict[str, Any]:
-        times = {"time_s": self._time_s(), "evaluated_step": self._evaluated_step}
-        return {"env_steps": self._env_steps, "best": self._best, **times}
+        return asdict(self._now())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._env_steps, self._earlier_s, self._best = state["env_steps"], state["time_s"], state["best"]
-        self._evaluated_step = state.get("evaluated_step")
-
-
-def _worse(value: float, target: float, mode: str) -> bool:
-    return value < target if mode == "max" else value > target
+        self._at = Progress(**{"evaluated_step": None, **state})
 
 
 class _State:

@@ -1,11 +1,13 @@
-"""HubStatus: how the hub is, for its own metrics, for `health` and for those who watch from another process."""
+"""HubStatus: how the hub is, for its own metrics, for `health` and for those who look from another process."""
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from heapq import nlargest
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import msgspec
 from trieye.exceptions import JournalFullError
 from trieye.hub_files import HubFiles
 from trieye.ledger import Ledger
+from trieye.persistence.journal.reading import read_cursors, read_meta
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
@@ -148,3 +151,28 @@ class HubStatus:
             values[f"sink_lag/{sink.name}"] = sink.backlog
             values[f"sink_lag_s/{sink.name}"] = sink.lag_s
         return [Point(f"trieye/{name}", float(value), step, now, count=0) for name, value in values.items()]
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """Return `ActorLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    held = read_meta(run_dir / "journal.db", STATUS_KEY)
+    status: dict[str, Any] = {} if held is None else json.loads(held)
+    return status
+
+
+def last_status(run_dir: Path) -> dict[str, Any]:
+    """Return `read_status` with the sinks as they were left: they went on after the hub published it.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    status, cursors = read_status(run_dir), read_cursors(run_dir / "journal.db")
+    for sink in status.get("sinks", ()):
+        sink["backlog"] = max(status["points"] - cursors.get(sink["name"], 0), 0)
+        sink["lag_s"] = 0.0
+        sink["error"] = sink["error"] if sink["backlog"] else None
+    return status

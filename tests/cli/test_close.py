@@ -16,7 +16,7 @@ from tests.cli.conftest import (
     record_of,
 )
 from trieye.cli import main
-from trieye.cli.run_status import read_status
+from trieye.hub_status import read_status
 from trieye.persistence.journal.journal import Journal, Snapshot
 from trieye.run_lock import RunLock
 
@@ -70,7 +70,7 @@ def test_names_that_nobody_declared_are_delivered_as_the_run_would_have_done(kil
 
 def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, capsys):
     with trieye.Run(make_config()) as run:
-        assert main(["close", str(run.dir)]) == 1
+        assert main(["close", str(run.dir)]) == 3
         assert run.health()["accepted"] == 0
     told = capsys.readouterr().err
     assert f"run 'run' is being written by process {os.getpid()} on {socket.gethostname()}" in told

@@ -104,5 +104,5 @@ def test_a_sink_that_the_run_does_not_have_is_refused(closed_run, capsys, name, 
 
 def test_a_run_that_is_alive_is_left_alone(make_config, capsys):
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
-        assert main(["rebuild", str(run.dir)]) == 1
+        assert main(["rebuild", str(run.dir)]) == 3
     assert "is being written by process" in capsys.readouterr().err

@@ -59,6 +59,8 @@ def test_of_many_runs_only_some_are_listed(root):
 
 def test_where_there_are_no_runs_it_says_so(tmp_path):
     with pytest.raises(ConfigurationError, match=r"\(runs there: none\)"):
+        find_run("first", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"'first': there is neither such a directory nor .*/nowhere.*--root"):
         find_run("first", tmp_path / "nowhere")
 
 

@@ -16,9 +16,10 @@ from rich.console import Console
 import trieye
 from tests.cli.conftest import wait_until
 from trieye.cli import main, run_view
-from trieye.cli.run_status import is_alive, read_status
+from trieye.cli.run_status import is_alive
 from trieye.cli.run_view import duration, read_view, render
 from trieye.exceptions import ConfigurationError
+from trieye.hub_status import read_status
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_root_directory_may_have_quotes_and_spaces(project: Project):
     ("error", "code", "message"),
     [
         ("config", 2, "error: the task does not like it\n"),
-        ("locked", 1, "error: the run is locked by process 7\n"),
+        ("locked", 3, "error: the run is locked by process 7\n"),
         ("stopped", 143, "stopped at step 7, saved\n3 points were not sent\n"),
         ("ctrl_c", 130, "interrupted\n"),
         ("CheckpointError", 1, "error: a CheckpointError says so\n"),
@@ -120,10 +120,11 @@ def test_an_expected_end_of_the_task_is_one_message(project: Project, error: str
     assert (ended.code, ended.err) == (code, message)
 
 
-def test_an_error_of_a_job_in_a_sweep_reaches_the_launcher(project: Project):
-    ended = project.run("-m", "tags.raise=CheckpointError")
-    assert ended.code == 1
-    assert "a CheckpointError says so" in ended.err
+@pytest.mark.parametrize(("error", "code"), [("CheckpointError", 1), ("RunLockedError", 3)])
+def test_an_error_of_a_job_in_a_sweep_reaches_the_launcher(project: Project, error: str, code: int):
+    ended = project.run("-m", f"tags.raise={error}")
+    assert ended.code == code
+    assert f"a {error} says so" in ended.err
     assert "Traceback" in ended.err or "Error executing job" in ended.err
 
 

@@ -2,8 +2,9 @@ import importlib.util
 
 import pytest
 
+from trieye.config.mirror import require_package
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.mirror.store import MirrorStore, require_package
+from trieye.persistence.mirror.store import MirrorStore
 
 
 @pytest.fixture

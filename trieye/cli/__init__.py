@@ -4,11 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.exceptions import TrieyeError
 
 COMMANDS = ("new", "watch", "checkpoints", "verify", "close", "rebuild", "convert")
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -31,12 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         code: int = options.run(options)
-    except ConfigurationError as error:
-        _tell(error)
-        return EXIT_USAGE
     except TrieyeError as error:
         _tell(error)
-        return EXIT_FAILED
+        return error.exit_code
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED

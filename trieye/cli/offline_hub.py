@@ -9,11 +9,11 @@ from typing import Self
 
 from trieye.actor_logic import ActorLogic
 from trieye.cli.run_config import config_of, json_of, only, sinks_of
-from trieye.cli.run_status import read_status
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_files import HubFiles
+from trieye.hub_status import read_status
 from trieye.ledger_marks import AttemptMark
 from trieye.path_manager import PathManager
 from trieye.persistence.journal.inspection import inspect

@@ -57,6 +57,11 @@ def _full_name(run_dir: Path) -> str:
 def _nothing_found(given: str, root: Path, runs: list[Path]) -> str:
     from trieye.config.base import did_you_mean
 
+    if not root.is_dir():
+        return (
+            f"run {given!r}: there is neither such a directory nor {root.resolve()} with runs in it; go where the run "
+            "was started, or give its directory, or with --root the directory of all apps"
+        )
     names = sorted(_full_name(run) for run in runs)
     hint = did_you_mean(given, {name for run in runs for name in (_full_name(run), run.name)})
     shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if names[MAX_SHOWN:] else "")

@@ -7,10 +7,11 @@ from pathlib import Path
 from trieye.cli.history_check import check_history
 from trieye.cli.run_config import recorded_config, sinks_of
 from trieye.cli.run_part import Damage, Part, size_of
-from trieye.cli.run_status import is_alive, read_status
+from trieye.cli.run_status import is_alive
 from trieye.cli.saved_files import saved_in
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
+from trieye.hub_status import read_status
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.journal.inspection import Inspection, inspect
 from trieye.persistence.run_record import RunRecord

@@ -1,6 +1,5 @@
-"""What the hub of a run published last, for those who look at the run from another process."""
+"""Whether a run is alive, for those who look at it from another process."""
 
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -8,34 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.exceptions import RunLockedError
-from trieye.hub_status import STATUS_KEY
-from trieye.persistence.journal.reading import read_cursors, read_meta
 from trieye.run_lock import RunLock
-
-
-def read_status(run_dir: Path) -> dict[str, Any]:
-    """Return `ActorLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    held = read_meta(run_dir / "journal.db", STATUS_KEY)
-    status: dict[str, Any] = {} if held is None else json.loads(held)
-    return status
-
-
-def last_status(run_dir: Path) -> dict[str, Any]:
-    """Return `read_status` with the sinks as they were left: they went on after the hub published it.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    status, cursors = read_status(run_dir), read_cursors(run_dir / "journal.db")
-    for sink in status.get("sinks", ()):
-        sink["backlog"] = max(status["points"] - cursors.get(sink["name"], 0), 0)
-        sink["lag_s"] = 0.0
-        sink["error"] = sink["error"] if sink["backlog"] else None
-    return status
 
 
 def is_alive(run_dir: Path) -> bool:

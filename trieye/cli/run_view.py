@@ -11,8 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trieye.cli.run_status import is_alive, last_status, read_status
+from trieye.cli.run_status import is_alive
 from trieye.exceptions import ConfigurationError, JournalError
+from trieye.hub_status import last_status, read_status
 from trieye.persistence.checkpoints import CHECKPOINT_DIRECTORY, CheckpointStore
 from trieye.persistence.run_record import RunRecord
 

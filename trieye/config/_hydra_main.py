@@ -40,7 +40,7 @@ from trieye.config.tree import print_tree
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.run_lock import RunLock
 
-_WRONG_CONFIG, _FAILED, _INTERRUPTED = 2, 1, 130  # exit codes; argparse exits with 2, too
+_FAILED, _INTERRUPTED = 1, 130  # exit codes; those of errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -69,13 +69,16 @@ class _Prepared:
     pinned: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_name: str) -> None:
+def run_command_line(
+    task: Callable[[Any], Any], *, config_path: str, config_name: str, check: Callable[[Any], None]
+) -> None:
     """Run the command line in `sys.argv`.
 
     Args:
         task: Gets the typed config.
         config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
         config_name: The primary config, without `.yaml`.
+        check: Refuses configs that cannot be run.
 
     Raises:
         SystemExit: It did not end well; the message is on stderr.
@@ -86,7 +89,7 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
         source = _source(arguments, task, config_path, config_name)
         default_name = default_run_name()
         with opened(source, config_type, run_name=default_name) as loader:
-            prepared = _prepared(arguments, loader, task, config_type, default_name)
+            prepared = _prepared(arguments, loader, task, config_type, check, default_name)
             overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
         if prepared is not None:
             register_schema(config_type, run_name=prepared.run_name)
@@ -165,6 +168,7 @@ def _prepared(
     loader: Loader,
     task: Callable[[Any], Any],
     config_type: type[TrieyeConfig],
+    check: Callable[[Any], None],
     default_name: str,
 ) -> _Prepared | None:
     """Check the command line; return what makes each job a run, or None if all is done."""
@@ -184,7 +188,7 @@ def _prepared(
         return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
     if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
         return _Prepared(default_name)
-    checked = preflight.check(arguments.overrides, multirun=arguments.multirun)
+    checked = preflight.check(arguments.overrides, check, multirun=arguments.multirun)
     place = _sweep_place if checked.is_multirun else _run_place
     return place(checked, default_name)
 
@@ -308,8 +312,8 @@ def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]
         with _argv(argv):
             hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, ConfigurationError):
-            raise SystemExit(_WRONG_CONFIG) from leaving.__context__
+        if isinstance(leaving.__context__, TrieyeError):
+            raise SystemExit(leaving.__context__.exit_code) from leaving.__context__
         raise
 
 
@@ -332,7 +336,7 @@ def _argv(arguments: list[str]) -> Iterator[None]:
 
 
 def _leave(error: Exception) -> NoReturn:
-    _stop(_words(error), _WRONG_CONFIG if isinstance(error, ConfigurationError) else _FAILED)
+    _stop(_words(error), error.exit_code if isinstance(error, TrieyeError) else _FAILED, is_error=True)
 
 
 def _words(error: BaseException) -> str:
@@ -340,7 +344,7 @@ def _words(error: BaseException) -> str:
     return redacted_text("\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])]))
 
 
-def _stop(message: str, exit_code: int) -> NoReturn:
+def _stop(message: str, exit_code: int, *, is_error: bool = False) -> NoReturn:
     lines = message.splitlines() or ["interrupted"]
-    sys.stderr.write("error: " + "\n       ".join(lines) + "\n" if exit_code in (1, 2) else "\n".join(lines) + "\n")
+    sys.stderr.write("error: " + "\n       ".join(lines) + "\n" if is_error else "\n".join(lines) + "\n")
     raise SystemExit(exit_code)

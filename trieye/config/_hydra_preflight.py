@@ -1,7 +1,7 @@
 """Preflight: everything on a command line is checked before Hydra makes a directory or runs a task."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -41,18 +41,27 @@ class Preflight(Generic[Config]):
         self._loader = loader
         self._config_type = config_type
 
-    def check(self, overrides: Sequence[str], *, multirun: bool = False) -> Checked[Config]:
+    def check(
+        self, overrides: Sequence[str], check: Callable[[Config], None], *, multirun: bool = False
+    ) -> Checked[Config]:
         """Compose and validate; in a sweep every value of every axis is looked at once.
+
+        Args:
+            overrides: As typed.
+            check: Refuses configs that are valid and cannot be run.
+            multirun: Whether a sweep was asked for by a flag.
 
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
         """
-        checked = self.compose(overrides, multirun=multirun)
+        checked = self.compose(overrides, check, multirun=multirun)
         check_paths(checked.config.persistence)
         return checked
 
-    def compose(self, overrides: Sequence[str], *, multirun: bool = False) -> Checked[Config]:
-        """Compose and validate, without a look at the file system.
+    def compose(
+        self, overrides: Sequence[str], check: Callable[[Config], None] = lambda _: None, *, multirun: bool = False
+    ) -> Checked[Config]:
+        """Compose and validate, without a look at the file system but for what `check` does with each config.
 
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
@@ -67,8 +76,9 @@ class Preflight(Generic[Config]):
             self._check_single(list(axes.values()))
         values = _resolved(composed)
         config = self._typed(values, first)
-        for number, axis in axes.items():
-            self._check_axis(axis, first, number, composed, values)
+        others = (self._others(axis, first, number, composed, values) for number, axis in axes.items())
+        for made in itertools.chain([config], *others):
+            check(_as_a_job(made) if is_multirun else made)
         return Checked(config, composed, is_multirun)
 
     def _first_job(self, overrides: Sequence[str]) -> tuple[list[Override], list[str], DictConfig]:
@@ -127,20 +137,22 @@ class Preflight(Generic[Config]):
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
-    def _check_axis(
+    def _others(
         self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
-    ) -> None:
+    ) -> Iterator[Config]:
+        """Yield the config of each value of an axis but the first one."""
         holder = None if _has_interpolations(composed) else _holder(values, axis)
         name = axis.key_or_group.rpartition(".")[2]
         for typed_value, value in itertools.islice(self._values(axis), 1, None):
             overrides = [*first[:number], typed_value, *first[number + 1 :]]
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
-                self._typed(_resolved(self.load(overrides)), overrides)
+                yield self._typed(_resolved(self.load(overrides)), overrides)
                 continue
             # nothing else depends on this key, and composing takes a hundred times longer than validating
             before, holder[name] = holder[name], value
-            self._typed(values, overrides)
+            made = self._typed(values, overrides)
             holder[name] = before
+            yield made
 
     def _first(self, axis: Override) -> str:
         first = next(self._values(axis), None)
@@ -160,6 +172,12 @@ class Preflight(Generic[Config]):
         for value in values:
             override = parsed([f"{key}={value}"], self._config_type)[0]
             yield f"{key}={value}", override.value()
+
+
+def _as_a_job(config: Config) -> Config:
+    """Return the config of a sweep with the name that its first job has."""
+    name = {"run_name": f"{config.run_name}_0"}
+    return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:

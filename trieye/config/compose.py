@@ -1,4 +1,4 @@
-"""From a command line to a typed config: `trieye.main` and `trieye.compose`."""
+"""From a command line to a typed config: what is behind `trieye.main`, and `trieye.compose`."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
 
-__all__ = ["Application", "Launch", "compose", "launch_info", "main", "print_tree"]
+__all__ = ["Application", "Launch", "application", "compose", "launch_info", "print_tree"]
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 Result = TypeVar("Result")
@@ -33,34 +33,28 @@ class Application(Protocol[Config_contra, Result_co]):
         """Run the command line; with a config, run the task with it and return its value."""
 
 
-def main(
-    config_path: str = "conf", config_name: str = "train"
-) -> Callable[[Callable[[Config], Result]], Application[Config, Result]]:
-    """Make a command line of a task function, whose first parameter is annotated with the type of its config.
-
-    The command line is composed by Hydra and checked before anything runs: a mistake is one message on stderr and exit
-    code 2. A single run has its Hydra records in its own directory; with `-m` every job is a run of its own, named
-    after the sweep and its number. A task whose parameter has no annotation, or that of another type, is refused.
+def application(
+    task: Callable[[Config], Result], *, config_path: str, config_name: str, check: Callable[[Config], None]
+) -> Application[Config, Result]:
+    """Return what `trieye.main` makes of a task function.
 
     Args:
-        config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
-            package.
-        config_name: The primary config, without `.yaml`.
+        task: The task function.
+        config_path: See `trieye.main`.
+        config_name: Likewise.
+        check: Refuses configs that are valid and cannot be run, before anything is made.
     """
 
-    def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
-        @functools.wraps(task)
-        def application(config: Config | None = None) -> Result | None:
-            if config is not None:
-                return task(config)
-            from trieye.config._hydra_main import run_command_line
+    @functools.wraps(task)
+    def made(config: Config | None = None) -> Result | None:
+        if config is not None:
+            return task(config)
+        from trieye.config._hydra_main import run_command_line
 
-            run_command_line(task, config_path=config_path, config_name=config_name)
-            return None
+        run_command_line(task, config_path=config_path, config_name=config_name, check=check)
+        return None
 
-        return application  # type: ignore[return-value]  # wraps hides the overloads
-
-    return decorate
+    return made  # type: ignore[return-value]  # wraps hides the overloads
 
 
 def compose(

@@ -1,17 +1,19 @@
 """Addresses of mirrors: where a run is copied to, besides the disk of its machine."""
 
+import importlib.util
 import re
 from importlib.metadata import entry_points
 
 from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
 
-PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What has to be installed besides for a scheme."""
 
-EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
+_EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
 """Extras of trieye that bring those packages."""
 
-_SCHEMES = ("file", *PACKAGES, "memory")
+_SCHEMES = ("file", *_PACKAGES, "memory")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 
 
@@ -39,3 +41,16 @@ def check_mirror_url(url: str) -> str:
     if not place.strip("/") or ".." in place.split("/") or "::" in place:
         raise ValueError("it names no place, as s3://bucket/prefix and file:///backup/runs do")
     return url.rstrip("/")
+
+
+def require_package(url: str) -> None:
+    """Make sure that what an address needs is installed; imports nothing.
+
+    Raises:
+        ConfigurationError: It is not; the message says what to type.
+    """
+    package = _PACKAGES.get(url.split("://", 1)[0])
+    if package is None or importlib.util.find_spec(package) is not None:
+        return
+    wanted = f'"trieye[{_EXTRAS[package]}]"' if package in _EXTRAS else package
+    raise ConfigurationError(f"persistence.mirror={url}: the package {package} is missing; pip install {wanted}")

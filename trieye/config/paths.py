@@ -21,7 +21,8 @@ def check_paths(persistence: PersistenceConfig) -> None:
     for name in ("load_checkpoint_path", "load_buffer_path"):
         path = getattr(persistence, name)
         if path is not None and not is_reference(name, path):
-            _check_exists(f"persistence.{name}", Path(path).expanduser(), also=_reference_forms(persistence, name))
+            mistyped = _mistyped_reference(persistence) if name == "load_checkpoint_path" else None
+            _check_exists(f"persistence.{name}", Path(path).expanduser(), mistyped=mistyped)
     for path in persistence.get_resume_roots().values():
         _check_exists("persistence.resume_dirs", path)
 
@@ -51,19 +52,18 @@ def _nearest_existing(path: Path) -> Path:
     return Path(path.anchor)
 
 
-def _reference_forms(persistence: PersistenceConfig, name: str) -> str:
-    """Return what else could have been meant where a mere word was typed, as in `bets` for `best`."""
-    typed = Path(getattr(persistence, name)).expanduser()
-    is_word = typed.parent in {persistence._made_in, Path()}  # noqa: SLF001 - as root_data_dir is resolved
-    if not is_word or name != "load_checkpoint_path":
-        return ""
+def _mistyped_reference(persistence: PersistenceConfig) -> str | None:
+    """Return what to say of a word that is nearly a name of a checkpoint, as `bets` for `best`; None for a path."""
+    typed = Path(persistence.load_checkpoint_path or "").expanduser()
     run, colon, word = typed.name.rpartition(":")
     match = nearest(word, ("best", "latest"))
-    perhaps = f", perhaps {f'{run}{colon}{match}'!r}" if match else ""
-    return f"; if no path was meant{perhaps}: {REFERENCE_FORMS}"
+    if match is None or typed.parent not in {persistence._made_in, Path()}:  # noqa: SLF001 - as root_data_dir is resolved
+        return None
+    meant = f"{run}{colon}{match}"
+    return f"={typed.name}: there is no such checkpoint; did you mean {meant!r}? ({REFERENCE_FORMS}, or a path)"
 
 
-def _check_exists(key: str, path: Path, *, also: str = "") -> None:
+def _check_exists(key: str, path: Path, *, mistyped: str | None = None) -> None:
     try:
         if path.exists():
             return
@@ -71,6 +71,8 @@ def _check_exists(key: str, path: Path, *, also: str = "") -> None:
         known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{key}={path}: this path cannot be read ({error})") from error
+    if mistyped is not None:
+        raise ConfigurationError(f"{key}{mistyped}")
     wanted = path.relative_to(parent).parts[0] if path.is_relative_to(parent) else path.name
     match = difflib.get_close_matches(wanted, known, n=1)
     hint = (
@@ -78,7 +80,7 @@ def _check_exists(key: str, path: Path, *, also: str = "") -> None:
         if match
         else f"; {parent} holds {_some(known)}"
     )
-    raise ConfigurationError(f"{key}={path}: there is no such file or directory{hint}{also}")
+    raise ConfigurationError(f"{key}={path}: there is no such file or directory{hint}")
 
 
 def _some(names: list[str]) -> str:

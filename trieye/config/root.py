@@ -7,6 +7,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from trieye.config.base import Marker, TolerantModel
 from trieye.config.loop import LoopConfig
+from trieye.config.mirror import require_package
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
@@ -38,6 +39,20 @@ class TrieyeConfig(TolerantModel):
         # a copy: the caller may use the PersistenceConfig it passed for another run
         self.persistence = self.persistence.model_copy(update={"app_name": self.app_name, "run_name": self.run_name})
         return self
+
+    def check(self) -> None:
+        """Refuse what this machine cannot run, before anything is started or written for the run.
+
+        It is called when a command line is checked, in a sweep for each value of each axis, and when a run is opened. A
+        project overrides it, calls `super().check()`, and makes sure that there is what only it knows of, such as the
+        environment: quickly, and nothing must be left behind.
+
+        Raises:
+            ConfigurationError: Something is missing or does not fit; the message says what to type.
+        """
+        self.sinks.check()
+        if self.persistence.mirror is not None:
+            require_package(self.persistence.mirror)
 
     _sent_at: float | None = PrivateAttr(default=None)
 

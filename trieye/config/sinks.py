@@ -1,10 +1,12 @@
 """SinksConfig: where points go."""
 
+import importlib.util
 from typing import Literal, Self
 
 from pydantic import Field
 
 from trieye.config.base import StrictModel
+from trieye.exceptions import ConfigurationError
 
 
 class MlflowSinkConfig(StrictModel):
@@ -59,6 +61,20 @@ class SinksConfig(StrictModel):
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
+
+    def check(self) -> None:
+        """Make sure that the libraries of the enabled sinks are there; loads none of them.
+
+        Raises:
+            ConfigurationError: One is not installed.
+        """
+        spec = importlib.util.find_spec("wandb") if self.wandb.enabled else None
+        # wandb writes into a directory `wandb`, which Python finds as a package without code
+        if self.wandb.enabled and (spec is None or spec.origin is None):
+            raise ConfigurationError(
+                "sinks.wandb.enabled=true needs the package wandb, which is not installed; "
+                'pip install "trieye[wandb]", or leave wandb out of sinks=[...]'
+            )
 
     @classmethod
     def all_enabled(cls) -> Self:

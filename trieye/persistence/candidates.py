@@ -143,7 +143,7 @@ def _offered(
     check_inside(folder, directory)
     store = CheckpointStore(folder, prefix=CHECKPOINT_PREFIX, read_only=read_only)
     entries = store.entries()
-    asked = f"load_checkpoint_path={config.load_checkpoint_path}: run {directory.name!r}"
+    asked = f"persistence.load_checkpoint_path={config.load_checkpoint_path}: run {directory.name!r}"
     if not entries and store.latest() is None:  # which raises if there are only damaged ones
         raise ConfigurationError(f"{asked} has no checkpoint{_about_pickles(folder, config)}")
     return store, entries, asked

@@ -202,8 +202,8 @@ def _directory_of(paths: "PathManager", config: PersistenceConfig, reference: Ch
     if directory is None:
         known = sorted({path.name for root in roots if root.is_dir() for path in root.iterdir() if path.is_dir()})
         raise ConfigurationError(
-            f"load_checkpoint_path={config.load_checkpoint_path}: app {config.app_name!r} has no run {name!r}"
-            f"{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
+            f"persistence.load_checkpoint_path={config.load_checkpoint_path}: app {config.app_name!r} has no run "
+            f"{name!r}{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
         )
     return directory
 

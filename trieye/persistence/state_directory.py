@@ -13,6 +13,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.persistence import signing
 from trieye.persistence.atomic import fsync_directory, new_directory
 from trieye.persistence.checksum import Checksum, ChecksumFile, sums_of
+from trieye.persistence.decoding import decode
 from trieye.persistence.manifest import (
     PARTS_DIRECTORY,
     FileEntry,
@@ -90,6 +91,25 @@ def load_state(path: Path, *, key: bytes | None = None, allow_pickle: bool | Non
         SerializationError: It cannot be read for another reason.
     """
     return read_state(path, verify(path), key=key, allow_pickle=allow_pickle)
+
+
+def peek(path: Path, *names: str) -> Any:
+    """Return plain data from inside the state in a directory, without its arrays; nothing is verified.
+
+    Args:
+        path: The directory.
+        *names: Keys that lead there.
+
+    Raises:
+        SerializationError: There is no such thing, or it is no plain data.
+    """
+    try:
+        node = json.loads((path / TREE_NAME).read_bytes())
+        for name in names:
+            node = node[name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SerializationError(f"{path} does not hold {'/'.join(names)}: {error}") from error
+    return decode(EncodedState(node))
 
 
 def part_file(name: str) -> str:

@@ -10,14 +10,12 @@ package is installed:
 `trieye.testing.SinkContract`.
 """
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
 from trieye.config.sinks import SinksConfig
-from trieye.exceptions import ConfigurationError
 from trieye.sinks.base import Sink
 from trieye.sinks.console import ConsoleSink
 from trieye.sinks.mlflow import MlflowSink
@@ -49,6 +47,7 @@ def make_sinks(
     Raises:
         ConfigurationError: A sink is enabled whose library is not installed.
     """
+    config.check()
     sinks: list[Sink] = []
     if config.mlflow.enabled:
         interval_s = config.mlflow.system_metrics_interval_s if config.mlflow.system_metrics else None
@@ -59,18 +58,8 @@ def make_sinks(
     if config.console.enabled:
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
-        _require_wandb()
         sinks.append(WandbSink(config.wandb))
     return [*sinks, *_sinks_of_packages({"mlflow", "tensorboard", "console", "wandb"})]
-
-
-def _require_wandb() -> None:
-    spec = importlib.util.find_spec("wandb")
-    # wandb writes into a directory `wandb`, which Python finds as a package without code
-    if spec is None or spec.origin is None:
-        raise ConfigurationError(
-            'sinks.wandb.enabled=true needs the package wandb, which is not installed; pip install "trieye[wandb]"'
-        )
 
 
 def _sinks_of_packages(taken: set[str]) -> list[Sink]:

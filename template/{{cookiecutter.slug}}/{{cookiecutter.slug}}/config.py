@@ -60,6 +60,13 @@ class TrainConfig(TrieyeConfig):
     env: EnvConfig = Field(description="The environment.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="How weights follow gradients.")
 
+    def check(self) -> None:
+        """Refuse an environment that is not there, or that this agent cannot use, before anything is started."""
+        super().check()
+        from {{ cookiecutter.slug }}.env import check_env
+
+        check_env(self.env)
+
     @model_validator(mode="after")
     def _the_replay_fits(self) -> Self:
         if self.replay.kind not in {"uniform", "prioritized"}:

@@ -1,5 +1,6 @@
 """Environments: making one that the agent can use."""
 
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -26,6 +27,16 @@ def make_env(config: EnvConfig) -> gym.Env[np.ndarray, Any]:
         raise ConfigurationError(f"env.id={config.id} has {complaint}")
     env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.TransformObservation(env, np.float32, _as_float32(env.observation_space))
+
+
+@functools.cache
+def check_env(config: EnvConfig) -> None:
+    """Make the environment once and close it, so that a sweep over seeds does not make one for each.
+
+    Raises:
+        ConfigurationError: It cannot be used.
+    """
+    make_env(config).close()
 
 
 def _complaint(env: gym.Env[Any, Any]) -> str | None:

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         report = evaluate(find_run(run, overrides), episodes=options.episodes)
     except trieye.TrieyeError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     print(json.dumps(report)) if options.json else print_table(report)
     return 0
 
@@ -79,8 +79,10 @@ def find_run(name: str, overrides: Sequence[str] = ()) -> Path:
     found = sorted(path.parent for path in runs.glob("*/checkpoints"))
     chosen = [path for path in found if path.name == name or not name]
     if not chosen:
-        names = ", ".join(path.name for path in found) or "none yet"
-        raise trieye.ConfigurationError(f"run {name!r} is not in {runs}; runs there: {names}")
+        names = [path.name for path in found]
+        raise trieye.ConfigurationError(
+            f"run {name!r} is not in {runs}{did_you_mean(name, names)} (runs there: {', '.join(names) or 'none yet'})"
+        )
     return max(chosen, key=lambda path: path.stat().st_mtime)
 
 

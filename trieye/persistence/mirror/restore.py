@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trieye.config.mirror import require_package
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.persistence.atomic import fsync_directory, new_directory, remove
 from trieye.persistence.checksum import sums_of
@@ -29,7 +30,7 @@ from trieye.persistence.mirror.layout import (
     state_commits,
 )
 from trieye.persistence.mirror.local import LocalRun, MirrorRecord
-from trieye.persistence.mirror.store import MirrorStore, require_package
+from trieye.persistence.mirror.store import MirrorStore
 from trieye.persistence.run_record import RunRecord
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
 """MirrorStore: objects below one address, in an object store or in a directory; the one place that knows fsspec."""
 
 import contextlib
-import importlib.util
 import os
 import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trieye.config.mirror import EXTRAS, PACKAGES
+from trieye.config.mirror import require_package
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
@@ -16,19 +15,6 @@ MAX_READ_BYTES = 64 << 20
 """Bytes of an object that `read` takes: marks and small files, never what somebody else may have put there."""
 
 MAX_ERROR = 300
-
-
-def require_package(url: str) -> None:
-    """Make sure that what an address needs is installed; imports nothing.
-
-    Raises:
-        ConfigurationError: It is not; the message says what to type.
-    """
-    package = PACKAGES.get(url.split("://", 1)[0])
-    if package is None or importlib.util.find_spec(package) is not None:
-        return
-    wanted = f'"trieye[{EXTRAS[package]}]"' if package in EXTRAS else package
-    raise ConfigurationError(f"persistence.mirror={url}: the package {package} is missing; pip install {wanted}")
 
 
 class MirrorStore:
