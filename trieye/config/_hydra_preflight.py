@@ -42,7 +42,7 @@ class Preflight(Generic[Config]):
         self._config_type = config_type
 
     def check(
-        self, overrides: Sequence[str], check: Callable[[Config], None], *, multirun: bool = False
+        self, overrides: Sequence[str], check: Callable[[Config], None] = lambda _: None, *, multirun: bool = False
     ) -> Checked[Config]:
         """Compose and validate; in a sweep every value of every axis is looked at once.
 
