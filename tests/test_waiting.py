@@ -88,13 +88,13 @@ def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
 @pytest.mark.slow
 def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_delivers(make_config, ray_cluster):
     stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
-    run = trieye.Run(make_config(runtime={"kind": "ray", "stall_timeout_s": 1.0}, stats=stats)).open()
+    run = trieye.Run(make_config(runtime={"kind": "ray", "stall_timeout_s": 3.0}, stats=stats)).open()
     run.log("a", 1.0, step=1)
     run.flush()
     pid = run.health()["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(trieye.TrieyeError, match=f"no progress for 1 s.*trieye close {run.dir}"):
+        with pytest.raises(trieye.TrieyeError, match=f"no progress for 3 s.*trieye close {run.dir}"):
             run.close()
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -40,8 +40,8 @@ class RuntimeConfig(StrictModel):
         default=600.0,
         gt=0,
         le=86_400,
-        description="Seconds without any progress of the hub after which starting, saving, restoring and closing give "
-        "up; as long as it goes on they wait.",
+        description="Seconds without any progress of the hub after which saving, restoring and closing give up; as "
+        "long as it goes on they wait.",
     )
 
     requeue_exit_code: int | None = Field(

@@ -24,6 +24,9 @@ from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 from trieye.waiting import wait_while_moving
 
+START_TIMEOUT_S = 120.0
+"""At least: a hub that starts cannot say how far it is."""
+
 ANSWER_TIMEOUT_S = 5.0
 """For the question how far the hub is."""
 
@@ -160,7 +163,7 @@ class RayHub(RayChannel):
             actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
-            self.answer(self._actor.get_actor_name.remote(), self._still_s, tells=True)
+            self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._still_s), tells=True)
             self._sender = SaveThread()
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
