@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.forked import in_a_child
 from trieye.exceptions import RunInterrupted
 from trieye.signals import (
     STOP_SIGNALS,
@@ -206,3 +207,69 @@ def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():
     with children_outlive_signals():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.strip() == str(-signal.SIGTERM)
+
+
+def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_ours():
+    def user_handler(number, frame):
+        raise AssertionError("nobody sends one")
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    signal.signal(signal.SIGUSR1, user_handler)
+    leave, (stops, asked) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+    try:
+        with stops:
+            found = in_a_child(
+                lambda: sum(
+                    bit
+                    for bit, is_so in {
+                        1: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+                        2: signal.getsignal(signal.SIGUSR1) is user_handler,
+                        4: signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                        8: signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2},
+                    }.items()
+                    if is_so
+                )
+            )
+            assert found == 15
+            signal.raise_signal(signal.SIGTERM)
+            assert asked == [143]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
+    finally:
+        leave.give_back()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_forked_child_that_leaves_the_loop_of_its_parent_does_not_take_the_signals_again():
+    leave, (stops, _) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+
+    def leave_the_loop():
+        stops.__exit__(None, None, None)
+        return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with stops:
+        assert in_a_child(leave_the_loop) == 1
+    leave.give_back()
+
+
+@pytest.mark.parametrize("how", ["signal.raise_signal", "_thread.interrupt_main"])  # to this thread, to another one
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_a_signal_in_the_middle_of_a_fork_ends_the_program_after_it_and_no_hook_is_cut_short(how, when):
+    code = f"""
+import _thread, os, signal, time
+hooks_done = []
+def hook():
+    {how}(signal.SIGTERM)
+    hooks_done.append(True)
+os.register_at_fork({when}=hook)
+from trieye.signals import LeaveOnSignal
+LeaveOnSignal("leaving").take()
+try:
+    os.fork() or os._exit(0)
+    time.sleep(60)
+finally:
+    assert hooks_done
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr.strip()) == (143, "trieye: SIGTERM: leaving")

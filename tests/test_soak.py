@@ -87,3 +87,8 @@ def test_a_full_disk_costs_nothing_that_was_accepted():
 @pytest.mark.slow
 def test_a_clock_that_jumps_between_attempts_spoils_no_point():
     assert judged("clock", "--steps", 500)["points"] > 20
+
+
+@pytest.mark.slow
+def test_no_child_that_a_run_forks_outlives_sigterm_and_no_signal_to_the_run_is_lost():
+    assert judged("forks", "--forks", 25)["forks"] == 25

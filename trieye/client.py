@@ -149,7 +149,6 @@ class Run(Recorder):
             self._let_go()
             self._attempt = None
             atexit.unregister(self._close_at_exit)
-            self._on_signal.give_back()
 
     def _close_at_exit(self) -> None:
         say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")

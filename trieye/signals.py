@@ -1,10 +1,13 @@
 """What signals do: stop a loop after the present step, or leave the program by the way it came."""
 
+import _thread
 import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -125,12 +128,58 @@ class LeaveOnSignal:
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         del frame
+        _put_off[:] = [number]
+        if _forks_under_way:
+            return
+        _put_off.clear()
         if number == signal.SIGXCPU:  # see `StopSignals`
             signal.signal(number, signal.SIG_IGN)
         message = f"{signal.Signals(number).name}: {self._message}"
         interrupt = RunInterrupted(message, exit_code_of(number, self._requeue_exit_code))
         interrupt.tell(say)
         raise interrupt
+
+
+# What a hook of `os.fork` raises is swallowed, and what that hook had still to do, such as to release the lock of
+# `logging`, is never done. So a handler that raises waits for the end of the forks of all threads.
+_forks_under_way: list[None] = []
+_put_off: list[int] = []
+_forking = threading.local()
+
+
+def _block_ours() -> None:
+    """Keep the signals that we handle from the thread that forks, and so from the child until it has its handlers."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [number for number in STOP_SIGNALS if _is_ours(number)])
+
+
+def _unblock_ours() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _hand_over_in_child() -> None:
+    """Let the signals do to a forked child, which has no run to leave, what they would do without us, or without Ray.
+
+    Ray's handler ends a process by `sys.exit`, which multiprocessing takes for an error and a hook swallows.
+    """
+    _put_off.clear()
+    for number in [number for number in STOP_SIGNALS if _is_ours(number)]:
+        handler = signal.getsignal(number)
+        while _owner(handler) == __name__:
+            owner = getattr(handler, "__self__", None)
+            handler = getattr(owner, "_before", {}).pop(number, signal.SIG_DFL)
+        is_free = handler is None or _owner(handler).partition(".")[0] == "ray"  # None: one that is not of Python
+        signal.signal(number, signal.SIG_DFL if is_free else handler)
+    _unblock_ours()
+
+
+os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
+# these are written in C: in a function in Python a handler may be called before the first line and after the last
+os.register_at_fork(
+    before=partial(_forks_under_way.append, None),
+    after_in_parent=_forks_under_way.pop,
+    after_in_child=_forks_under_way.clear,
+)
+os.register_at_fork(after_in_parent=partial(max, _put_off, key=_thread.interrupt_main, default=None))
 
 
 def _is_free(number: signal.Signals) -> bool:

@@ -4,7 +4,8 @@ import pickle
 import numpy as np
 import pytest
 
-from trieye.exceptions import ConfigurationError
+from tests.forked import in_a_child
+from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay import ReplayBuffer
 
 FRAME = (32, 32)
@@ -153,3 +154,54 @@ def test_rows_that_came_after_the_memory_are_not_there():
     view, draw = ReplayBuffer.attach(buffer.handle), buffer.draw(8)
     draw.ids[0] = 100
     assert view.rows(draw) is None
+
+
+@pytest.mark.parametrize("storage", ["shm", "mmap"])
+def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_attach(storage, tmp_path):
+    place = {"storage_dir": tmp_path} if storage == "mmap" else {}
+    buffer = ReplayBuffer(64, storage=storage, sampler="prioritized", **place)
+    buffer.extend(frames(0, 100))
+    batches = buffer.iter_batches(4, prefetch=0)
+    refused = {
+        "add": lambda: buffer.add(**{key: values[0] for key, values in frames(900, 1).items()}),
+        "extend": lambda: buffer.extend(frames(900, 5)),
+        "sample": lambda: buffer.sample(4),
+        "sample_many": lambda: buffer.sample_many(2, 4),
+        "iter_batches": lambda: next(batches),
+        "update_priorities": lambda: buffer.update_priorities([90], [5.0]),
+        "clear": buffer.clear,
+        "interrupt": buffer.interrupt,
+        "save": lambda: buffer.save(tmp_path / "saved"),
+        "load": lambda: buffer.load_state_dict(buffer.state_parts(())),
+        "handle": lambda: buffer.handle,
+    }
+
+    def count_refusals():
+        count = 0
+        for call in refused.values():
+            with pytest.raises(ReplayClosedError, match=r"forked.*attach\(handle\)"):
+                call()
+            count += 1
+        buffer.close()
+        return count
+
+    view, held = ReplayBuffer.attach(buffer.handle), buffer.state_parts(()).state
+    assert in_a_child(count_refusals) == len(refused)
+    assert len(view) == len(buffer) == 64
+    assert view.rows(buffer.draw(16)) is not None
+    assert held["store"]["total"] == buffer.state_parts(()).state["store"]["total"]
+    assert buffer.add(**{key: values[0] for key, values in frames(100, 1).items()}) == 100
+
+
+def test_a_forked_child_reads_the_rows_of_its_parent_through_a_handle_and_may_change_a_copy_of_its_own():
+    buffer, copied = shared(), ReplayBuffer(64)
+    copied.extend(frames(0, 100))
+    view = ReplayBuffer.attach(buffer.handle)
+    draw = buffer.draw(16)
+
+    def read_and_add():
+        copied.extend(frames(100, 1))
+        return np.array_equal(view.rows(draw)["reward"], draw.ids) and copied.sample(4).ids.size == 4
+
+    assert in_a_child(read_and_add) == 1
+    assert copied.extend(frames(100, 1)).tolist() == [100]

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from trieye.exceptions import ConfigurationError
+from tests.forked import in_a_child
+from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
 from trieye.replay.device import TorchBatches, unpacked
 from trieye.replay.prefetch import Prefetcher
@@ -235,3 +236,22 @@ def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
         "small": (torch.int16, (8,)),
         "extra": (torch.float64, (8,)),
     }
+
+
+def test_a_forked_child_which_has_no_thread_that_copies_is_told_so_and_never_waits_for_it():
+    rows = Rows()
+    prefetcher = Prefetcher(rows.draw, rows.fill, depth=2)
+    next(prefetcher)
+    prefetcher.settle()
+    rows.go_on.clear()
+    next(prefetcher)  # and the thread is about to copy another batch
+
+    def ask():
+        prefetcher.settle()
+        with pytest.raises(ReplayClosedError, match=r"forked.*iter_batches"):
+            next(prefetcher)
+        return 7
+
+    assert in_a_child(ask) == 7
+    rows.go_on.set()
+    prefetcher.close()

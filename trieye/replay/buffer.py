@@ -300,10 +300,11 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
         """
-        known, values = checked_priorities(ids, priorities, 0 if self._store is None else self._store.total)
-        if self._store is None:
+        store = self._open_store()
+        known, values = checked_priorities(ids, priorities, 0 if store is None else store.total)
+        if store is None:
             return 0
-        alive = known >= self._store.low
+        alive = known >= store.low
         count = int(np.count_nonzero(alive))
         if count < known.size:
             self._counts.late_updates += known.size - count
@@ -383,8 +384,7 @@ class ReplayBuffer(SavedBuffer):
             self._sampler.forgot(store.low)
 
     def _filled(self) -> RowStore:
-        store = self._store or self._open_store()
-        if store is None or store.total == store.low:
+        if (store := self._open_store()) is None or store.total == store.low:
             raise ConfigurationError("the replay buffer is empty; add rows before sampling, len(buffer) tells how many")
         return store
 

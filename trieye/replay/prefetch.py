@@ -9,7 +9,7 @@ from queue import Queue
 from types import TracebackType
 from typing import Any, Self
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
 from trieye.replay.device import TorchBatches
 from trieye.replay.samplers.base import Draw
@@ -73,6 +73,8 @@ class Prefetcher:
     def __next__(self) -> Batch:
         if not self._end.alive:
             raise StopIteration
+        if not self._thread.is_alive():
+            raise ReplayClosedError("a forked process has no thread that prefetches; call iter_batches in it")
         if self._held is not None:
             self._free.append(self._held)
             self._held = None
@@ -95,7 +97,8 @@ class Prefetcher:
 
     def settle(self) -> None:
         """Wait until everything that was drawn is copied, so that rows may change."""
-        self._jobs.join()
+        if self._thread.is_alive():  # not in a forked process
+            self._jobs.join()
 
     def close(self) -> None:
         """End the thread; what was drawn ahead is lost, and no batch comes any more."""

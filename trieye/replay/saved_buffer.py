@@ -167,6 +167,8 @@ class SavedBuffer:
     def _open_store(self) -> RowStore | None:
         if self._is_closed:
             raise ConfigurationError("the replay buffer is closed; make a new one")
+        if self._store is not None:
+            self._store.check_process()
         return self._store
 
     def _made_for(self, columns: Sequence[Column], *, is_full_soon: bool = False) -> RowStore:

@@ -1,12 +1,13 @@
 """RowStore: the rows of a replay buffer with all that belongs to them, and counters that other processes can watch."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.layout import Layout
 from trieye.replay.memory import Memory
 from trieye.replay.reader import RowReader
@@ -49,6 +50,7 @@ class RowStore:
         self._forgotten = 0
         self._ring = self.reader.ring
         self._header = shared_counters(memory).data if memory.handle is not None else None
+        self._pid = os.getpid()
         self._is_plain = self._header is None and self.reader.links is None
 
     @property
@@ -151,10 +153,22 @@ class RowStore:
         self._publish()
 
     def close(self) -> None:
-        """Let go of the memory; readers in other processes find no row any more."""
-        if self._header is not None:
+        """Let go of the memory; readers in other processes find no row any more, unless a forked child calls this."""
+        if self._header is not None and self._pid == os.getpid():
             self._header[1] = _NO_ROWS
         self.memory.close()
+
+    def check_process(self) -> None:
+        """Refuse a forked child, which would write into the rows of its parent, or read them half written.
+
+        Raises:
+            ReplayClosedError: This process is one.
+        """
+        if self._header is not None and self._pid != os.getpid():
+            raise ReplayClosedError(
+                f"this process was forked by the one that owns the replay buffer ({self._pid}), and shares its rows: "
+                "take buffer.handle there before the fork, and read the rows here through ReplayBuffer.attach(handle)"
+            )
 
     def ended(self, low: int, total: int) -> NDArray[np.bool_]:
         """Return bool `[total - low]`, whether an episode ended with each of the rows."""
@@ -220,6 +234,7 @@ class RowStore:
 
     def _announce(self, count: int) -> None:
         if self._header is not None:
+            self.check_process()
             self._header[2] = self.total + count
 
     def _publish(self) -> None:
