@@ -16,6 +16,7 @@ from trieye.persistence.journal.wal import FRAME_BYTES, HEADER_BYTES
 PAGE = 4096
 NAME = "journal.db"
 WAL = NAME + "-wal"
+WITNESS = "journal-witness.json"
 KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
 """Records that lie on one page at most."""
@@ -135,7 +136,7 @@ def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
         writer.journal._store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     if kind == "file":
         writer.journal.close()
-    for name in (NAME, WAL):
+    for name in (NAME, WAL, WITNESS):
         if (scratch / name).exists():
             shutil.copyfile(scratch / name, directory / name)
     writer.journal.close()
@@ -226,8 +227,11 @@ def _not_kept(directory: Path, truth: Truth, found: dict[str, object], pos: int 
 
 def damaged(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterator[tuple[str, dict[str, bytes], bool]]:
     """Yield every damage to the files in a directory: its name, the files, and whether only the log was cut."""
-    files = {name: (directory / name).read_bytes() for name in (NAME, WAL) if (directory / name).exists()}
+    names = (NAME, WAL, WITNESS)
+    files = {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
     for name, data in files.items():
+        if name == WITNESS:
+            continue
         is_log = name == WAL
         for text, changed in cuts(data, stride):
             yield f"{name} {text}", {**files, name: changed}, is_log

@@ -29,8 +29,9 @@ def path(tmp_path):
 
 def test_the_rows_on_the_pages_are_those_that_sqlite_reads(path):
     data = path.read_bytes()
-    found = set(rows_in_pages(lambda number: data[(number - 1) * PAGE : number * PAGE], len(data) // PAGE))
     journal = Journal(path)
+    seed = journal._store._connection.seed
+    found = set(rows_in_pages(lambda number: data[(number - 1) * PAGE : number * PAGE], len(data) // PAGE, seed))
     expected = {
         (table, row)
         for table in ("records", "calls", "snapshots", "chunks", "segments", "superseded")
@@ -46,4 +47,4 @@ def test_the_rows_on_the_pages_are_those_that_sqlite_reads(path):
 def test_pages_full_of_noise_hold_no_row(path):
     source = random.Random(4)
     pages = [bytes([0x0D]) + source.randbytes(PAGE - 1) for _ in range(50)]
-    assert list(rows_in_pages(lambda number: pages[number - 1] if number <= 50 else b"", 50)) == []
+    assert list(rows_in_pages(lambda number: pages[number - 1] if number <= 50 else b"", 50, 0)) == []

@@ -59,7 +59,7 @@ def test_a_whole_journal_is_left_alone(path):
         assert (journal.damage, journal.num_lost) == ([], 0)
         journal.close()
     assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.json"}
 
 
 def test_a_damaged_record_is_lost_and_those_after_it_are_not(path):
@@ -170,10 +170,10 @@ def test_other_damaged_rows_are_dropped_and_reported(path):
         change(path, statement)
     journal = opened(path)
     assert journal.chunks() == [(10, 20), (30, 40)]
-    assert (journal.cursor("mlflow"), journal.cursor("tensorboard")) == (None, (5, None))
+    assert (journal.cursor("mlflow"), journal.cursor("tensorboard")) == ((5, None), (5, None)), "from the witness"
     assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [], [])
     assert journal.num_lost == 1
-    for text in ("items of the history (0 to 9, 20 to 29)", "how far the sinks are", "what rewinds left out"):
+    for text in ("items of the history (0 to 9, 20 to 29)", "what rewinds left out"):
         assert text in journal.damage[0]
     assert len(list(journal.records(0))) == 30
     journal.close()

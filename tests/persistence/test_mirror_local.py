@@ -6,6 +6,7 @@ import pytest
 from tests.persistence.mirrored_run import MirroredRun
 from trieye.persistence.journal.check import examine
 from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.witness import Expected
 from trieye.persistence.mirror.local import LocalRun, MirrorRecord
 
 
@@ -30,7 +31,7 @@ def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_pa
         for number in range(10):
             copy = tmp_path / f"{number}.db"
             LocalRun(run.paths).copy_journal(copy)
-            assert examine(copy) == []
+            assert examine(copy, Expected()) == []
             held = Journal(copy)
             sizes.append(held.last_pos)
             assert [record.pos for record in held.records(0)] == list(range(1, held.last_pos + 1))

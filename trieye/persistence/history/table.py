@@ -21,6 +21,7 @@ from trieye.persistence.history.ranges import Range, merged, overlapping
 from trieye.persistence.history.store import Opener, Store
 from trieye.persistence.journal.file import rollback_path, wal_path
 from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.witness import witness_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +127,8 @@ def _copied_journal(run_dir: Path) -> Iterator[Journal]:
     with tempfile.TemporaryDirectory(prefix="trieye-") as scratch:
         copy = Path(scratch) / JOURNAL
         if path.exists():
+            with contextlib.suppress(FileNotFoundError):  # first: what it says is true of every later journal
+                shutil.copyfile(witness_path(path), witness_path(copy))
             _copy(path, copy)
         with contextlib.closing(Journal(copy if copy.exists() else None)) as journal:
             yield journal

@@ -13,19 +13,27 @@ from trieye.persistence.journal.schema import (
     STATE,
     TABLES,
     VERSION,
+    Connection,
     State,
     empty_first_page,
+    identity,
     is_whole,
+    seed_of,
     select,
     statements,
 )
 from trieye.persistence.journal.wal import read_wal
+from trieye.persistence.journal.witness import Expected
 
 _SCHEMA_MARK = statements()[0].encode()
 
 
-def examine(path: Path) -> list[str]:
+def examine(path: Path, expected: Expected) -> list[str]:
     """Return what is damaged in a journal and in the write-ahead log beside it, in words.
+
+    Args:
+        path: The file.
+        expected: What is known of it.
 
     Raises:
         JournalError: The file is no journal, or that of a newer version, or it cannot be read now.
@@ -39,7 +47,7 @@ def examine(path: Path) -> list[str]:
     if head[18:20] == b"\1\1" and log:
         found.append("the header denies that there is a write-ahead log")
     if head:  # SQLite deletes the log of an empty file
-        found += _in_content(path, head)
+        found += _in_content(path, head, expected)
     return [finding for finding in found if finding]
 
 
@@ -72,7 +80,7 @@ def _in_header(head: bytes) -> list[str]:
     return [] if is_known else ["the header of the file is damaged"]
 
 
-def _in_content(path: Path, head: bytes) -> list[str]:
+def _in_content(path: Path, head: bytes, expected: Expected) -> list[str]:
     has_our_tables = False
     try:
         if _read(rollback_path(path), 1):
@@ -81,7 +89,7 @@ def _in_content(path: Path, head: bytes) -> list[str]:
             tables = [text for (text,) in connection.execute("SELECT sql FROM sqlite_schema ORDER BY rootpage")]
             has_our_tables = tables == statements()
             if has_our_tables:
-                return [*_in_trees(connection), *_in_rows(connection)]
+                return [*_in_trees(connection), *_in_rows(connection, expected)]
             problem = "the definitions of its tables are damaged"
     except sqlite3.Error as error:
         if is_circumstance(error):
@@ -98,36 +106,36 @@ def _roll_back(path: Path) -> None:
         connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
 
 
-def _in_trees(connection: sqlite3.Connection) -> list[str]:
+def _in_trees(connection: Connection) -> list[str]:
     # `quick_check` leaves out indexes, of which there are none
     texts = [" ".join(text.split()) for (text,) in connection.execute("PRAGMA quick_check(3)")]
     return [f"SQLite says: {text}" for text in texts if text != "ok"]
 
 
-def _in_rows(connection: sqlite3.Connection) -> list[str]:
-    found = []
+def _in_rows(connection: Connection, expected: Expected) -> list[str]:
+    journal = identity(connection)
+    seed, found = seed_of(journal), expected.of_identity(journal)
     positions: list[int] = []
-    state: bytes | None = None
+    meta: dict[str, bytes] = {}
     for table in TABLES:
         num_bad = 0
         for row in connection.execute(select(table)):
-            num_bad += not is_whole(table, row)
+            num_bad += not is_whole(table, row, seed)
             if table == "records":
                 positions.append(row[0])
-            elif table == "meta" and row[0] == STATE:
-                state = row[1]
+            elif table == "meta":
+                meta[row[0]] = row[1]
         if num_bad:
             found.append(f"{num_bad} rows of {table} are damaged")
-    if not found:
-        found += _in_positions(positions, state)
-    return found
+    return found or _in_positions(positions, meta, expected)
 
 
-def _in_positions(positions: list[int], held: bytes | None) -> list[str]:
-    """Compare the positions of the records with what the last snapshot left."""
-    state = State.from_bytes(held)
+def _in_positions(positions: list[int], meta: dict[str, bytes], expected: Expected) -> list[str]:
+    """Compare the positions of the records with what the last snapshot left, and with what is known from outside."""
+    state = State.from_bytes(meta.get(STATE))
     missing = missing_positions(positions, state)
-    return [f"{count(missing)} records are missing"] if missing else []
+    found = [f"{count(missing)} records are missing"] if missing else []
+    return found + expected.of_content(meta, max([state.last_pos, *positions[-1:]]))
 
 
 def missing_positions(positions: list[int], state: State) -> list[tuple[int, int]]:

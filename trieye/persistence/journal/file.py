@@ -8,7 +8,7 @@ from typing import Literal
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.persistence.atomic import fsync_directory
 from trieye.persistence.filesystem import network_type
-from trieye.persistence.journal.schema import make_tables
+from trieye.persistence.journal.schema import Connection, identity, make_tables, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def rollback_path(path: Path) -> Path:
     return path.with_name(path.name + "-journal")
 
 
-def open_for_writing(path: Path | None, durability: Durability) -> sqlite3.Connection:
+def open_for_writing(path: Path | None, durability: Durability) -> Connection:
     """Open a whole journal; None: an empty one in memory.
 
     Raises:
@@ -79,31 +79,37 @@ def open_for_writing(path: Path | None, durability: Durability) -> sqlite3.Conne
             )
         else:
             _with_wal(connection, durability)
+        connection.seed = seed_of(identity(connection))
     except sqlite3.Error as error:
         connection.close()
         raise worded(error, path) from error
     return connection
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path) -> Connection:
     """Open a journal and change neither the file nor its write-ahead log."""
     return _connect(f"{path.absolute().as_uri()}?mode=ro")
 
 
-def create(path: Path) -> None:
-    """Write an empty journal, which is on the disk when this returns; what was there is replaced."""
+def create(path: Path, journal: str) -> None:
+    """Write an empty journal with an identity, on the disk when this returns; what was there is replaced."""
     path.unlink(missing_ok=True)
     connection = _connect(str(path))
     try:
-        make_tables(connection)
+        make_tables(connection, journal)
     finally:
         connection.close()
     fsync_directory(path.parent)
 
 
-def _connect(name: str) -> sqlite3.Connection:
+def _connect(name: str) -> Connection:
     connection = sqlite3.connect(
-        name, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S, uri=name.startswith("file:")
+        name,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_TIMEOUT_S,
+        uri=name.startswith("file:"),
+        factory=Connection,
     )
     # text that was damaged is found by the checksum of its row, not by an error of the decoder
     connection.text_factory = lambda data: data.decode(errors="replace")

@@ -10,6 +10,7 @@ from trieye.persistence.journal.check import examine
 from trieye.persistence.journal.file import rollback_path, wal_path
 from trieye.persistence.journal.salvage import salvage
 from trieye.persistence.journal.schema import Segment
+from trieye.persistence.journal.witness import Expected, read_witness
 
 _MAX_TRIES = 20
 
@@ -43,8 +44,13 @@ class Inspection:
     damage: list[str]
 
 
-def inspect(path: Path) -> Inspection:
+def inspect(path: Path, *, run_id: str = "", is_begun: bool = False) -> Inspection:
     """Look at a copy of a journal; not for the process that has it open, whose locks end when another file is closed.
+
+    Args:
+        path: The file.
+        run_id: The run whose journal it must be; empty: any.
+        is_begun: Whether an attempt of the run is known to have begun in it.
 
     Raises:
         JournalError: There is none, it is no journal, or it cannot be read.
@@ -53,8 +59,9 @@ def inspect(path: Path) -> Inspection:
         raise JournalError(f"there is no journal {path}")
     with tempfile.TemporaryDirectory(prefix="trieye-journal-") as scratch:
         copy = Path(scratch) / path.name
-        damage = _examine_copy(path, copy)
-        found = salvage(copy)
+        expected = Expected(read_witness(path), run_id, is_begun)  # before the journal, which goes on
+        damage = _examine_copy(path, copy, expected)
+        found = salvage(copy, expected.journal)
     records = found.rows["records"]
     # a sender's newest batches are in the records only
     clients = {str(name): int(row[1]) for name, row in found.rows["clients"].items()}
@@ -73,14 +80,14 @@ def inspect(path: Path) -> Inspection:
     )
 
 
-def _examine_copy(path: Path, copy: Path) -> list[str]:
+def _examine_copy(path: Path, copy: Path, expected: Expected) -> list[str]:
     """Copy a journal and return what is damaged; what a writer changed under the copy is no damage."""
     before: list[str] | None = None
     for _ in range(_MAX_TRIES):
         if not _copy(path, copy):
             continue
         try:
-            damage = examine(copy)
+            damage = examine(copy, expected)
         except JournalError as error:
             raise JournalError(str(error).replace(str(copy), str(path))) from error
         # damage stays where it is, while a half-written frame or page is complete the next time

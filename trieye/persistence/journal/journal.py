@@ -7,8 +7,9 @@ from pathlib import Path
 from trieye.exceptions import JournalError
 from trieye.persistence.journal.file import Durability
 from trieye.persistence.journal.keys import TakenKeys
-from trieye.persistence.journal.schema import STATE, Chunk, Record, Segment, Snapshot, State, put
+from trieye.persistence.journal.schema import STATE, Chunk, Connection, Record, Segment, Snapshot, State, put
 from trieye.persistence.journal.store import JournalStore
+from trieye.persistence.journal.witness import Expected, Witness, WitnessFile, read_witness
 
 __all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
 
@@ -19,12 +20,15 @@ class Journal:
     """Keeps records until a snapshot has made them superfluous, and what else must survive with them.
 
     Safe to use from several threads. One process writes it; others may read the file meanwhile. What is found damaged
-    when it is opened is set aside as `<name>.damaged-<n>`, and all that is whole in it is kept. Only a log from whose
-    end exactly the newest transactions were cut off looks like one to which they were never written.
+    when it is opened is set aside as `<name>.damaged-<n>`, and all that is whole in it is kept. So is a journal that
+    another run wrote, or that ends before what the witness beside it says; the newest transactions can be cut off
+    unnoticed only if they came after the witness was written.
 
     Args:
         path: The file; it is made if it is missing. None: in memory.
         durability: What a record survives once `append` has returned.
+        run_id: The run whose journal it must be; empty: any.
+        is_begun: Whether an attempt of the run is known to have begun in it.
 
     Attributes:
         damage: What was found damaged when it was opened, in words; normally empty.
@@ -36,15 +40,21 @@ class Journal:
         JournalError: The file is no journal, or it cannot be used.
     """
 
-    def __init__(self, path: Path | None, *, durability: Durability = "process") -> None:
-        self._store = JournalStore(path, durability)
+    def __init__(
+        self, path: Path | None, *, durability: Durability = "process", run_id: str = "", is_begun: bool = False
+    ) -> None:
+        witness = None if path is None else read_witness(path)
+        self._store = JournalStore(path, durability, Expected(witness, run_id, is_begun))
+        self._witness = None if path is None else WitnessFile(path)
         self._lock = self._store.lock
         self._taken = TakenKeys()
         try:
-            self.damage, self.num_lost = self._store.take_report()
+            self._identity = self._store.identity
             self._state = State.from_bytes(self.meta(STATE))
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
             self._load_taken()
+            self._testify()
+            self.damage, self.num_lost = self._store.take_report()  # last: a kill before it leaves the report
         except BaseException:
             self._store.close()
             raise
@@ -63,6 +73,14 @@ class Journal:
             self._taken.add(client, seq, pos)
             # the newest ones may have been lost
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
+
+    def _testify(self) -> None:
+        """Write down beside the journal how far it reaches."""
+        if self._witness is not None:
+            with self._witness.lock:
+                cursors = {sink: (index, position) for sink, index, position in self._store.rows("cursors")}
+                held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors)
+                self._witness.write(held)
 
     # writing
 
@@ -143,8 +161,9 @@ class Journal:
             connection.execute("DELETE FROM records WHERE pos <= ?", (deleted_to,))
         self._state = state
         self._taken.saved()
+        self._testify()
 
-    def _put_snapshot(self, connection: sqlite3.Connection, snapshot: Snapshot, *, alone: bool) -> int:
+    def _put_snapshot(self, connection: Connection, snapshot: Snapshot, *, alone: bool) -> int:
         """Store a snapshot, twice if no older one can stand in for it; return the position of the older one kept."""
         held = connection.execute("SELECT number, pos FROM snapshots ORDER BY number").fetchall()
         number = held[-1][0] + 1 if held else 1
@@ -159,7 +178,7 @@ class Journal:
         connection.execute("DELETE FROM snapshots WHERE number < ?", (kept,))
         return int(pos)
 
-    def _put_taken(self, connection: sqlite3.Connection) -> None:
+    def _put_taken(self, connection: Connection) -> None:
         clients, calls, oldest = self._taken.unsaved()
         for client in clients:
             put(connection, "clients", client)
@@ -167,7 +186,7 @@ class Journal:
             put(connection, "calls", call)
         connection.execute("DELETE FROM calls WHERE pos < ?", (oldest,))
 
-    def _put_superseded(self, connection: sqlite3.Connection, first: int, end: int) -> None:
+    def _put_superseded(self, connection: Connection, first: int, end: int) -> None:
         for other_first, other_end in self.superseded():
             if other_first <= end and first <= other_end:
                 first, end = min(first, other_first), max(end, other_end)
@@ -196,6 +215,7 @@ class Journal:
         """Remember how far a sink is."""
         with self._store.transaction() as connection:
             put(connection, "cursors", (sink, index, position))
+        self._testify()
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Store a value by name; names that begin with `journal.` are the journal's own."""
@@ -238,6 +258,11 @@ class Journal:
         for _, index, position in self._store.rows("cursors", "WHERE sink = ?", sink):
             return index, position
         return None
+
+    @property
+    def shown_to(self) -> int | None:
+        """The highest index that a sink was given; None if no sink is known."""
+        return max((index for _, index, _ in self._store.rows("cursors")), default=None)
 
     def superseded(self) -> list[tuple[int, int]]:
         """Return the ranges of indices that rewinds left out, ascending and apart from each other."""

@@ -14,7 +14,7 @@ _FLOAT = struct.Struct(">d")
 _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
 
 
-def rows_in_pages(page_of: Callable[[int], bytes], num_pages: int) -> Iterator[tuple[str, Row]]:
+def rows_in_pages(page_of: Callable[[int], bytes], num_pages: int, seed: int) -> Iterator[tuple[str, Row]]:
     """Yield table and values, the checksum last, of each whole row in a table whose key is a number.
 
     Rows that were deleted, and whose page was not used again, are among them.
@@ -22,6 +22,7 @@ def rows_in_pages(page_of: Callable[[int], bytes], num_pages: int) -> Iterator[t
     Args:
         page_of: Returns the bytes of a page; pages are counted from 1.
         num_pages: Pages of the file.
+        seed: That of the journal.
     """
     tables = [table for table in TABLES if not is_keyed_by_text(table)]
     for number in range(2, num_pages + 1):
@@ -32,7 +33,7 @@ def rows_in_pages(page_of: Callable[[int], bytes], num_pages: int) -> Iterator[t
             row = _row(page_of, page, offset, num_pages)
             for table in tables if row is not None else []:
                 typed = _typed(table, row or ())
-                if typed is not None and is_whole(table, typed):
+                if typed is not None and is_whole(table, typed, seed):
                     yield table, typed
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trieye.exceptions import JournalError
 from trieye.persistence.journal.file import rollback_path, wal_path
-from trieye.persistence.journal.schema import Row, is_whole, select
+from trieye.persistence.journal.schema import Row, identity, is_whole, seed_of, select
 
 _BUSY_TIMEOUT_S = 5.0
 
@@ -52,7 +52,8 @@ def _rows(path: Path, table: str, condition: str = "", *values: object) -> list[
         return []
     with contextlib.closing(connect_read_only(path)) as connection:
         try:
+            seed = seed_of(identity(connection))
             rows = connection.execute(select(table, condition), values).fetchall()
         except sqlite3.Error as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
-    return [row[:-1] for row in rows if is_whole(table, row)]
+    return [row[:-1] for row in rows if is_whole(table, row, seed)]

@@ -5,6 +5,7 @@ import errno
 import itertools
 import shutil
 import sqlite3
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,19 @@ from trieye.persistence.atomic import fsync_directory
 from trieye.persistence.journal.check import count, examine, missing_positions
 from trieye.persistence.journal.file import create, wal_path, worded
 from trieye.persistence.journal.salvage import Salvaged, salvage
-from trieye.persistence.journal.schema import REPAIR, STATE, State, insert, put
+from trieye.persistence.journal.schema import (
+    ATTEMPT,
+    REPAIR,
+    STATE,
+    TABLES,
+    Connection,
+    State,
+    insert,
+    put,
+    row_crc,
+    seed_of,
+)
+from trieye.persistence.journal.witness import Expected, Witness, witness_path
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
@@ -28,8 +41,12 @@ _LOSSES = {
 }
 
 
-def prepare(path: Path) -> None:
+def prepare(path: Path, expected: Expected) -> None:
     """Make sure that there is a whole journal; what is found damaged is set aside, and what is whole in it is kept.
+
+    Args:
+        path: The file.
+        expected: What is known of it.
 
     Raises:
         JournalError: The file is no journal, or it cannot be read or written.
@@ -39,13 +56,13 @@ def prepare(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if repaired.exists():  # a repair was interrupted when all but this was done
             _install(repaired, path)
-        if path.exists() or (wal_path(path).exists() and wal_path(path).stat().st_size):
-            findings = examine(path)
-            if findings:
-                _repair(path, findings)
-        else:
+        is_there = path.exists() or (wal_path(path).exists() and wal_path(path).stat().st_size > 0)
+        findings = examine(path, expected) if is_there else expected.of_missing()
+        if findings:
+            _repair(path, findings, expected)
+        elif not is_there:
             new = _beside(path, "new")
-            create(new)
+            create(new, uuid.uuid4().hex)
             _install(new, path)
     except sqlite3.Error as error:
         raise worded(error, path) from error
@@ -67,15 +84,24 @@ def _install(new: Path, path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def _repair(path: Path, findings: list[str]) -> None:
-    found = salvage(path)
-    losses, num_lost, state = _losses(found)
+def _repair(path: Path, findings: list[str], expected: Expected) -> None:
+    found = salvage(path, expected.journal)
+    if expected.is_of_another_run(found.meta(ATTEMPT)):  # so is the witness
+        witness_path(path).unlink(missing_ok=True)
+        found, expected = Salvaged(broken=set(TABLES), is_end_broken=True), Expected(Witness(uuid.uuid4().hex))
+    found.is_end_broken |= expected.is_begun and found.meta(ATTEMPT) is None
+    journal = expected.journal
+    if journal is None:
+        journal = found.identity if any(found.rows.values()) else uuid.uuid4().hex
+    _add_cursors(found, expected, seed_of(journal))
+    losses, num_lost, state = _losses(found, expected.witness or Witness())
     aside = _name_aside(path)
+    where = f"it was set aside as {aside.name}; " if path.exists() or wal_path(path).exists() else ""
     lost = "; ".join(losses) if losses else "nothing"
-    text = f"the journal {path} was damaged ({'; '.join(findings)}); it was set aside as {aside.name}; lost: {lost}"
+    text = f"the journal {path} was damaged ({'; '.join(findings)}); {where}lost: {lost}"
     own = {STATE: state.to_bytes(), REPAIR: msgspec.msgpack.encode((text, num_lost))}
     new, repaired = _beside(path, "new"), _beside(path, "repaired")
-    _write(new, found, own)
+    _write(new, journal, found, own)
     _set_aside(path, aside)
     # a repair that is killed from here on is completed: the old log must not stay beside the new file
     new.replace(repaired)
@@ -83,9 +109,21 @@ def _repair(path: Path, findings: list[str]) -> None:
     _install(repaired, path)
 
 
-def _write(new: Path, found: Salvaged, own: Mapping[str, bytes]) -> None:
-    create(new)
-    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+def _add_cursors(found: Salvaged, expected: Expected, seed: int) -> None:
+    """Let each sink go on where the witness saw it, if the journal has lost that."""
+    held, known = found.rows["cursors"], expected.witness.cursors if expected.witness else {}
+    if known:
+        found.broken.discard("cursors")
+    for sink, (index, position) in known.items():
+        if sink not in held or held[sink][1] < index:
+            row = (sink, index, position)
+            held[sink] = (*row, row_crc("cursors", row, seed))
+
+
+def _write(new: Path, journal: str, found: Salvaged, own: Mapping[str, bytes]) -> None:
+    create(new, journal)
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None, factory=Connection)) as connection:
+        connection.seed = seed_of(journal)
         connection.execute("BEGIN")
         for table, rows in found.rows.items():
             connection.executemany(insert(table), rows.values())
@@ -109,9 +147,9 @@ def _set_aside(path: Path, aside: Path) -> None:
                 shutil.copyfile(file, copy)
 
 
-def _losses(found: Salvaged) -> tuple[list[str], int, State]:
+def _losses(found: Salvaged, witness: Witness) -> tuple[list[str], int, State]:
     """Return what is lost in words, the number of records, and the state of the repaired journal."""
-    state = _state(found)
+    state = _state(found, witness)
     missing = missing_positions([pos for (pos, *_) in found.ordered("records")], state)
     losses = []
     if missing:
@@ -128,17 +166,20 @@ def _losses(found: Salvaged) -> tuple[list[str], int, State]:
     return losses, max(count(missing), int(bool(losses))), state._replace(gaps=(*state.gaps, *missing))
 
 
-def _state(found: Salvaged) -> State:
-    state = State.from_bytes(found.held_state)
+def _state(found: Salvaged, witness: Witness) -> State:
+    held = found.meta(STATE)
+    state = State.from_bytes(held)
     records, snapshots = found.ordered("records"), found.ordered("snapshots")
     # a snapshot knows of the newest record, but has a time of its own
     ends = [(state.last_pos, True, state.last_at)]
     ends += [(row[0], True, row[2]) for row in records[-1:]] + [(row[1], False, row[3]) for row in snapshots[-1:]]
     last_pos, _, last_at = max(ends)
     deleted_to = state.deleted_to
-    if found.held_state is None and "meta" in found.broken:  # nobody knows what was deleted before the first record
+    if held is None and witness.pos:
+        deleted_to = witness.deleted_to
+    elif held is None and "meta" in found.broken:  # nobody knows what was deleted before the first record
         deleted_to = (records[0][0] - 1) if records else last_pos
-    return state._replace(deleted_to=deleted_to, last_pos=last_pos, last_at=last_at)
+    return state._replace(deleted_to=deleted_to, last_pos=max(last_pos, witness.pos), last_at=last_at)
 
 
 def _missing_items(found: Salvaged) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from trieye.persistence.journal.file import wal_path
 from trieye.persistence.journal.keys import MAX_CALLS
 from trieye.persistence.journal.pages import rows_in_pages
 from trieye.persistence.journal.schema import (
+    IDENTITY,
     PAGE_SIZE,
     STATE,
     TABLES,
@@ -19,6 +20,7 @@ from trieye.persistence.journal.schema import (
     columns,
     empty_first_page,
     is_whole,
+    seed_of,
     select,
     with_size,
 )
@@ -48,41 +50,69 @@ class Salvaged:
     is_end_broken: bool = False
     is_log_broken: bool = False
 
-    @property
-    def held_state(self) -> bytes | None:
-        """The journal's state as it was stored; None if it is lost."""
-        row = self.rows["meta"].get(STATE)
+    def meta(self, name: str) -> bytes | None:
+        """Return a value by name; None if it is lost, or was never stored."""
+        row = self.rows["meta"].get(name)
         return None if row is None else row[1]
+
+    @property
+    def identity(self) -> str:
+        """What tells the journal from every other one; empty if nothing does."""
+        return (self.meta(IDENTITY) or b"").decode()
+
+    @property
+    def last_pos(self) -> int:
+        """Position of the newest record, as far as records and snapshots say."""
+        return max([*self.rows["records"], *(row[1] for row in self.rows["snapshots"].values())], default=0)
 
     def ordered(self, table: str) -> list[Row]:
         """Return the rows of a table in the order of their keys."""
         return [self.rows[table][key] for key in sorted(self.rows[table])]
 
 
-def salvage(path: Path) -> Salvaged:
+def salvage(path: Path, journal: str | None = None) -> Salvaged:
     """Read what is whole in the file of a journal and in its write-ahead log, and change nothing.
+
+    Args:
+        path: The file.
+        journal: Identity of the journal; rows of another one are not whole. None: what the file says.
 
     Raises:
         OSError: The files cannot be read.
     """
-    page_of, num_pages, is_log_broken = _open_pages(path)
+    log = wal_path(path).read_bytes() if wal_path(path).exists() else b""
+    found = _salvage(path, log, journal)
+    if log and journal and found.identity != journal:  # perhaps the log is another journal's, and covers these pages
+        alone = _salvage(path, b"", journal)
+        if alone.identity == journal and alone.last_pos >= found.last_pos:
+            alone.is_log_broken = True
+            return alone
+    return found
+
+
+def _salvage(path: Path, log: bytes, journal: str | None) -> Salvaged:
+    page_of, num_pages, is_log_broken = _open_pages(path, log)
     found = Salvaged(is_log_broken=is_log_broken)
     image = b"".join(page_of(number) for number in range(1, num_pages + 1))
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.text_factory = lambda data: data.decode(errors="replace")
         connection.deserialize(image)
+        said = Salvaged()
+        _walk(connection, "meta", said, 0)
+        seed = seed_of(said.identity if journal is None else journal)
         for table in TABLES:
-            _walk(connection, table, found)
+            _walk(connection, table, found, seed)
+    if journal not in {None, found.identity}:
+        found.rows["meta"].pop(IDENTITY, None)
     if found.broken & _IN_PAGES:
-        _add_from_pages(page_of, num_pages, found)
+        _add_from_pages(page_of, num_pages, found, seed)
     _drop_superfluous(found)
     return found
 
 
-def _open_pages(path: Path) -> tuple[Callable[[int], bytes], int, bool]:
+def _open_pages(path: Path, data: bytes) -> tuple[Callable[[int], bytes], int, bool]:
     """Return a function that reads pages, their number, and whether the log is incomplete."""
     file = path.read_bytes() if path.exists() else b""
-    data = wal_path(path).read_bytes() if wal_path(path).exists() else b""
     log = read_wal(data)
     num_pages = max(-(-len(file) // PAGE_SIZE), log.num_pages, *log.pages, 1)
     # the first page of a journal never says anything of its own but the size
@@ -100,13 +130,13 @@ def _open_pages(path: Path) -> tuple[Callable[[int], bytes], int, bool]:
     return page_of, num_pages, log.num_bad > 0
 
 
-def _walk(connection: sqlite3.Connection, table: str, found: Salvaged) -> None:
+def _walk(connection: sqlite3.Connection, table: str, found: Salvaged, seed: int) -> None:
     """Read a table from the back, so that its end is known, and if that stops at a damaged page, from the front."""
     for order in ("DESC", "ASC"):
         is_end = table == "records" and order == "DESC"
         try:
             for row in connection.execute(select(table, f"ORDER BY {columns(table)[0]} {order}")):
-                if is_whole(table, row):
+                if is_whole(table, row, seed):
                     found.rows[table][row[0]] = row
                 else:
                     found.broken.add(table)
@@ -119,10 +149,10 @@ def _walk(connection: sqlite3.Connection, table: str, found: Salvaged) -> None:
             return
 
 
-def _add_from_pages(page_of: Callable[[int], bytes], num_pages: int, found: Salvaged) -> None:
+def _add_from_pages(page_of: Callable[[int], bytes], num_pages: int, found: Salvaged, seed: int) -> None:
     """Add rows whose way through the tree is broken."""
     taken = [(row[0], row[1]) for table in ("chunks", "segments") for row in found.rows[table].values()]
-    for table, row in rows_in_pages(page_of, num_pages):
+    for table, row in rows_in_pages(page_of, num_pages, seed):
         if table not in _IN_PAGES & found.broken:
             continue
         # a chunk that is in a file, or in another chunk, is an old one
@@ -133,7 +163,7 @@ def _add_from_pages(page_of: Callable[[int], bytes], num_pages: int, found: Salv
 
 def _drop_superfluous(found: Salvaged) -> None:
     """Drop rows that were deleted already."""
-    state = State.from_bytes(found.held_state)
+    state = State.from_bytes(found.meta(STATE))
     records, snapshots, calls = (found.rows[table] for table in ("records", "snapshots", "calls"))
     for pos in [pos for pos in records if pos <= state.deleted_to]:
         del records[pos]

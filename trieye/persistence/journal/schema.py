@@ -105,6 +105,12 @@ STATE = "journal.state"
 REPAIR = "journal.repair"
 """Where `meta` holds what a repair found, until somebody has read it."""
 
+IDENTITY = "journal.identity"
+"""Where `meta` holds what tells the journal from every other one; the checksums of all other rows depend on it."""
+
+ATTEMPT = "attempt"
+"""Where `meta` holds what the ledger knows of the attempt, with the id of the run."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -113,9 +119,35 @@ def columns(table: str) -> list[str]:
     return [column.split()[0] for column in TABLES[table].split(", ")]
 
 
-def row_crc(table: str, row: Row) -> int:
-    """Return the checksum of a row: over every value of it, and over which table it is in."""
-    return zlib.crc32(_encode((table, row)))
+class Connection(sqlite3.Connection):
+    """A connection to the file of a journal.
+
+    Attributes:
+        seed: What the checksums of its rows begin with, so that a row of another journal is never taken for one of it.
+    """
+
+    seed = 0
+
+
+def seed_of(journal: str) -> int:
+    """Return what the checksums in a journal begin with; 0 if it has no identity, as one of an earlier version."""
+    return zlib.crc32(journal.encode())
+
+
+def identity(connection: sqlite3.Connection) -> str:
+    """Return what tells a journal from every other one; empty if nothing does; raises sqlite3.Error."""
+    rows = connection.execute(select("meta", "WHERE name = ?"), (IDENTITY,)).fetchall()
+    return str(rows[0][1], "utf-8") if rows and is_whole("meta", rows[0], 0) else ""
+
+
+def owner_of(mark: bytes) -> str:
+    """Return the id of the run in the mark of an attempt; empty if there is none."""
+    return str(msgspec.msgpack.decode(mark).get("run_id", ""))
+
+
+def row_crc(table: str, row: Row, seed: int) -> int:
+    """Return the checksum of a row: over every value of it, which table it is in, and in which journal."""
+    return zlib.crc32(_encode((table, row)), 0 if row[0] == IDENTITY else seed)
 
 
 def select(table: str, condition: str = "") -> str:
@@ -130,14 +162,14 @@ def insert(table: str, verb: str = "INSERT OR REPLACE") -> str:
     return f"{verb} INTO {table} VALUES ({marks})"
 
 
-def put(connection: sqlite3.Connection, table: str, row: Row) -> None:
+def put(connection: Connection, table: str, row: Row) -> None:
     """Store a row with its checksum, in place of the one with the same key."""
-    connection.execute(insert(table), (*row, row_crc(table, row)))
+    connection.execute(insert(table), (*row, row_crc(table, row, connection.seed)))
 
 
-def is_whole(table: str, row: Row) -> bool:
-    """Return whether a row, with its checksum at the end, is as it was written."""
-    return bool(row[-1] == row_crc(table, row[:-1]))
+def is_whole(table: str, row: Row, seed: int) -> bool:
+    """Return whether a row, with its checksum at the end, is as it was written in the journal of that seed."""
+    return bool(row[-1] == row_crc(table, row[:-1], seed))
 
 
 def statements() -> list[str]:
@@ -185,7 +217,7 @@ _decode_state = msgspec.msgpack.Decoder(State).decode
 @functools.cache
 def empty_first_page() -> bytes:
     """Return the first page of an empty journal: the header, and the tables, whose root pages are always the same."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
     make_tables(connection)
     page = connection.serialize()[:PAGE_SIZE]
     connection.close()
@@ -197,12 +229,14 @@ def with_size(first_page: bytes, num_pages: int) -> bytes:
     return first_page[:28] + struct.pack(">I", num_pages) + first_page[32:]
 
 
-def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty journal in an empty file."""
+def make_tables(connection: Connection, journal: str = "") -> None:
+    """Make the tables of an empty journal with an identity, or without one, in an empty file."""
     connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("BEGIN")
     for statement in statements():
         connection.execute(statement)
+    if journal:
+        put(connection, "meta", (IDENTITY, journal.encode()))
     connection.execute("COMMIT")

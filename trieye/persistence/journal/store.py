@@ -11,8 +11,9 @@ import msgspec
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.persistence.journal.file import Durability, open_for_writing, wal_path, worded
 from trieye.persistence.journal.repair import prepare
-from trieye.persistence.journal.schema import REPAIR, Row, insert, is_whole, row_crc, select
+from trieye.persistence.journal.schema import REPAIR, Connection, Row, identity, insert, is_whole, row_crc, select
 from trieye.persistence.journal.sync import IntervalSync
+from trieye.persistence.journal.witness import Expected
 
 
 class JournalStore:
@@ -21,6 +22,7 @@ class JournalStore:
     Args:
         path: The file; None: in memory.
         durability: What a transaction survives.
+        expected: What is known of the journal; one that contradicts it is damaged.
 
     Attributes:
         lock: Held while the file is read or written; may be taken again by who has it.
@@ -29,13 +31,13 @@ class JournalStore:
         JournalError: The file is no journal, or it cannot be used.
     """
 
-    def __init__(self, path: Path | None, durability: Durability) -> None:
+    def __init__(self, path: Path | None, durability: Durability, expected: Expected | None = None) -> None:
         self.lock = threading.RLock()
         self._path = path
         self._is_clean = True
         self._sync: IntervalSync | None = None
         if path is not None:
-            prepare(path)
+            prepare(path, expected or Expected())
         self._connection = open_for_writing(path, durability)
         if path is not None and durability == "interval":
             self._sync = IntervalSync(wal_path(path))
@@ -51,7 +53,7 @@ class JournalStore:
         return [text], num_lost
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[Connection]:
         """Do all that is in the block, or nothing.
 
         Raises:
@@ -70,10 +72,10 @@ class JournalStore:
     def add(self, table: str, row: Row) -> None:
         """Store a row whose key is not there yet, as a transaction of its own; raises as `transaction` does."""
         with self._writing() as connection:
-            connection.execute(insert(table, "INSERT"), (*row, row_crc(table, row)))
+            connection.execute(insert(table, "INSERT"), (*row, row_crc(table, row, connection.seed)))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self) -> Iterator[Connection]:
         with self.lock:
             try:
                 self._clean_up()
@@ -108,7 +110,7 @@ class JournalStore:
         """
         rows = self.read(select(table, condition), *values)
         for row in rows:
-            if not is_whole(table, row):
+            if not is_whole(table, row, self._connection.seed):
                 error = sqlite3.DatabaseError(f"a row of {table} has a wrong checksum")
                 raise self._failed(error)
         return [row[:-1] for row in rows]
@@ -124,6 +126,12 @@ class JournalStore:
                 return self._connection.execute(query, values).fetchall()
             except sqlite3.Error as error:
                 raise self._failed(error) from error
+
+    @property
+    def identity(self) -> str:
+        """What tells the journal from every other one; empty if nothing does."""
+        with self.lock:
+            return identity(self._connection)
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,169 @@
+import contextlib
+import shutil
+
+import msgspec
+import pytest
+
+from trieye.persistence.history.history import read_history
+from trieye.persistence.journal.file import create, wal_path
+from trieye.persistence.journal.inspection import inspect
+from trieye.persistence.journal.journal import Journal, Snapshot
+from trieye.persistence.journal.witness import read_witness, witness_path
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Return a function that makes the journal of a run that was killed: much in the log, and a witness of all."""
+
+    def make(run_id, count=30, *, attempts=1):
+        path, scratch = tmp_path / run_id / "journal.db", tmp_path / "scratch" / "journal.db"
+        path.parent.mkdir()
+        for attempt in range(attempts):
+            journal = Journal(scratch)
+            begin(journal, run_id, attempt)
+            for number in range(count):
+                journal.append("events", f"{run_id} {number} ".encode() + bytes(2000), at=1.0)
+            journal.set_cursor("tensorboard", 10 * (attempt + 1), "place")
+            shutil.copytree(scratch.parent, path.parent, dirs_exist_ok=True)
+            journal.close()
+        shutil.rmtree(scratch.parent)
+        return path
+
+    return make
+
+
+def begin(journal, run_id, attempt=0):
+    mark = msgspec.msgpack.encode({"number": attempt + 1, "run_id": run_id})
+    journal.commit(Snapshot(journal.last_pos, 0, 0.0, b"state"), keep_after=0, meta={"attempt": mark})
+
+
+def payloads(journal):
+    return [record.payload.decode() for record in journal.records(0)]
+
+
+def opened(path, **expected):
+    """Open a journal that something is wrong with; opened again, it is whole and says the same."""
+    assert inspect(path, **expected).damage if path.exists() else True
+    journal = Journal(path, **expected)
+    found, held, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
+    journal.close()
+    assert inspect(path).damage == []
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost, payloads(journal), journal.last_pos) == ([], 0, held, last_pos)
+    journal.damage, journal.num_lost = found
+    return journal
+
+
+@pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
+def test_a_journal_that_lost_what_was_in_its_log_says_which_records_and_goes_on_behind_them(killed, gone):
+    path = killed("mine")
+    for suffix in gone:
+        path.with_name(path.name + suffix).unlink()
+    with contextlib.closing(opened(path)) as journal:
+        assert journal.num_lost == 30
+        assert "30 records (positions 1-30)" in journal.damage[0]
+        assert journal.cursor("tensorboard") == (10, "place"), "a sink goes on where it was"
+        assert journal.append("events", b"new", at=2.0) == 31
+
+
+@pytest.mark.parametrize("names", [("journal.db",), ("journal.db-wal",), ("journal.db", "journal.db-wal")])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, attempts):
+    path, other = killed("mine", attempts=attempts), killed("other", 40, attempts=attempts)
+    for name in names:
+        shutil.copyfile(other.with_name(name), path.with_name(name))
+    whole = {"journal.db": attempts == 1, "journal.db-wal": False}  # at first the log has all pages
+    expected = all(whole.get(name) for name in names)
+    with contextlib.closing(Journal(path) if expected else opened(path)) as journal:
+        assert all(payload.startswith("mine") for payload in payloads(journal))
+        assert bool(journal.damage) is not expected
+        assert journal.last_pos == 30 * attempts
+        if names == ("journal.db-wal",):  # what is in the file itself is kept
+            assert len(payloads(journal)) == 30 * (attempts - 1)
+        if journal.damage:
+            assert list(path.parent.glob("journal.db.damaged-1*")), "set aside"
+
+
+def test_a_journal_that_came_with_its_witness_is_known_by_its_run(killed):
+    path, other = killed("mine"), killed("other")
+    for file in other.parent.iterdir():
+        shutil.copyfile(file, path.with_name(file.name))
+    with contextlib.closing(opened(path, run_id="mine")) as journal:
+        assert "the journal of another run (other" in journal.damage[0]
+        assert (payloads(journal), journal.meta("attempt")) == ([], None)
+
+
+def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_witness(killed, tmp_path):
+    path = killed("mine")
+    witness_path(path).unlink()
+    wal_path(path).unlink()
+    with contextlib.closing(opened(path, run_id="mine", is_begun=True)) as journal:
+        assert journal.num_lost == 1
+        assert "it knows of no attempt of this run" in journal.damage[0]
+    for file in path.parent.glob("journal*"):
+        file.unlink()
+    with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+        assert journal.num_lost == 1
+        assert "it is missing" in journal.damage[0]
+    with contextlib.closing(Journal(tmp_path / "new" / "journal.db", run_id="new")) as journal:
+        assert journal.damage == []
+
+
+def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_witness_then(tmp_path):
+    path = tmp_path / "journal.db"
+    create(path, "")
+    with contextlib.closing(Journal(path)) as journal:
+        begin(journal, "mine")
+        journal.append("events", b"old", at=0.0)
+    witness_path(path).unlink()
+    before = path.read_bytes()
+    with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+        assert (journal.damage, payloads(journal)) == ([], ["old"])
+    assert path.read_bytes() == before
+    assert read_witness(path).pos == 1
+    assert inspect(path, run_id="mine", is_begun=True).damage == []
+
+
+def test_a_damaged_witness_says_nothing_and_is_written_anew(killed):
+    path = killed("mine")
+    for damage in (b"", b"[1", witness_path(path).read_bytes().replace(b"30", b"99")):
+        witness_path(path).write_bytes(damage)
+        assert read_witness(path).journal is None
+        with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+            assert journal.damage == []
+        assert read_witness(path).pos == 30
+
+
+def test_where_a_witness_cannot_be_written_the_older_one_stays_and_nothing_fails(killed):
+    path = killed("mine")
+    with contextlib.closing(Journal(path)) as journal:
+        witness_path(path).with_suffix(".new").mkdir()
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+        assert read_witness(path).pos == 30
+    with contextlib.closing(Journal(path)) as journal:
+        assert (journal.damage, journal.cursor("tensorboard")) == ([], (11, None))
+
+
+def test_what_follows_the_witness_may_be_cut_off_and_what_it_saw_may_not(killed):
+    path = killed("mine")
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+        whole = wal_path(path).read_bytes()
+        for _ in range(3):
+            journal.append("events", b"", at=1.0)
+        longer = wal_path(path).read_bytes()
+        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    for log, is_whole in ((longer, True), (whole, True), (whole[: len(whole) // 2], False), (b"", False)):
+        for name, data in {**files, "journal.db-wal": log}.items():
+            path.with_name(name).write_bytes(data)
+        assert (inspect(path).damage == []) is is_whole
+
+
+def test_the_history_of_another_run_is_not_read(killed):
+    path, other = killed("mine"), killed("other")
+    for suffix in ("", "-wal"):
+        shutil.copyfile(other.with_name(other.name + suffix), path.with_name(path.name + suffix))
+    assert read_history(path.parent).num_rows == 0
+    assert read_witness(path).pos == 30, "nothing is written where one only reads"

@@ -1,0 +1,112 @@
+"""Witness: a small file beside a journal that says which journal belongs there, and how far it reaches at least.
+
+SQLite finds nothing wrong with a journal that lacks its newest transactions, or with that of another run. The witness
+is written after what it says is committed, and never synced: after a kill the journal is level with it or ahead, and a
+journal that ends before it has lost what the run was told is safe.
+"""
+
+import threading
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from trieye.persistence.journal.schema import ATTEMPT, owner_of
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """What a journal held at a moment.
+
+    Attributes:
+        journal: Identity of the journal, empty for one that has none; None: the file is damaged, and says nothing.
+        pos: Position of the newest record.
+        deleted_to: Position of the last record that was deleted, as all before it were.
+        cursors: Index and position of each sink.
+    """
+
+    journal: str | None = None
+    pos: int = 0
+    deleted_to: int = 0
+    cursors: dict[str, tuple[int, str | None]] = {}
+
+
+def witness_path(path: Path) -> Path:
+    """Return where the witness of a journal is; a copy in alphabetical order takes it before the journal."""
+    return path.with_name(f"{path.stem}-witness.json")
+
+
+def read_witness(path: Path) -> Witness | None:
+    """Return the witness of a journal; None if it has none, as one of an earlier version."""
+    try:
+        crc, text = msgspec.json.decode(witness_path(path).read_bytes(), type=tuple[int, str])
+        return msgspec.json.decode(text, type=Witness) if zlib.crc32(text.encode()) == crc else Witness()
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        return Witness()
+
+
+class WitnessFile:
+    """Writes the witness of a journal that is open; safe to use from several threads.
+
+    Args:
+        path: The journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = witness_path(path)
+        self.lock = threading.Lock()
+        """Held while what is written is read and written, so that an older one never replaces a newer one; taken before
+        that of the journal."""
+
+    def write(self, witness: Witness) -> None:
+        """Replace the file; where there is no room, the older one stays, which is as true and says less."""
+        text = msgspec.json.encode(witness).decode()
+        scratch = self._path.with_suffix(".new")  # one process writes
+        with suppress(OSError):
+            scratch.write_bytes(msgspec.json.encode((zlib.crc32(text.encode()), text)))
+            scratch.replace(self._path)
+
+
+class Expected(NamedTuple):
+    """What is known of a journal before it is opened.
+
+    Attributes:
+        witness: What stands beside it, if anything.
+        run_id: The run whose journal it must be; empty: any, or not known.
+        is_begun: Whether an attempt of the run is known to have begun in it.
+    """
+
+    witness: Witness | None = None
+    run_id: str = ""
+    is_begun: bool = False
+
+    @property
+    def journal(self) -> str | None:
+        """Identity of the journal; None: not known."""
+        return None if self.witness is None else self.witness.journal
+
+    def of_missing(self) -> list[str]:
+        """Return what is wrong if there is no journal."""
+        return ["it is missing"] if self.witness is not None or self.is_begun else []
+
+    def of_identity(self, journal: str) -> list[str]:
+        """Return what is wrong with the identity of a journal."""
+        return [] if self.journal in {None, journal} else ["it is not the journal that this run wrote"]
+
+    def of_content(self, meta: Mapping[str, bytes], last_pos: int) -> list[str]:
+        """Return what is wrong with the content of a journal that is whole in itself."""
+        mark = meta.get(ATTEMPT)
+        if mark is None and self.is_begun:
+            return ["it knows of no attempt of this run"]
+        if mark is not None and self.is_of_another_run(mark):
+            return [f"it is the journal of another run ({owner_of(mark)}, and this one is {self.run_id})"]
+        reached = 0 if self.witness is None else self.witness.pos
+        return [f"it ends at position {last_pos}, and had reached {reached}"] if last_pos < reached else []
+
+    def is_of_another_run(self, mark: bytes | None) -> bool:
+        """Tell whether a journal with this mark of an attempt was written by another run."""
+        return bool(self.run_id and mark is not None and owner_of(mark) not in {"", self.run_id})
