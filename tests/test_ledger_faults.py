@@ -233,6 +233,35 @@ def test_a_checkpoint_ahead_of_a_journal_that_lost_its_end_doubles_nothing(hub, 
     assert steps_of(hub.points("every")) == [*range(1, 21), *range(101, 111)]
 
 
+@pytest.mark.parametrize("is_restart", [True, False])
+def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(hub, tmp_path, is_restart):
+    hub.start()
+    hub.log(*range(1, 21), name="every")
+    hub.ledger.advance(force=True)
+    hub.ledger.snapshot()
+    hub.die()
+    kept = (tmp_path / "journal.db").read_bytes()
+    hub.start(attempt=hub.attempt)
+    hub.log(*range(21, 51), name="every")
+    hub.ledger.advance(force=True)
+    shown = hub.history.end
+    hub.journal.set_cursor("tensorboard", shown, "place")
+    hub.die()
+    (tmp_path / "journal.db").write_bytes(kept)
+    hub.start(attempt=1 if is_restart else 2)
+    assert hub.journal.num_lost == 2
+    hub.log(99, name="every")
+    hub.ledger.advance(force=True)
+    (item,) = hub.history.read(shown, 100)[0]
+    assert (item.metric, item.step) == ("every", 99)
+    for _ in range(2):
+        assert (hub.history.is_whole(20), hub.history.is_whole(shown)) == (True, False)
+        hub.die()
+        hub.start()
+    hub.history.set_superseded([(20, shown)])
+    assert hub.history.is_whole(shown)
+
+
 def test_a_rewind_that_is_repeated_because_the_hub_died_loses_nothing(hub):
     hub.start()
     hub.log(1, 2, name="every")

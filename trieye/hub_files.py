@@ -131,7 +131,14 @@ class HubFiles:
         return self.record
 
     def _open_journal(self, path: Path | None) -> None:
-        self.journal = Journal(path, durability=self._config.persistence.durability)
+        # a record made just now, because somebody deleted run.json, goes on with the journal of the run before
+        is_new = self.record.attempt == 1 and self.record.mlflow_run_id is None
+        self.journal = Journal(
+            path,
+            durability=self._config.persistence.durability,
+            run_id="" if is_new else self.record.run_id,
+            is_begun=path is not None and self.record.has_shown(self.paths.tb_log_dir),
+        )
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
         for finding in self.journal.damage:
             logger.warning("%s", finding)

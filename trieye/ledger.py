@@ -96,6 +96,8 @@ class Ledger:
             if earlier is not None and earlier.is_of(run_id, attempt):
                 self._mark = earlier
                 self._fold.adopt(self._config, earlier)
+                if self._history.next_index > self._history.end:
+                    self.snapshot()
                 return True
             self._begin(attempt, created, earlier, run_id)
             return False
@@ -128,7 +130,7 @@ class Ledger:
             attempt,
             run_id=run_id,
             pos=self._applied,
-            index=self._history.end,
+            index=self._history.next_index,
             at=self._at(),
             now=self._wall_clock(),
             created=created,
@@ -271,7 +273,7 @@ class Ledger:
         discontinuous: bool = False,
     ) -> None:
         at, end = self._at(), self._history.end
-        snapshot = Snapshot(self._applied, max(index, end), at, state.to_bytes())
+        snapshot = Snapshot(self._applied, max(index, self._history.next_index), at, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),

@@ -70,8 +70,8 @@ def killed_run(_killed, tmp_path):
     Words: `mlflow` enables that sink besides TensorBoard, `saves` saves a checkpoint at step 200 of 300.
     """
 
-    def make(*words):
-        root = tmp_path / "root"
+    def make(*words, where="root"):
+        root = tmp_path / where
         shutil.copytree(_killed(*words), root)
         return root / "agents" / "runs" / "first"
 

@@ -132,6 +132,43 @@ def test_a_sink_goes_on_where_it_was(run):
     assert steps_of(sink) == list(range(1500, 1510))
 
 
+class LossySource(MemorySource):
+    """A history that has lost everything before an index."""
+
+    lost_to = 50
+
+    def read(self, start, limit):
+        return super().read(max(start, self.lost_to), limit) if start >= self.lost_to else ([], self.lost_to)
+
+    def is_whole(self, before):
+        return before == 0
+
+
+@pytest.mark.parametrize("cursor", [Cursor(50, "0 50"), Cursor(50, "7 50"), Cursor(50, "0 99"), Cursor(50, None), None])
+def test_a_sink_that_can_go_back_keeps_what_the_history_has_lost(run, cursor):
+    file = points(0, 50)
+    source = LossySource([*points(0, 50)])
+    if cursor is not None:
+        source.cursors["file"] = cursor
+    SinkThread(FileSink(file), run, source).close("KILLED", SOON_S)
+    source.append(points(50, 10))
+    thread = SinkThread(FileSink(file), run, source)
+    assert thread.flush(SOON_S)
+    source.supersede(55, 60)
+    thread.rewind(55)
+    add(thread, source, points(60, 5))
+    assert thread.close("KILLED", SOON_S)
+    assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
+    assert [point.step for point in file] == list(range(65)), "and of what was superseded it takes nothing back"
+
+
+def test_a_sink_that_shows_nothing_gets_what_is_left_of_the_history(run):
+    sink = FileSink([])
+    sink.is_empty = True
+    assert SinkThread(sink, run, LossySource([*points(0, 60)])).close("FINISHED", SOON_S)
+    assert [point.step for point in sink.file] == list(range(50, 60))
+
+
 def test_the_next_attempt_sends_first_what_the_last_one_could_not(run):
     source = MemorySource([*points(0, 1500), SetTags({"a": "old"})])
     assert not SinkThread(FlakySink(), run, source).close("KILLED", 1)

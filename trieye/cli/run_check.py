@@ -14,6 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.hub_status import read_status
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.journal.inspection import Inspection, inspect
+from trieye.persistence.journal.witness import read_witness, witness_path
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5
@@ -72,7 +73,7 @@ def check_run(run_dir: Path) -> RunCheck:
     """Look at everything that a run keeps on the disk, also while it is alive."""
     record, of_record = _record(run_dir)
     of_config, persistence, enabled = _config(run_dir)
-    held, journal, history = _journal_and_history(run_dir)
+    held, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
     checkpoints = run_dir / persistence.checkpoint_save_dir_name
     buffers = run_dir / persistence.buffer_save_dir_name
     saved = [_states("checkpoints", checkpoints, CHECKPOINT_PREFIX), _states("buffers", buffers, BUFFER_PREFIX)]
@@ -122,11 +123,13 @@ def _config(run_dir: Path) -> tuple[Part, PersistenceConfig, list[str]]:
     return Part("configs.json", "the config of the run", size_of(path)), config.persistence, enabled
 
 
-def _journal_and_history(run_dir: Path) -> tuple[Inspection | None, Part, Part]:
+def _journal_and_history(
+    run_dir: Path, record: RunRecord | None, tensorboard: Path
+) -> tuple[Inspection | None, Part, Part]:
     """Look at both, and again as long as a living run changes the files of the history."""
     before: list[Damage] | None = None
     for _ in range(MAX_TRIES):
-        held, journal = _journal(run_dir)
+        held, journal = _journal(run_dir, record, tensorboard)
         history = check_history(run_dir / "history", held)
         if not history.damage or history.damage == before:
             break
@@ -134,13 +137,16 @@ def _journal_and_history(run_dir: Path) -> tuple[Inspection | None, Part, Part]:
     return held, journal, history
 
 
-def _journal(run_dir: Path) -> tuple[Inspection | None, Part]:
+def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Inspection | None, Part]:
     path = run_dir / "journal.db"
+    run_id = "" if record is None else record.run_id
+    is_begun = record is not None and record.has_shown(tensorboard)
     size_bytes = sum(size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
     if not size_bytes:
-        return None, Part("journal", "not made yet", 0, _missing_journal(run_dir), is_there=False)
+        missing = _missing_journal(run_dir, is_begun=is_begun or read_witness(path) is not None)
+        return None, Part("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
-        held = inspect(path)
+        held = inspect(path, run_id=run_id, is_begun=is_begun)
     except JournalError as error:
         damage = Damage(str(error), "what was accepted last may be lost", "see the message")
         return None, Part("journal", "not readable", size_bytes, [damage])
@@ -154,17 +160,27 @@ def _journal(run_dir: Path) -> tuple[Inspection | None, Part]:
         )
         for finding in held.damage
     ]
+    witness = read_witness(path)
+    if witness is not None and witness.journal is None:
+        damage_found.append(
+            Damage(
+                f"{witness_path(path).name} is damaged",
+                "nobody knows how far the journal has to reach; what the journal has is whole",
+                "nothing is to be done: the next start of the run writes it anew",
+            )
+        )
     return held, Part("journal", found, size_bytes, damage_found)
 
 
-def _missing_journal(run_dir: Path) -> list[Damage]:
-    if not any(run_dir.glob("history/points-*.parquet")):
+def _missing_journal(run_dir: Path, *, is_begun: bool) -> list[Damage]:
+    has_history = any(run_dir.glob("history/points-*.parquet"))
+    if not (is_begun or has_history):
         return []
     return [
         Damage(
-            "there is a history, and no journal",
-            "what was accepted last is lost, and how far the sinks are: they get everything again",
-            "restore journal.db from a backup, or start the run again, which makes one from the history",
+            "there is a history, and no journal" if has_history else "the journal is missing",
+            "what was accepted last is lost; what the sinks show stays",
+            "restore journal.db and journal.db-wal from a backup, or start the run again, which makes a new journal",
         )
     ]
 

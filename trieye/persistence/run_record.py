@@ -84,6 +84,10 @@ class RunRecord(BaseModel):
         except OSError as error:
             raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
 
+    def has_shown(self, tensorboard_dir: Path) -> bool:
+        """Tell whether a sink was opened in some attempt; the journal knew of that attempt before."""
+        return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
+
     def close(self, path: Path, status: RunStatus) -> None:
         """Write the record with the status in which this attempt ended."""
         self.status = status

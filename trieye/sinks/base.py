@@ -72,6 +72,10 @@ class Source(Protocol):
         """Yield the points before an index that a rewind has superseded: those that a sink may have shown."""
         ...
 
+    def is_whole(self, before: int) -> bool:
+        """Tell whether everything before an index that is not superseded can be read: nothing of it was lost."""
+        ...
+
     @property
     def branch(self) -> int:
         """How many indices rewinds have superseded: another number says that there was another rewind."""
@@ -155,7 +159,10 @@ class Media(Protocol):
 class Resumable(Protocol):
     """A sink that can go back to an earlier state of itself, and thereby show every point exactly once.
 
-    `resume` is called after `open` and before the first write of an attempt, `position` after each flush.
+    `resume` is called after `open` and before the first write of an attempt, `position` after each flush. Where the
+    history has lost what the sink shows, neither `resume` nor `clear` is: it goes on behind what it shows.
+
+    An attribute `is_empty` may say that it shows nothing of the run; then nothing can be lost by beginning anew.
     """
 
     def position(self) -> str:

@@ -136,18 +136,31 @@ class ResumableBookmark(Bookmark):
         if self._held is not None:
             known, space, place = (self._held.position or "").partition(" ")
             is_usable = known + space == f"{branch} "
-        if not is_usable or not self._resumable.resume(place):
+        elif not self._can_come_again(self._source.end):  # nobody knows how far it was
+            self.index, is_usable = self._source.end, False
+        if is_usable and self._resumable.resume(place):
+            self._place = place
+        elif self._can_come_again(self.index):
             self._clear()
         else:
-            self._place = place
+            self._keep()
         self._branch = branch
 
     def rewind(self, kept: int) -> None:
         """Begin anew if the sink shows something that was superseded, or more than its index says: it comes again."""
         branch = self._source.branch
         if self.touched > kept or not self.is_exact:
-            self._clear()
+            (self._clear if self._can_come_again(kept) else self._keep)()
         self._branch = branch
+
+    def _can_come_again(self, before: int) -> bool:
+        return self._source.is_whole(before) or getattr(self._resumable, "is_empty", False)
+
+    def _keep(self) -> None:
+        """Go on behind all that is shown, at a position that is not known before the next flush."""
+        self.touched = self._flushed = self.index
+        self.is_exact = True
+        self._place = None
 
     def _clear(self) -> None:
         self._resumable.clear()

@@ -92,6 +92,11 @@ class EventFiles:
         self._place = place
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written, or all of it was taken back or deleted."""
+        return not any([path.stat().st_size for path in self._ours()])
+
     def clear(self) -> None:
         """Take back everything."""
         self._forget()

@@ -41,6 +41,11 @@ class TensorboardSink:
         self._run = run
         self._files = EventFiles(run.tensorboard_dir)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it shows nothing of the run."""
+        return self._files.is_empty
+
     def write(self, points: Sequence[Point]) -> None:
         """Take points; they are in the file after the next flush."""
         self._add(events.scalars(points))

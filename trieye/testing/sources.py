@@ -61,6 +61,10 @@ class MemorySource:
             items = [self._items[index] for index in sorted(self._superseded) if index < before]
         yield from (item for item in items if isinstance(item, Point))
 
+    def is_whole(self, before: int) -> bool:  # noqa: ARG002 - nothing is ever lost
+        """Tell whether everything before an index can be read."""
+        return True
+
     @property
     def branch(self) -> int:
         """A number for what rewinds have superseded."""

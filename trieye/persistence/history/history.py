@@ -15,7 +15,7 @@ from trieye.persistence.history.chunks import encode_chunk
 from trieye.persistence.history.columns import Columns, cut
 from trieye.persistence.history.files import Stored
 from trieye.persistence.history.opening import open_store
-from trieye.persistence.history.ranges import is_in, merged, overlapping
+from trieye.persistence.history.ranges import is_in, merged, overlapping, uncovered
 from trieye.persistence.history.rolling import Rolling
 from trieye.persistence.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.persistence.history.table import read_history as read_history  # noqa: PLC0414 - the same
@@ -59,6 +59,8 @@ class History:
     def __init__(self, journal: Journal, directory: Path | None) -> None:
         self._journal = journal
         self._store, end = open_store(journal, directory)
+        shown_to = journal.shown_to
+        self._floor = end + min(journal.num_lost, 1) if shown_to is None else shown_to
         self._superseded = journal.superseded()
         self._tail = Tail(end)
         self._chunks: list[Stored] = []
@@ -73,6 +75,11 @@ class History:
         return self._tail.end
 
     @property
+    def next_index(self) -> int:
+        """What the index of the next item is to be: no sink has shown another item there, which the journal lost."""
+        return max(self.end, self._floor)
+
+    @property
     def num_pending(self) -> int:
         """Items that are in memory only."""
         return self._tail.num_pending
@@ -81,6 +88,11 @@ class History:
     def num_lost(self) -> int:
         """Items that are missing, damaged or of a kind that only a later version knows, as far as they were met."""
         return self._store.num_lost + len(self._unknown)
+
+    def is_whole(self, before: int) -> bool:
+        """Tell whether everything before an index that is not superseded can be read, as far as known."""
+        shown = uncovered(0, before, self._superseded)
+        return not any(self._store.has_lost(span) for span in shown)
 
     @property
     def branch(self) -> int:
@@ -96,7 +108,7 @@ class History:
     def skip_to(self, index: int) -> None:
         """Make sure that the next item has this index or a higher one; what is left out counts as lost."""
         if index > self.end:
-            self._store.note_lost((self.end, index), "journal", "its snapshot is newer than what is stored")
+            self._store.note_lost((self.end, index), "journal", "a snapshot or a sink has seen more than is stored")
             self._tail.skip_to(index)
 
     def pending(self) -> list[Chunk]:
