@@ -58,6 +58,7 @@ class Fold:
 
     def adopt(self, config: StatsConfig, mark: AttemptMark) -> None:
         """Go on with the metrics as they are configured in another attempt."""
+        self._history.dead = mark.dead
         before = self.stats.aggregator.to_state()
         self.stats = self.processor(config, mark)
         self.stats.aggregator.restore(before)

@@ -89,8 +89,7 @@ class Ledger:
             Whether the attempt goes on after the death of its hub.
         """
         with self._lock:
-            held = self._journal.meta("attempt")
-            earlier = None if held is None else AttemptMark.from_bytes(held)
+            earlier = AttemptMark.from_bytes(held) if (held := self._journal.meta("attempt")) else None
             self._replay(earlier)
             self._zero = self._clock() - self._journal.last_at
             if earlier is not None and earlier.is_of(run_id, attempt):
@@ -352,6 +351,7 @@ class Ledger:
                 raise
             self._fold.stats = self._fold.processor(self._config, self._mark)
             self._fold.load(rewound)
+            self._history.dead = self._mark.dead
             self._history.set_superseded(superseded)
             return first_difference(ranges, superseded)
 

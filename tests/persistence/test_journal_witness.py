@@ -62,7 +62,7 @@ def test_a_journal_that_lost_what_was_in_its_log_says_which_records_and_goes_on_
     with contextlib.closing(opened(path)) as journal:
         assert journal.num_lost == 30
         assert "30 records (positions 1-30)" in journal.damage[0]
-        assert journal.cursor("tensorboard") == (10, "place"), "a sink goes on where it was"
+        assert journal.cursor("tensorboard") == (10, None), "a sink goes on behind what it has shown"
         assert journal.append("events", b"new", at=2.0) == 31
 
 

@@ -21,12 +21,11 @@ from trieye.persistence.run_record import RunRecord
 from trieye.run_lock import RunLock
 from trieye.schemas import RunStatus
 from trieye.serializer import Serializer
+from trieye.sinks.bookmark import FROM_THE_BEGINNING
 from trieye.sinks.mlflow_store import require_password
 from trieye.waiting import moved_bytes, wait_while_moving
 
 POLL_S = 0.1
-FROM_THE_BEGINNING = "from the beginning"
-"""A position that no sink can go back to, so that it begins anew."""
 
 
 class OfflineHub:

@@ -72,8 +72,9 @@ class Source(Protocol):
         """Yield the points before an index that a rewind has superseded: those that a sink may have shown."""
         ...
 
-    def is_whole(self, before: int) -> bool:
-        """Tell whether everything before an index that is not superseded can be read: nothing of it was lost."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that belongs to the surviving branch can be read: nothing of it was lost."""
         ...
 
     @property

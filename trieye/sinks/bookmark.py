@@ -11,6 +11,9 @@ from trieye.sinks.base import MAX_POINTS_PER_WRITE, Cursor, Flushable, Rerunning
 from trieye.sinks.calls import Calls
 from trieye.stats.point import Point
 
+FROM_THE_BEGINNING = "from the beginning"
+"""Position of a sink that is to begin anew, whatever it shows."""
+
 STORE_EVERY_S = 1.0
 """A commit for each write would cost more than a second of points that come again after a kill."""
 
@@ -136,11 +139,11 @@ class ResumableBookmark(Bookmark):
         if self._held is not None:
             known, space, place = (self._held.position or "").partition(" ")
             is_usable = known + space == f"{branch} "
-        elif not self._can_come_again(self._source.end):  # nobody knows how far it was
+        elif not self._can_come_again:  # nobody knows how far it was
             self.index, is_usable = self._source.end, False
         if is_usable and self._resumable.resume(place):
             self._place = place
-        elif self._can_come_again(self.index):
+        elif self._can_come_again or (self._held and self._held.position == FROM_THE_BEGINNING):
             self._clear()
         else:
             self._keep()
@@ -150,11 +153,13 @@ class ResumableBookmark(Bookmark):
         """Begin anew if the sink shows something that was superseded, or more than its index says: it comes again."""
         branch = self._source.branch
         if self.touched > kept or not self.is_exact:
-            (self._clear if self._can_come_again(kept) else self._keep)()
+            (self._clear if self._can_come_again else self._keep)()
         self._branch = branch
 
-    def _can_come_again(self, before: int) -> bool:
-        return self._source.is_whole(before) or getattr(self._resumable, "is_empty", False)
+    @property
+    def _can_come_again(self) -> bool:
+        """Whether nothing is lost with what the sink shows."""
+        return self._source.is_whole or getattr(self._resumable, "is_empty", False)
 
     def _keep(self) -> None:
         """Go on behind all that is shown, at a position that is not known before the next flush."""

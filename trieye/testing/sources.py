@@ -61,8 +61,9 @@ class MemorySource:
             items = [self._items[index] for index in sorted(self._superseded) if index < before]
         yield from (item for item in items if isinstance(item, Point))
 
-    def is_whole(self, before: int) -> bool:  # noqa: ARG002 - nothing is ever lost
-        """Tell whether everything before an index can be read."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything can be read."""
         return True
 
     @property

@@ -15,7 +15,7 @@ from trieye.persistence.history.chunks import encode_chunk
 from trieye.persistence.history.columns import Columns, cut
 from trieye.persistence.history.files import Stored
 from trieye.persistence.history.opening import open_store
-from trieye.persistence.history.ranges import is_in, merged, overlapping, uncovered
+from trieye.persistence.history.ranges import Range, is_in, merged, overlapping, uncovered
 from trieye.persistence.history.rolling import Rolling
 from trieye.persistence.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.persistence.history.table import read_history as read_history  # noqa: PLC0414 - the same
@@ -52,6 +52,9 @@ class History:
         journal: Where items go first, and what remembers the files.
         directory: Where the files belong; None: everything stays in the journal.
 
+    Attributes:
+        dead: Indices of items that belong to the branch of a checkpoint, and that the journal had lost.
+
     Raises:
         OSError: The directory cannot be read.
     """
@@ -59,8 +62,9 @@ class History:
     def __init__(self, journal: Journal, directory: Path | None) -> None:
         self._journal = journal
         self._store, end = open_store(journal, directory)
-        shown_to = journal.shown_to
-        self._floor = end + min(journal.num_lost, 1) if shown_to is None else shown_to
+        self._shown_to = journal.shown_to
+        self._gap = min(journal.num_lost, 1)
+        self.dead: Sequence[Range] = ()
         self._superseded = journal.superseded()
         self._tail = Tail(end)
         self._chunks: list[Stored] = []
@@ -76,8 +80,11 @@ class History:
 
     @property
     def next_index(self) -> int:
-        """What the index of the next item is to be: no sink has shown another item there, which the journal lost."""
-        return max(self.end, self._floor)
+        """What the index of the next item is to be: no sink has shown another item there, which the journal lost.
+
+        Where the journal has just lost records, one index is left out at least: nobody knows which items they gave.
+        """
+        return max(self.end + self._gap, self._shown_to)
 
     @property
     def num_pending(self) -> int:
@@ -89,10 +96,12 @@ class History:
         """Items that are missing, damaged or of a kind that only a later version knows, as far as they were met."""
         return self._store.num_lost + len(self._unknown)
 
-    def is_whole(self, before: int) -> bool:
-        """Tell whether everything before an index that is not superseded can be read, as far as known."""
-        shown = uncovered(0, before, self._superseded)
-        return not any(self._store.has_lost(span) for span in shown)
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that belongs to the surviving branch can be read, as far as known."""
+        return not self.dead and not any(
+            self._store.has_lost(span) for span in uncovered(0, self.end, self._superseded)
+        )
 
     @property
     def branch(self) -> int:
@@ -121,6 +130,7 @@ class History:
         """Take note that the journal has everything before an index, in the chunks that `pending` returned."""
         self._store.add([chunk for chunk in self._chunks if chunk.end <= end])
         self._chunks = []
+        self._gap = 0
         self._tail.stored(end)
 
     def supersede(self, first: int, end: int) -> None:

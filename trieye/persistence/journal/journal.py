@@ -260,9 +260,9 @@ class Journal:
         return None
 
     @property
-    def shown_to(self) -> int | None:
-        """The highest index that a sink was given; None if no sink is known."""
-        return max((index for _, index, _ in self._store.rows("cursors")), default=None)
+    def shown_to(self) -> int:
+        """The highest index that a sink was given, as far as known."""
+        return max((index for _, index, _ in self._store.rows("cursors")), default=0)
 
     def superseded(self) -> list[tuple[int, int]]:
         """Return the ranges of indices that rewinds left out, ascending and apart from each other."""

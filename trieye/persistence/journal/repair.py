@@ -6,7 +6,8 @@ import itertools
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,10 @@ from trieye.persistence.journal.schema import (
     STATE,
     TABLES,
     Connection,
+    Row,
     State,
     insert,
     put,
-    row_crc,
     seed_of,
 )
 from trieye.persistence.journal.witness import Expected, Witness, witness_path
@@ -90,18 +91,17 @@ def _repair(path: Path, findings: list[str], expected: Expected) -> None:
         witness_path(path).unlink(missing_ok=True)
         found, expected = Salvaged(broken=set(TABLES), is_end_broken=True), Expected(Witness(uuid.uuid4().hex))
     found.is_end_broken |= expected.is_begun and found.meta(ATTEMPT) is None
-    journal = expected.journal
+    journal, witness = expected.journal, expected.witness or Witness()
     if journal is None:
         journal = found.identity if any(found.rows.values()) else uuid.uuid4().hex
-    _add_cursors(found, expected, seed_of(journal))
-    losses, num_lost, state = _losses(found, expected.witness or Witness())
+    losses, num_lost, state = _losses(found, witness)
     aside = _name_aside(path)
     where = f"it was set aside as {aside.name}; " if path.exists() or wal_path(path).exists() else ""
     lost = "; ".join(losses) if losses else "nothing"
     text = f"the journal {path} was damaged ({'; '.join(findings)}); {where}lost: {lost}"
-    own = {STATE: state.to_bytes(), REPAIR: msgspec.msgpack.encode((text, num_lost))}
+    own = [("meta", (STATE, state.to_bytes())), ("meta", (REPAIR, msgspec.msgpack.encode((text, num_lost))))]
     new, repaired = _beside(path, "new"), _beside(path, "repaired")
-    _write(new, journal, found, own)
+    _write(new, journal, found, [*own, *(("cursors", row) for row in _cursors(found, witness, state))])
     _set_aside(path, aside)
     # a repair that is killed from here on is completed: the old log must not stay beside the new file
     new.replace(repaired)
@@ -109,26 +109,27 @@ def _repair(path: Path, findings: list[str], expected: Expected) -> None:
     _install(repaired, path)
 
 
-def _add_cursors(found: Salvaged, expected: Expected, seed: int) -> None:
-    """Let each sink go on where the witness saw it, if the journal has lost that."""
-    held, known = found.rows["cursors"], expected.witness.cursors if expected.witness else {}
-    if known:
-        found.broken.discard("cursors")
-    for sink, (index, position) in known.items():
-        if sink not in held or held[sink][1] < index:
-            row = (sink, index, position)
-            held[sink] = (*row, row_crc("cursors", row, seed))
+def _cursors(found: Salvaged, witness: Witness, state: State) -> Iterator[Row]:
+    """Yield where each sink is, as journal or witness say; without its position if the newest records are lost.
+
+    A sink that goes back to a position takes back what it has shown since, and that comes again only from records.
+    """
+    is_end_lost = found.is_end_broken or found.is_log_broken or any(gap[1] == state.last_pos for gap in state.gaps)
+    held = {sink: (index, position) for sink, index, position, _ in found.rows["cursors"].values()}
+    for sink in {**held, **witness.cursors}:
+        index, position = max(held.get(sink, (-1, None)), witness.cursors.get(sink, (-1, None)), key=itemgetter(0))
+        yield sink, index, None if is_end_lost else position
 
 
-def _write(new: Path, journal: str, found: Salvaged, own: Mapping[str, bytes]) -> None:
+def _write(new: Path, journal: str, found: Salvaged, own: Iterable[tuple[str, Row]]) -> None:
     create(new, journal)
     with contextlib.closing(sqlite3.connect(new, isolation_level=None, factory=Connection)) as connection:
         connection.seed = seed_of(journal)
         connection.execute("BEGIN")
         for table, rows in found.rows.items():
             connection.executemany(insert(table), rows.values())
-        for key, value in own.items():
-            put(connection, "meta", (key, value))
+        for table, row in own:
+            put(connection, table, row)
         connection.execute("COMMIT")
 
 
@@ -162,7 +163,8 @@ def _losses(found: Salvaged, witness: Witness) -> tuple[list[str], int, State]:
     if found.broken & {"chunks", "segments"} and (items := _missing_items(found)):
         places = ", ".join(f"{first} to {end - 1}" for first, end in items[:5])
         losses.append(f"items of the history ({places}), unless its files hold them")
-    losses += [text for table, text in _LOSSES.items() if table in found.broken]
+    known = {"cursors"} if witness.cursors else set()
+    losses += [text for table, text in _LOSSES.items() if table in found.broken - known]
     return losses, max(count(missing), int(bool(losses))), state._replace(gaps=(*state.gaps, *missing))
 
 

@@ -67,7 +67,9 @@ class WitnessFile:
         text = msgspec.json.encode(witness).decode()
         scratch = self._path.with_suffix(".new")  # one process writes
         with suppress(OSError):
-            scratch.write_bytes(msgspec.json.encode((zlib.crc32(text.encode()), text)))
+            scratch.unlink(missing_ok=True)  # of a kill; nothing is written through a link
+            with scratch.open("xb") as file:
+                file.write(msgspec.json.encode((zlib.crc32(text.encode()), text)))
             scratch.replace(self._path)
 
 
