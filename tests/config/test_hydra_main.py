@@ -1,5 +1,6 @@
 """The command line in a process of its own: names, directories, exit codes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 
 from tests.config.conftest import Project
 from trieye.config._hydra_main import _reserved
+from trieye.run_lock import RunLock
 
 
 def _said(out: str, word: str) -> list[str]:
@@ -118,6 +120,15 @@ def test_a_root_directory_may_have_quotes_and_spaces(project: Project):
 def test_an_expected_end_of_the_task_is_one_message(project: Project, error: str, code: int, message: str):
     ended = project.run(f"+tags.raise={error}")
     assert (ended.code, ended.err) == (code, message)
+
+
+def test_a_second_start_of_a_run_is_one_message_with_its_own_exit_code(project: Project):
+    run = project.directory / ".trieye_data" / "tested" / "runs" / "first"
+    with RunLock(run / "run.lock"):
+        ended = project.run("run_name=first")
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.startswith(f"error: run 'first' is being written by process {os.getpid()} on ")
+    assert not (run / ".hydra").exists()
 
 
 @pytest.mark.parametrize(("error", "code"), [("CheckpointError", 1), ("RunLockedError", 3)])
