@@ -1,5 +1,8 @@
 from pathlib import Path
 
+import pytest
+
+from trieye.exceptions import ProcessingError
 from trieye.sinks.calls import Calls
 from trieye.stats.operations import LogArtifact, LogHistogram, LogParams, LogText, SetTags
 from trieye.stats.point import Point
@@ -41,7 +44,7 @@ def test_every_call_does_what_it_stands_for():
     sink = MemorySink()
     histogram = LogHistogram("h", 1, 1.7e9, [0.0, 1.0], [2.0], 1.0, 1.0)
     items = [*points(0, 2), LogParams({"a": "1"}), SetTags({"b": "2"}), LogArtifact("/some/file", "sub"), histogram]
-    for call in Calls(sink).of(items, 0, len(items)):
+    for call in Calls(sink, Path("/some")).of(items, 0, len(items)):
         call.make()
     assert (sink.points, sink.params, sink.tags) == (items[:2], {"a": "1"}, {"b": "2"})
     assert (sink.artifacts, sink.media) == ([(Path("/some/file"), "sub")], [histogram])
@@ -49,9 +52,20 @@ def test_every_call_does_what_it_stands_for():
 
 def test_a_file_is_where_the_directory_of_the_run_is_now():
     sink = MemorySink()
-    for call in Calls(sink, Path("/now/run")).of([LogArtifact("artifacts/1/a.txt"), LogArtifact("/else/b.txt")], 0, 2):
+    for call in Calls(sink, Path("/now/run")).of([LogArtifact("artifacts/1/a.txt"), LogArtifact("/now/run/b")], 0, 2):
         call.make()
-    assert sink.artifacts == [(Path("/now/run/artifacts/1/a.txt"), None), (Path("/else/b.txt"), None)]
+    assert sink.artifacts == [(Path("/now/run/artifacts/1/a.txt"), None), (Path("/now/run/b"), None)]
+
+
+@pytest.mark.parametrize("planted", ["/etc/passwd", "../../other/secret", "link/secret"])
+def test_a_file_outside_of_the_run_is_never_handed_to_a_tracker(tmp_path, planted):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link").symlink_to(tmp_path)
+    sink = MemorySink()
+    (call,) = Calls(sink, tmp_path / "run").of([LogArtifact(planted)], 0, 1)
+    with pytest.raises(ProcessingError, match="lies outside of"):
+        call.make()
+    assert sink.artifacts == []
 
 
 def test_a_sink_without_the_method_is_not_called():

@@ -116,12 +116,12 @@ def test_other_operations_keep_their_place(run, tmp_path):
     assert sink.statuses == ["FAILED"]
 
 
-def test_a_tracker_gets_parameters_files_and_pictures(run, tmp_path):
+def test_a_tracker_gets_parameters_files_and_pictures(run):
     sink = MemorySink()
     picture, text = LogImage("i", 1, 1.7e9, 1, 1, 1, b"png"), LogText("t", 1, 1.7e9, "hello")
-    operations = [LogParams({"lr": "0.1"}), SetTags({"a": "1"}), LogArtifact(str(tmp_path), "sub"), picture, text]
+    operations = [LogParams({"lr": "0.1"}), SetTags({"a": "1"}), LogArtifact("a.txt", "sub"), picture, text]
     assert SinkThread(sink, run, MemorySource(operations)).close("FINISHED", SOON_S)
-    assert (sink.params, sink.tags, sink.artifacts) == ({"lr": "0.1"}, {"a": "1"}, [(tmp_path, "sub")])
+    assert (sink.params, sink.tags, sink.artifacts) == ({"lr": "0.1"}, {"a": "1"}, [(run.run_dir / "a.txt", "sub")])
     assert sink.media == [picture, text]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from trieye.config.metric import LogTarget
+from trieye.exceptions import ProcessingError
 from trieye.sinks.base import Media, Sink, Tracker
 from trieye.stats.operations import Item, LogArtifact, LogParams, Medium, SetTags
 from trieye.stats.point import Point
@@ -88,5 +89,12 @@ class Calls:
             case SetTags():
                 return partial(tracker.set_tags, operation.tags)
             case LogArtifact():
-                return partial(tracker.log_artifact, self._run_dir / operation.path, operation.artifact_path)
+                return partial(self._log_artifact, tracker, operation)
         return None
+
+    def _log_artifact(self, tracker: Tracker, operation: LogArtifact) -> None:
+        path = self._run_dir / operation.path
+        # a journal that somebody else made must not hand the user's own files to a tracker
+        if not path.resolve().is_relative_to(self._run_dir.resolve()):
+            raise ProcessingError(f"artifact {operation.path} lies outside of {self._run_dir}; it is left out")
+        tracker.log_artifact(path, operation.artifact_path)
