@@ -1,7 +1,12 @@
 """The schema that Hydra gets is derived from the models."""
 
-from typing import Literal
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
 
+import cloudpickle
 import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -37,6 +42,20 @@ class Agent(StrictModel):
 class MyConfig(TrieyeConfig):
     agent: Agent = Agent(lr=0.5)
     steps: int
+
+
+USE_ELSEWHERE = """
+import pickle, sys
+from omegaconf import OmegaConf
+for pickled in pickle.load(sys.stdin.buffer):
+    nodes = pickle.loads(pickled)
+    for node in nodes:
+        node.merge_with({"stats": {"metrics": {"new": {"name": "a"}}}, "agent": {"layers": {"b": {"name": "c"}}}})
+        assert node.stats.metrics.new.log_frequency_steps == 1
+        assert node.agent.layers.b.width == 8
+        assert OmegaConf.get_type(nodes[0]) is OmegaConf.get_type(node)
+        print(OmegaConf.get_type(node).__name__)
+"""
 
 
 def _schema() -> dict:
@@ -107,3 +126,26 @@ def test_two_schemas_share_no_list():
 def test_the_run_name_is_a_plain_value(name: str):
     register_schema(TrieyeConfig, run_name=name)
     assert ConfigStore.instance().load("schema.yaml").node.run_name == name
+
+
+def stored(config_type: type[TrieyeConfig]) -> Any:
+    register_schema(config_type, run_name="r1")
+    return ConfigStore.instance().load("schema.yaml").node
+
+
+def test_a_config_has_its_types_in_another_process_however_it_was_pickled():
+    class Local(MyConfig):
+        steps: int = 3
+
+    # another registration, as that of `trieye.compose` in a task, takes nothing from configs that exist
+    nodes = [stored(MyConfig), stored(MyConfig)]
+    pickles = [pickle.dumps(nodes), cloudpickle.dumps(nodes), cloudpickle.dumps([stored(Local)])]
+    done = subprocess.run(
+        [sys.executable, "-c", USE_ELSEWHERE],
+        input=pickle.dumps(pickles),
+        capture_output=True,
+        cwd=Path(__file__).parent,  # where this module is found
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [*["MyConfig"] * 4, "Local"]

@@ -1,11 +1,15 @@
 """The ConfigStore schema, derived from the pydantic models."""
 
+import copyreg
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import Field as DataclassField
 from dataclasses import field, fields, is_dataclass, make_dataclass
+from functools import cache
+from itertools import count
 from typing import Any, get_args, get_origin
+from weakref import WeakValueDictionary
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -21,6 +25,10 @@ _FILE = f"{SCHEMA_NAME}.yaml"
 BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
 _REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}  # 1.3 always replaces, 1.4 wants to be told
 
+_Place = tuple[str, ...]  # the keys that lead to a part of a config; "*" stands for those of a keyed collection
+_NUMBERS = count()
+_IN_USE: "WeakValueDictionary[str, type]" = WeakValueDictionary()
+
 
 def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     """Store the schema of a config type under the name that primary configs put first in their defaults list.
@@ -31,7 +39,7 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
         config_type: The model.
         run_name: The default of the key `run_name`.
     """
-    schema = _schema(config_type, {"run_name": run_name})
+    schema = _Derivation(config_type).whole(run_name=run_name)
     ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
 
 
@@ -50,27 +58,82 @@ def schema_of(config_type: type[BaseModel], *, run_name: str) -> Iterator[None]:
             stored[_FILE] = before
 
 
-def _schema(model: type[BaseModel], defaults: dict[str, Any]) -> type:
-    """Return a dataclass with the fields of a model; `defaults` win over the defaults of the model."""
-    members = [(name, *_field(name, info, defaults)) for name, info in model.model_fields.items() if not set_by(info)]
-    return make_dataclass(model.__name__, members)
+class _Derived(type):
+    """The type of the derived dataclasses, which are pickled as the model and the place that they come from.
+
+    By value, as cloudpickle takes classes that are in no module, they would not survive: in another process
+    `dataclasses.MISSING` is another object. So they are attributes of this module, and `copyreg` has the last word.
+    """
+
+    origin_: tuple[type[BaseModel], _Place]  # a name that no key has
 
 
-def _field(name: str, info: FieldInfo, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
-    default = defaults[name] if name in defaults else _default(info)
-    models, many = models_in(info)
-    if len(models) != 1:
-        # a union of models has no default that could be merged with another of its kinds
-        made = MISSING if models and default is not None else default
-        return Any, _open(made) if is_open(info) and isinstance(made, dict) else _constant(made)
-    if many:
-        element = _schema(models[0], {})
-        items = default.items() if isinstance(default, dict) else enumerate(default or ())
-        return dict[str, element], _constant({str(key): _instance(element, item) for key, item in items})  # type: ignore[valid-type]  # made at run time
-    if default is None:
-        return Any, _constant(None)
-    nested = _schema(models[0], default if isinstance(default, dict) else {})
-    return nested, field(default_factory=nested)
+class _Part(metaclass=_Derived):
+    """The base of the derived dataclasses."""
+
+
+def _reduced(part: _Derived) -> tuple[Any, ...]:
+    return _part_of, part.origin_
+
+
+copyreg.pickle(_Derived, _reduced)
+
+
+def __getattr__(name: str) -> type:
+    if name in _IN_USE:
+        return _IN_USE[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _part_of(root: type[BaseModel], place: _Place) -> type:
+    """Return the dataclass of a part of a config, in the process that unpickles it."""
+    return _derivation_of(root).parts[place]
+
+
+@cache
+def _derivation_of(root: type[BaseModel]) -> "_Derivation":
+    return _Derivation(root)
+
+
+class _Derivation:
+    """The dataclasses of a config type.
+
+    Attributes:
+        whole: The dataclass of the whole config.
+        parts: Each of them by its place.
+    """
+
+    def __init__(self, root: type[BaseModel]) -> None:
+        self._root = root
+        self.parts: dict[_Place, type] = {}
+        self.whole = self._part(root, (), {})
+
+    def _part(self, model: type[BaseModel], place: _Place, defaults: dict[str, Any]) -> type:
+        """Return a dataclass with the fields of a model; `defaults` win over the defaults of the model."""
+        infos = {name: info for name, info in model.model_fields.items() if not set_by(info)}
+        members = [(name, *self._field(info, (*place, name), defaults)) for name, info in infos.items()]
+        part: Any = make_dataclass(model.__name__, members, bases=(_Part,))
+        part.origin_ = (self._root, place)
+        part.__module__, part.__qualname__ = __name__, f"{model.__name__}_{next(_NUMBERS)}"
+        made: type = part
+        _IN_USE[made.__qualname__] = self.parts[place] = made
+        return made
+
+    def _field(self, info: FieldInfo, place: _Place, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
+        default = defaults[place[-1]] if place[-1] in defaults else _default(info)
+        models, many = models_in(info)
+        if len(models) != 1:
+            # a union of models has no default that could be merged with another of its kinds
+            made = MISSING if models and default is not None else default
+            return Any, _open(made) if is_open(info) and isinstance(made, dict) else _constant(made)
+        if many:
+            element = self._part(models[0], (*place, "*"), {})
+            items = default.items() if isinstance(default, dict) else enumerate(default or ())
+            return dict[str, element], _constant({str(key): _instance(element, item) for key, item in items})  # type: ignore[valid-type]  # made at run time
+        if default is None:
+            return Any, _constant(None)
+        nested = self._part(models[0], place, default if isinstance(default, dict) else {})
+        return nested, field(default_factory=nested)
 
 
 def _default(info: FieldInfo) -> Any:
