@@ -45,8 +45,6 @@ defaults:
   - experiment: null
   - debug: null
   - _self_
-hydra:
-  searchpath: [pkg://trieye.conf]
 """
 _COMMANDS = {"help": ("--help", 0, 0), "config_error": ("loop.stps=10", 1, 2)}
 _GOAL = 2.0

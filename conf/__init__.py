@@ -1,1 +1,1 @@
-"""Config groups of trieye; a project's primary config adds them with `hydra.searchpath: [pkg://trieye.conf]`."""
+"""Config groups of trieye; Hydra finds them once a config type is registered, see `trieye.register`."""

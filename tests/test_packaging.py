@@ -36,8 +36,21 @@ def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
             assert f"trieye/{path.relative_to(ROOT)}" in names
 
 
-def test_the_wheel_is_typed_and_installs_nothing_beside_trieye(wheel):
-    names = wheel.namelist()
+def test_the_wheel_is_typed_and_installs_nothing_beside_trieye_and_its_plugin(wheel):
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert "trieye/py.typed" in names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"trieye"}
+    assert {name for name in names if not name.startswith("trieye/")} == {"hydra_plugins/trieye/__init__.py"}
     assert not any("__pycache__" in name for name in names)
+
+
+def test_hydra_finds_the_configs_of_what_the_wheel_installs(wheel, tmp_path):
+    wheel.extractall(tmp_path / "site")
+    program = "import hydra_plugins.trieye as plugin, trieye; print(plugin.__file__, trieye.compose().app_name)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(tmp_path / "site/hydra_plugins/trieye/__init__.py"), "default_app"], done.stderr

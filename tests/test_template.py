@@ -1,6 +1,7 @@
 import compileall
 import itertools
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -112,6 +113,15 @@ def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug
 def test_the_project_depends_on_the_trieye_that_made_it(project):
     checkout = TEMPLATE.resolve().parent
     assert pyproject(project)["dependencies"][0] == f"trieye[rl] @ {checkout.as_uri()}"
+
+
+def test_its_commands_complete_what_is_typed(project):
+    scripts = pyproject(project)["scripts"]
+    assert scripts == {f"{SLUG}-train": f"{SLUG}.train:train", f"{SLUG}-evaluate": f"{SLUG}.evaluate:main"}
+    as_installed = "import sys; sys.argv[0] = 'my_agent-train'; from my_agent.train import train; train()"
+    typed = {**os.environ, "COMP_LINE": "my_agent-train replay=", "COMP_POINT": "22"}
+    done = run(project, "-c", as_installed, "-sc", "query=bash", env=typed)
+    assert "replay=prioritized" in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize(

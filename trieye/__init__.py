@@ -45,6 +45,7 @@ _HOME = {
     "compose": "trieye.config.compose",
     "load_checkpoint": "trieye.persistence.checkpoints",
     "main": "trieye.application",
+    "register": "trieye.config.registration",
     "run_experiment": "trieye.experiment",
 }
 

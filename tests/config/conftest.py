@@ -26,8 +26,6 @@ defaults:
   - debug: null
   - _self_
 app_name: tested
-hydra:
-  searchpath: [pkg://trieye.conf]
 """
 PROGRAM = """
 import sys

@@ -1,23 +1,40 @@
 """`trieye.compose` and the decorator `trieye.main`."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import hydra
 import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime
 from pydantic import Field
 
 import trieye
 from tests.config.conftest import Project
-from trieye.config import TrieyeConfig
+from trieye.config import TrieyeConfig, registration
+from trieye.config._hydra_loader import VERSION_BASE
 from trieye.config._hydra_main import config_type_of
-from trieye.config._hydra_schema import register_schema
 from trieye.config.base import StrictModel
 from trieye.config.compose import compose, launch_info
 from trieye.exceptions import ConfigurationError
+
+COMPOSING = """
+import hydra
+import trieye
+from hydra.core.hydra_config import HydraConfig
+
+class Other(trieye.TrieyeConfig):
+    other: int = 5
+
+@trieye.main()
+def train(config: trieye.TrieyeConfig) -> None:
+    other = trieye.compose(["runtime=local"], config_type=Other).other
+    print("job", HydraConfig.get().job.num, config.seed, other, HydraConfig.get().job.name)
+
+train()
+"""
 
 
 class AgentConfig(StrictModel):
@@ -69,13 +86,42 @@ def test_composing_leaves_hydra_as_it_was():
     assert launch_info() is None
 
 
-def test_composing_in_the_midst_of_a_sweep_leaves_its_schema_and_its_name():
-    register_schema(TrainConfig, run_name="sweep")
-    JobRuntime.instance().set("name", "train")
-    before = ConfigStore.instance().repo["schema.yaml"]
-    compose(["runtime=local"])
-    assert ConfigStore.instance().repo["schema.yaml"] is before
-    assert JobRuntime.instance().get("name") == "train"
+def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project: Project):
+    (project.directory / "train.py").write_text(COMPOSING)
+    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself looks for options of trieye
+    assert ended.code == 0, ended.err
+    assert [line for line in ended.out.splitlines() if line.startswith("job")] == ["job 0 1 5 train", "job 1 2 5 train"]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a test registers."""
+    monkeypatch.setattr(registration, "current", None)
+    yield
+    ConfigStore.instance().repo.pop("schema.yaml", None)
+
+
+def test_hydra_itself_composes_the_configs_of_a_registered_type(project: Project, registered: None):
+    trieye.register(TrainConfig)
+    with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):
+        before = hydra.compose("train", ["metrics=[core,dqn]", "agent.lr=2"])
+        typed = trieye.compose(["seed=3"], config_path=project.conf, config_name="train")
+        after = hydra.compose("train", ["steps=7"])
+    assert before.agent == {"lr": 2, "layers": [64, 64]}
+    assert set(before.stats.metrics) > set(after.stats.metrics)
+    assert typed.seed == 3
+    assert (after.steps, after.agent.lr) == (7, 0.5)
+
+
+def test_what_is_registered_is_a_config(registered: None):
+    with pytest.raises(ConfigurationError, match=r"AgentConfig.*use trieye\.TrieyeConfig or a subclass"):
+        trieye.register(AgentConfig)
+
+
+def test_a_primary_config_may_begin_with_another_one(project: Project):
+    project.write("other", "defaults:\n  - train\n  - _self_\nseed: 5\n")
+    config = compose(["sinks=[mlflow]"], config_path=project.conf, config_name="other")
+    assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
 
 
 def test_a_file_of_the_project_wins_over_one_of_trieye(project: Project):

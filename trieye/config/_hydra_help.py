@@ -102,7 +102,13 @@ class _Help:
 
     def _is_possible(self, typed: str) -> bool:
         choice = _EXAMPLE_CHOICE.match(typed)
-        return choice is None or choice[2] in self._loader.options(choice[1])
+        if choice is None:
+            return True
+        is_there = typed.startswith("'+") or choice[1] in {
+            *self._loader.entries(),
+            *self._composed.hydra.runtime.choices,
+        }
+        return is_there and choice[2] in self._loader.options(choice[1])
 
     def topic(self, topic: str) -> Iterator[str]:
         """Yield the lines about one group, or about the keys at or below one key."""

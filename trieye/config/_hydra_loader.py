@@ -14,21 +14,23 @@ from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
-from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.types import RunMode
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from trieye.config import registration
 from trieye.config._hydra_overrides import quoted
-from trieye.config._hydra_schema import BEFORE_1_4, schema_of
+from trieye.config._hydra_schema import BEFORE_1_4, SCHEMA_NAME
 from trieye.config.base import did_you_mean
+from trieye.config.registration import Registration
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
@@ -57,7 +59,7 @@ class Source:
 
 
 class Loader:
-    """Hydra's config loader for one source; inside `opened` it is also Hydra's global one."""
+    """Hydra's config loader for one source."""
 
     def __init__(self, source: Source, config_loader: ConfigLoaderImpl, config_type: type[TrieyeConfig]) -> None:
         self.source = source
@@ -186,22 +188,43 @@ def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) ->
         ConfigurationError: There is no such directory, or it has no such config.
     """
     _check(source)
-    if BEFORE_1_4:
-        hydra.version.setbase(None)
-    before, job_name = get_gh_backup(), JobRuntime.instance().get("name")
-    with schema_of(config_type, run_name=run_name):
-        try:
-            search_path = create_config_search_path(source.directory)
-            if source.extra_directory is not None:
-                extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
-                search_path.prepend(provider="command-line", path=extra, anchor=anchor)
-            config_loader = Hydra.create_main_hydra2(source.job_name, search_path).config_loader
-            assert isinstance(config_loader, ConfigLoaderImpl)  # noqa: S101 - the only one there is
-            yield Loader(source, config_loader, config_type)
-        finally:
-            GlobalHydra.instance()  # there must be one to be replaced
-            restore_gh_from_backup(before)
-            JobRuntime.instance().set("name", job_name)
+    # Hydra's global instance is not touched: a task, a sweep or a `with hydra.initialize()` may be using it
+    with _restored(), registered(config_type, run_name=run_name):
+        if BEFORE_1_4:
+            hydra.version.setbase(None)
+        search_path = create_config_search_path(source.directory)
+        if source.extra_directory is not None:
+            extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
+            search_path.prepend(provider="command-line", path=extra, anchor=anchor)
+        config_loader = ConfigLoaderImpl(config_search_path=search_path)
+        Hydra(task_name=source.job_name, config_loader=config_loader)  # sets resolvers, and the name of the job
+        yield Loader(source, config_loader, config_type)
+
+
+@contextmanager
+def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[None]:
+    """Register a config type for as long as the context lasts; then the one before and its schema are back."""
+    stored, file = ConfigStore.instance().repo, f"{SCHEMA_NAME}.yaml"
+    before, schema = registration.current, stored.get(file)
+    registration.current = Registration(config_type, run_name)
+    try:
+        yield
+    finally:
+        registration.current = before
+        stored.pop(file, None)
+        if schema is not None:
+            stored[file] = schema
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Put back what composing changes besides: the version that Hydra behaves like, and the name of the job."""
+    base, job_name = VersionBase.instance().version_base, JobRuntime.instance().get("name")
+    try:
+        yield
+    finally:
+        VersionBase.instance().version_base = base
+        JobRuntime.instance().set("name", job_name)
 
 
 def _check(source: Source) -> None:

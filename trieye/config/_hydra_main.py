@@ -22,12 +22,12 @@ from hydra._internal.utils import (
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
+from trieye.config import registration
 from trieye.config._hydra_help import print_help
 from trieye.config._hydra_loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config._hydra_overrides import check_spaces
 from trieye.config._hydra_preflight import Checked, Preflight
 from trieye.config._hydra_records import redact_records, sheltered
-from trieye.config._hydra_schema import register_schema
 from trieye.config._hydra_typed import resolved, typed
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.complaints import keys_named
@@ -35,6 +35,7 @@ from trieye.config.launch import launch_info
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
 from trieye.config.redaction import redacted_text
+from trieye.config.registration import Registration
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
@@ -92,7 +93,8 @@ def run_command_line(
             prepared = _prepared(arguments, loader, task, config_type, check, default_name)
             overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
         if prepared is not None:
-            register_schema(config_type, run_name=prepared.run_name)
+            # for Hydra, which initializes itself
+            registration.current = Registration(config_type, prepared.run_name)
             argv = [*prepared.own_overrides, *overrides, *_flags(arguments.overrides)]
             # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
             argv += ["--config-path", source.directory] if arguments.config_path is not None else []

@@ -1,8 +1,7 @@
 """The ConfigStore schema, derived from the pydantic models."""
 
 import copyreg
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import copy
 from dataclasses import Field as DataclassField
 from dataclasses import field, fields, is_dataclass, make_dataclass
@@ -21,7 +20,6 @@ from pydantic_core import to_jsonable_python
 from trieye.config.base import Marker, is_open, models_in, set_by
 
 SCHEMA_NAME = "schema"
-_FILE = f"{SCHEMA_NAME}.yaml"
 BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
 _REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}  # 1.3 always replaces, 1.4 wants to be told
 
@@ -41,21 +39,6 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     """
     schema = _Derivation(config_type).whole(run_name=run_name)
     ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
-
-
-@contextmanager
-def schema_of(config_type: type[BaseModel], *, run_name: str) -> Iterator[None]:
-    """Register a schema for as long as the context lasts; then the one before is back."""
-    stored = ConfigStore.instance().repo
-    before = stored.get(_FILE)
-    register_schema(config_type, run_name=run_name)
-    try:
-        yield
-    finally:
-        if before is None:
-            del stored[_FILE]
-        else:
-            stored[_FILE] = before
 
 
 class _Derived(type):

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from trieye.config.launch import Launch, launch_info
 from trieye.config.persistence import default_run_name
+from trieye.config.registration import OWN_CONFIGS
 from trieye.config.root import TrieyeConfig
 from trieye.config.tree import print_tree
 
@@ -17,7 +18,6 @@ Config = TypeVar("Config", bound=TrieyeConfig)
 Result = TypeVar("Result")
 Config_contra = TypeVar("Config_contra", bound=TrieyeConfig, contravariant=True)
 Result_co = TypeVar("Result_co", covariant=True)
-_OWN_CONFIGS = "pkg://trieye.conf"
 
 
 class Application(Protocol[Config_contra, Result_co]):
@@ -80,7 +80,7 @@ def compose(
     from trieye.config._hydra_preflight import Preflight
 
     chosen: Any = config_type or TrieyeConfig
-    directory = _OWN_CONFIGS
+    directory = OWN_CONFIGS
     if config_path is not None:
         directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
     name = config_name or ("trieye" if config_path is None else "train")

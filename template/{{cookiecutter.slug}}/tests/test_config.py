@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import hydra
 import pytest
 import trieye
 
@@ -25,6 +26,14 @@ def test_the_command_line_reaches_the_config():
     assert config.optimizer.lr == 3e-4
     assert config.runtime.kind == "local"
     assert config.agent.hidden == [8, 8]
+
+
+def test_hydra_composes_the_same_configs():
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("train", overrides=["experiment=quick", "optimizer.lr=3e-4"])
+    assert config.loop.steps == compose("experiment=quick").loop.steps
+    assert config.optimizer.lr == 3e-4
+    assert config.agent.batch_size == compose().agent.batch_size
 
 
 def test_presets_win_over_the_defaults():

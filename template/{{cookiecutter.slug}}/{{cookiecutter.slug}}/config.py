@@ -6,6 +6,7 @@ not imported, so `--help` and config errors are fast.
 
 from typing import Annotated, Literal, Self
 
+import trieye
 from pydantic import Field, model_validator
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
@@ -53,6 +54,7 @@ class OptimizerConfig(StrictModel):
     eps: float = Field(default=1e-8, gt=0, le=1, description="Term that keeps the division stable.")
 
 
+@trieye.register  # so that Hydra itself composes conf/ with these keys
 class TrainConfig(TrieyeConfig):
     """Everything that `python -m {{ cookiecutter.slug }}.train` can be told."""
 

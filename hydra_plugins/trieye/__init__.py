@@ -1,0 +1,16 @@
+"""Where Hydra finds the configs of trieye; every program with Hydra imports this, so it imports nothing of trieye."""
+
+import sys
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class TrieyeSearchPath(SearchPathPlugin):
+    """Adds the groups and the schema of trieye, in programs that have registered a config type and in no other."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add them behind the configs of the program, whose files win."""
+        registration = sys.modules.get("trieye.config.registration")
+        if registration is not None:
+            registration.join(search_path)
