@@ -78,7 +78,7 @@ def test_every_key_has_the_default_of_its_model():
         "lr": 0.5,
         "first": {"width": 3, "name": "first"},
         "maybe": None,
-        "net": "???",
+        "net": {},
         "optional_net": None,
         "layers": {"a": {"width": 8, "name": "a"}},
         "keyed": {},

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from pydantic.fields import FieldInfo
 
 from trieye.config._hydra_loader import Loader
 from trieye.config._hydra_preflight import Preflight
+from trieye.config._hydra_schema import defaults_of
+from trieye.config._hydra_variants import complete
 from trieye.config.base import did_you_mean, models_in, set_by
 from trieye.config.complaints import field_at, wanted
+from trieye.config.variants import by_tag, is_variant, meant, tag_of
 from trieye.exceptions import ConfigurationError
 
 _FLAGS = {
@@ -65,7 +69,10 @@ def print_help(
     """
     topics = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     overrides = [argument for argument in arguments if argument not in topics]
-    text = _Help(loader, preflight.load(overrides), loader.chosen(overrides), config_type)
+    composed = preflight.load(overrides)
+    with suppress(ConfigurationError):  # a part whose kind is not clear is explained all the same
+        complete(composed, config_type, composed.hydra.runtime.choices)
+    text = _Help(loader, composed, loader.chosen(overrides), config_type)
     lines = [line for topic in topics for line in text.topic(topic)] or text.overview(task)
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -78,6 +85,7 @@ class _Help:
         self._composed = composed
         self._config_type = config_type
         self._chosen = chosen
+        self._values: Any = OmegaConf.to_container(composed, resolve=False)  # interpolations are shown as they stand
         self._directories = loader.directories
         # the defaults list is in an order that its author chose
         self._groups = [
@@ -153,39 +161,48 @@ class _Help:
         return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
 
     def _top_level(self) -> Iterator[str]:
-        rows = {}
+        rows, values = {}, self._values
         for name, info in self._config_type.model_fields.items():
             models, _ = models_in(info)
-            rows[f"{name}.*" if models else self._value(name)] = info.description or ""
+            value = f"{name} = {_as_yaml(values.get(name))}"
+            rows[f"{name}.*" if models else value] = info.description or ""
         yield from _columns(rows)
 
     def _keys(self, topic: str) -> Iterator[str]:
-        for key, info in _leaves(self._config_type, topic.split(".")):
-            yield f"  {self._value(key)}"
+        yield from _explained(self._config_type, topic.split("."), self._values)
+
+
+def _explained(model: type[BaseModel], path: list[str], values: Any, before: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines about the keys at or below a path of keys."""
+    names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
+    for name, info in ((name, model.model_fields[name]) for name in names if name in model.model_fields):
+        models, many = models_in(info)
+        here, value = (*before, name), values.get(name) if isinstance(values, dict) else None
+        if is_variant(info):
+            yield from _explained_variant(info, path[1:], value, here)
+        elif many:
+            yield from _explained(models[0], path[2:], None, (*here, "<name>"))
+        elif models:
+            yield from _explained(models[0], path[1:], value, here)
+        else:
+            yield f"  {'.'.join(here)}" if "<name>" in here else f"  {'.'.join(here)} = {_as_yaml(value)}"
             yield f"      {wanted(info)}. {info.description or ''}".rstrip()
 
-    def _value(self, key: str) -> str:
-        if "<" in key:
-            return key
-        parent, _, name = key.rpartition(".")
-        holder = OmegaConf.select(self._composed, parent) if parent else self._composed
-        # interpolations are shown as they stand; the keys of a model that is null have no value
-        values: Any = OmegaConf.to_container(holder, resolve=False) if OmegaConf.is_config(holder) else {}
-        return f"{key} = {_as_yaml(values.get(name))}"
 
-
-def _leaves(model: type[BaseModel], path: list[str], before: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the keys at or below a path of keys, with their fields."""
-    names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
-    for name in names:
-        info = model.model_fields[name]
-        models, many = models_in(info)
-        here = (*before, name)
-        if len(models) != 1:
-            yield ".".join(here), info
-        else:
-            below = path[2:] if many else path[1:]
-            yield from _leaves(models[0], below, (*here, "<name>") if many else here)
+def _explained_variant(info: FieldInfo, path: list[str], value: Any, here: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines about each of the models that a key may hold, under a heading; * is the one that it holds."""
+    models, key = models_in(info)[0], ".".join(here)
+    kinds = {model: f"with {tag_of(models)}={kind}" for kind, model in by_tag(models).items()}
+    if not isinstance(value, dict) and not path:
+        yield f"  {key} = {_as_yaml(value)}"
+        yield f"      {wanted(info)}. {info.description or ''}".rstrip()
+    for model in models:
+        is_chosen = isinstance(value, dict) and list(meant(models, value)) == [model]
+        text = list(_explained(model, path, value if is_chosen else defaults_of(model, {}), here))
+        if text and not path:
+            about = (model.__doc__ or "").strip().split("\n")[0]
+            yield f"{'*' if is_chosen else ' '} {key} {kinds.get(model, f'as {model.__name__}')}: {about}".rstrip(": ")
+        yield from text
 
 
 def _columns(rows: dict[str, str], indent: str = "  ") -> Iterator[str]:

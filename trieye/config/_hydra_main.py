@@ -295,7 +295,7 @@ def _job_of(
             with flag_override(composed, ["struct", "readonly"], [False, False]):
                 for key, value in named.items():
                     OmegaConf.update(composed, key, value)
-            values = resolved(composed)
+            values = resolved(composed, config_type)
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             if config.print_config:
                 print_tree(config)

@@ -14,7 +14,7 @@ from trieye.config._hydra_loader import NOT_COMPOSED, Loader
 from trieye.config._hydra_overrides import parsed, without_parser_words
 from trieye.config._hydra_typed import Config, as_in_a_job, resolved, typed, without_hydra
 from trieye.config.base import takes_many
-from trieye.config.complaints import field_at
+from trieye.config.complaints import field_at, is_in_variant
 from trieye.config.paths import check_paths
 from trieye.exceptions import ConfigurationError
 
@@ -74,7 +74,7 @@ class Preflight(Generic[Config]):
         axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
         if not is_multirun:
             self._check_single(list(axes.values()))
-        values = _resolved(composed)
+        values = self._resolved(composed)
         config = self._typed(values, first)
         others = (self._others(axis, first, number, composed, values) for number, axis in axes.items())
         for made in itertools.chain([config], *others):
@@ -134,6 +134,10 @@ class Preflight(Generic[Config]):
         if mistakes:
             raise ConfigurationError("\n".join(mistakes))
 
+    def _resolved(self, composed: DictConfig) -> dict[str, Any]:
+        with as_in_a_job(composed):
+            return resolved(without_hydra(composed), self._config_type)
+
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
@@ -141,12 +145,13 @@ class Preflight(Generic[Config]):
         self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
     ) -> Iterator[Config]:
         """Yield the config of each value of an axis but the first one."""
-        holder = None if _has_interpolations(composed) else _holder(values, axis)
+        depends = _has_interpolations(composed) or is_in_variant(self._config_type, axis.key_or_group.split("."))
+        holder = None if depends else _holder(values, axis)
         name = axis.key_or_group.rpartition(".")[2]
         for typed_value, value in itertools.islice(self._values(axis), 1, None):
             overrides = [*first[:number], typed_value, *first[number + 1 :]]
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
-                yield self._typed(_resolved(self.load(overrides)), overrides)
+                yield self._typed(self._resolved(self.load(overrides)), overrides)
                 continue
             # nothing else depends on this key, and composing takes a hundred times longer than validating
             before, holder[name] = holder[name], value
@@ -178,11 +183,6 @@ def _as_a_job(config: Config) -> Config:
     """Return the config of a sweep with the name that its first job has."""
     name = {"run_name": f"{config.run_name}_0"}
     return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
-
-
-def _resolved(composed: DictConfig) -> dict[str, Any]:
-    with as_in_a_job(composed):
-        return resolved(without_hydra(composed))
 
 
 def _has_interpolations(composed: DictConfig) -> bool:

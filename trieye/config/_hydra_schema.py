@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from trieye.config.base import Marker, is_open, models_in, set_by
+from trieye.config.variants import is_variant, tag_of
 
 SCHEMA_NAME = "schema"
 BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
@@ -39,6 +40,12 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     """
     schema = _Derivation(config_type).whole(run_name=run_name)
     ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
+
+
+def defaults_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a model as they would stand in YAML; `given` wins over the model's own."""
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured(_Derivation(model, given).whole))
+    return {str(key): value for key, value in defaults.items()}
 
 
 class _Derived(type):
@@ -86,10 +93,10 @@ class _Derivation:
         parts: Each of them by its place.
     """
 
-    def __init__(self, root: type[BaseModel]) -> None:
+    def __init__(self, root: type[BaseModel], defaults: dict[str, Any] | None = None) -> None:
         self._root = root
         self.parts: dict[_Place, type] = {}
-        self.whole = self._part(root, (), {})
+        self.whole = self._part(root, (), defaults or {})
 
     def _part(self, model: type[BaseModel], place: _Place, defaults: dict[str, Any]) -> type:
         """Return a dataclass with the fields of a model; `defaults` win over the defaults of the model."""
@@ -103,12 +110,14 @@ class _Derivation:
         return made
 
     def _field(self, info: FieldInfo, place: _Place, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
-        default = defaults[place[-1]] if place[-1] in defaults else _default(info)
+        default = defaults[place[-1]] if place[-1] in defaults else default_of(info)
         models, many = models_in(info)
-        if len(models) != 1:
-            # a union of models has no default that could be merged with another of its kinds
-            made = MISSING if models and default is not None else default
-            return Any, _open(made) if is_open(info) and isinstance(made, dict) else _constant(made)
+        if is_variant(info):
+            # it takes any key until the config is whole and shows which model it is
+            takes_keys = isinstance(default, dict) or (default == MISSING and tag_of(models) is not None)
+            return Any, _open({}) if takes_keys else _constant(default)
+        if not models:
+            return Any, _open(default) if is_open(info) and isinstance(default, dict) else _constant(default)
         if many:
             element = self._part(models[0], (*place, "*"), {})
             items = default.items() if isinstance(default, dict) else enumerate(default or ())
@@ -119,7 +128,8 @@ class _Derivation:
         return nested, field(default_factory=nested)
 
 
-def _default(info: FieldInfo) -> Any:
+def default_of(info: FieldInfo) -> Any:
+    """Return the default of a field as it would stand in YAML; `???` if it has none."""
     marker = next((item for item in info.metadata if isinstance(item, Marker)), Marker())
     if marker.yaml_default is not None:
         return to_jsonable_python(marker.yaml_default())

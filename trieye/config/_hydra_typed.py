@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from trieye.config._hydra_variants import complete
 from trieye.config.base import STRICT
 from trieye.config.complaints import complaints
 from trieye.config.root import TrieyeConfig
@@ -47,13 +48,14 @@ def as_in_a_job(config: DictConfig) -> Iterator[None]:
         instance.cfg = before
 
 
-def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config without the node `hydra` as plain values.
+def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, Any]:
+    """Return a composed config without the node `hydra` as plain values, with its variants complete.
 
     Raises:
         ConfigurationError: A value is missing, or an interpolation leads nowhere.
     """
     try:
+        complete(config, config_type, plain(HydraConfig.get(), "runtime.choices"))
         missing = sorted(OmegaConf.missing_keys(config))
         values: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:

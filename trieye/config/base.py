@@ -58,6 +58,12 @@ def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
     return ([element], True) if isinstance(element, type) and issubclass(element, BaseModel) else ([], False)
 
 
+def takes_values(info: FieldInfo) -> bool:
+    """Tell whether a field takes something else than models and None."""
+    options = [option for option in _options(info.annotation) if option is not type(None)]
+    return any(not (isinstance(option, type) and issubclass(option, BaseModel)) for option in options)
+
+
 def is_open(info: FieldInfo) -> bool:
     """Tell whether a field is a dict of plain values, whose keys the user chooses."""
     options = [option for option in _options(info.annotation) if option is not type(None)]

@@ -1,17 +1,20 @@
 """Complaints: pydantic's errors in the words of the command line."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, core_schema
 
-from trieye.config.base import did_you_mean, is_open, models_in, nearest, set_by, takes_text_only
+from trieye.config.base import STRICT, did_you_mean, is_open, models_in, nearest, set_by, takes_text_only
+from trieye.config.variants import by_tag, is_variant, meant, tag_of
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
+_OF_PYDANTIC = frozenset(get_args(core_schema.ErrorType))
 _PLURALS = {"integer": "integers", "number": "numbers", "string": "texts"}
 
 
@@ -26,25 +29,108 @@ def complaints(
         values: What it was made from.
         overrides: What was typed on the command line; a value from there is shown as it was typed.
     """
-    return list(dict.fromkeys(_complaint(details, model, values, overrides) for details in error.errors()))
+    return list(dict.fromkeys(_Part(model, values, overrides).complaints(error)))
 
 
-def _complaint(details: ErrorDetails, model: type[BaseModel], values: dict[str, Any], overrides: Sequence[str]) -> str:
-    path = _as_typed(details, values)
-    key = ".".join(path)
-    if details["type"] in ("unknown_key", "extra_forbidden"):
-        return unknown_key(key, models_at(model, path[:-1]))
-    info = field_at(model, path)
-    if details["type"] == "missing":
-        return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
-    found = _typed_text(key, details["input"], overrides)
-    cause = details.get("ctx", {}).get("error")
-    if cause is not None:
-        return _own_words(str(cause), key, found, details["input"])
-    if isinstance(details["input"], dict):
-        return f"{key}: {wanted(info)} is expected, found keys with values"
-    nearest = did_you_mean(str(details["input"]), _choices(info))
-    return f"{found}: {wanted(info)} is expected, found {show(details['input'])}{nearest}"
+@dataclass(frozen=True)
+class _Part:
+    """A config, or a part of it that is a variant.
+
+    Attributes:
+        model: What it was meant to be.
+        values: What it was made from.
+        overrides: The command line.
+        place: The keys that lead to it.
+        others: The models that it could have been instead.
+    """
+
+    model: type[BaseModel]
+    values: dict[str, Any]
+    overrides: Sequence[str]
+    place: tuple[str, ...] = ()
+    others: Sequence[type[BaseModel]] = ()
+
+    def complaints(self, error: ValidationError) -> Iterator[str]:
+        """Yield a line for each mistake; those in a variant are the mistakes of the model that was meant."""
+        seen = set()
+        for details in error.errors():
+            variant = _variant_on(details["loc"], self.model)
+            if variant is None:
+                yield self._complaint(details)
+            elif variant not in seen:
+                seen.add(variant)
+                yield from self._about_variant(variant, details)
+
+    def _about_variant(self, variant: tuple[str, ...], details: ErrorDetails) -> Iterator[str]:
+        info, held = field_at(self.model, variant), _at(self.values, variant)
+        models, here = models_in(info)[0] if info is not None else [], (*self.place, *variant)
+        tag, candidates = tag_of(models), meant(models, held)
+        if not isinstance(held, dict):
+            found = _typed_text(".".join(here), held, self.overrides)
+            yield f"{found}: {wanted(info)} is expected, found {show(held)}"
+        elif not candidates:
+            kind, known = str(held[str(tag)]), by_tag(models)
+            found = _typed_text(".".join((*here, str(tag))), kind, self.overrides)
+            yield f"{found}: one of {', '.join(known)} is expected, found {show(kind)}{did_you_mean(kind, known)}"
+        elif refused := [(error, model) for model in candidates if (error := _refusal(model, held)) is not None]:
+            error, model = min(refused, key=lambda each: each[0].error_count())
+            others = [other for other in models if other is not model]
+            yield from _Part(model, held, self.overrides, here, others).complaints(error)
+        else:  # each model takes the values, and a validator of the field does not
+            yield self._complaint(details)
+
+    def _complaint(self, details: ErrorDetails) -> str:
+        path = _as_typed(details, self.values)
+        key = ".".join((*self.place, *path))
+        if details["type"] in ("unknown_key", "extra_forbidden"):
+            text = unknown_key(key, models_at(self.model, path[:-1]))
+            return text + (_owner(path[0], self.model, self.others) if len(path) == 1 else "")
+        info = field_at(self.model, path)
+        if details["type"] == "missing":
+            return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
+        found = _typed_text(key, details["input"], self.overrides)
+        cause = details.get("ctx", {}).get("error")
+        if cause is not None or details["type"] not in _OF_PYDANTIC:
+            return _own_words(str(cause or details["msg"]), key, found, details["input"])
+        if isinstance(details["input"], dict):
+            return f"{key}: {wanted(info)} is expected, found keys with values"
+        nearest = did_you_mean(str(details["input"]), _choices(info))
+        return f"{found}: {wanted(info)} is expected, found {show(details['input'])}{nearest}"
+
+
+def _variant_on(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[str, ...] | None:
+    """Return the keys of the first variant on pydantic's way to an error."""
+    for depth, part in enumerate(loc, start=1):
+        info = model.model_fields.get(str(part))
+        models, many = models_in(info) if info is not None else ([], False)
+        if info is not None and is_variant(info):
+            return tuple(map(str, loc[:depth]))
+        if many or not models:
+            return None
+        model = models[0]
+    return None
+
+
+def _at(values: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _refusal(model: type[BaseModel], values: dict[str, Any]) -> ValidationError | None:
+    try:
+        model.model_validate(values, context=STRICT)
+    except ValidationError as error:
+        return error
+    return None
+
+
+def _owner(name: str, model: type[BaseModel], others: Sequence[type[BaseModel]]) -> str:
+    """Return of which kind a key is that was given to a part of another kind, or an empty string."""
+    kinds = by_tag([model, *others])
+    tag, owners = tag_of([model, *others]), [kind for kind, other in kinds.items() if name in other.model_fields]
+    own = next((kind for kind, other in kinds.items() if other is model), "")
+    return f"; it belongs to {tag}={' or '.join(owners)}, and {tag} is {own}" if owners else ""
 
 
 def unknown_key(key: str, holders: Sequence[type[BaseModel]]) -> str:
@@ -89,7 +175,7 @@ def show(value: Any) -> str:
 
 def wanted(info: FieldInfo | None) -> str:
     """Return what a field takes, such as `an integer >= 1 or null`."""
-    return " or ".join(_described(schema) for schema in _json_schemas(info)) or "another value"
+    return " or ".join(dict.fromkeys(_described(schema) for schema in _json_schemas(info))) or "another value"
 
 
 def _described(schema: dict[str, Any]) -> str:
@@ -149,8 +235,14 @@ def _choices(info: FieldInfo | None) -> list[str]:
 
 def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
     """Return the field at a path of keys, or None if the path leads nowhere."""
-    holders = models_at(model, path[:-1])
+    holders = models_at(model, path[:-1]) if path else []
     return next((holder.model_fields[path[-1]] for holder in holders if path[-1] in holder.model_fields), None)
+
+
+def is_in_variant(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Tell whether a path of keys leads to a variant or into one."""
+    infos = (field_at(model, path[:depth]) for depth in range(1, len(path) + 1))
+    return any(info is not None and is_variant(info) for info in infos)
 
 
 def models_at(model: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel]]:
@@ -220,6 +312,7 @@ def _typed_text(key: str, value: Any, overrides: Sequence[str]) -> str:
 
 
 def _own_words(text: str, key: str, found: str, value: Any) -> str:
+    """Return the words of a validator, with the key where the validator says only its name or nothing."""
     name = key.rpartition(".")[2]
     if text.startswith(f"{name} "):
         return f"{key}{text.removeprefix(name)}"
