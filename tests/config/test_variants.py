@@ -167,6 +167,7 @@ def test_a_sweep_may_go_over_kinds(variants: Project):
         ("+critic={kind: ppo,epsilon: 1}", "critic.epsilon: there is no key 'epsilon' of critic (keys: kind, lam,"),
         ("critic={kind: ppo,lam: 2}", "critic={kind: ppo,lam: 2}: lam (2.0) is above 1"),
         ("critic={lam: 2}", "critic.kind has no value; give it one with critic.kind=<value>, one of dqn, ppo"),
+        ("critic.lam=0.5", "critic.lam=0.5: critic.lam is not in the config yet; type '+critic.lam=0.5'"),
         ("critic=3", "critic=3: keys with values or null is expected, found 3"),
         ("rate=fast", "rate=fast: a number or keys with values is expected, found 'fast'"),
         ("rate={end: 3}", "rate.start has no value; give it one with rate.start=<value>, a number"),

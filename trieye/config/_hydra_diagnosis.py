@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from trieye.config._hydra_loader import NOT_COMPOSED, Loader
 from trieye.config._hydra_overrides import without_parser_words
-from trieye.config.base import did_you_mean
+from trieye.config.base import did_you_mean, set_by
 from trieye.config.complaints import collections, field_at, models_at, models_under, show, unknown_key
 
 _MOST = 4  # alternatives that one message names
@@ -129,11 +129,15 @@ class Diagnosis:
     def _about_absent(self, override: Override, path: list[str], depth: int, node: DictConfig) -> Iterator[str]:
         key, line = ".".join(path[: depth + 1]), override.input_line
         known = [str(name) for name in node if depth or name != "hydra"]
-        item = models_under(self._config_type, path[:depth])
+        item, info = models_under(self._config_type, path[:depth]), field_at(self._config_type, path[: depth + 1])
         is_new = override.is_add() or override.is_force_add()
         if is_new:
             if item is not None and isinstance(override.value(), dict) and depth == len(path) - 1:
                 yield f"{line}: keys in braces cannot be added here; type {self._template(item, key)}"
+        elif depth and info is not None and not set_by(info):
+            # the keys of a model that is null by default are those that a file names
+            advice = "there is nothing to delete" if override.is_delete() else f"type '+{line}'"
+            yield f"{line}: {key} is not in the config yet; {advice}"
         elif models_at(self._config_type, path[:depth]):
             yield self._about_unknown(override, key, known, node if not depth else None)
         else:
