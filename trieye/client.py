@@ -323,7 +323,7 @@ class Run(Recorder):
             Whether there was something to restore.
 
         Raises:
-            CheckpointError: There are checkpoints and none is whole, or one lacks an object.
+            CheckpointError: None of the checkpoints is whole, or it lacks an object, or `damaged_replay` refuses it.
         """
         attempt = self._opened()
         found = attempt.hub.restore(group=attempt.group, config_hash=attempt.config_hash)
@@ -333,7 +333,7 @@ class Run(Recorder):
             return False
         encoded, origin = found
         attempt.saves.restored(encoded.parts.keys() if origin["is_own"] else ())
-        state = decode(encoded)
+        state = decode(encoded, on_damage=self.config.persistence.damaged_replay)
         held = state["objects"]
         is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
         if is_ours and "replay" not in objects:

@@ -184,8 +184,8 @@ class _Loop:
         """Return how the training ended; the run is closed."""
         run = self._run
         store = CheckpointStore(PathManager(run.config.trieye.persistence).checkpoint_dir, read_only=True)
-        found = store.best(self._limits.mode) or store.latest()
-        best = None if found is None else found.path
+        found = [*store.ranked(self._limits.mode), *reversed(store.entries())]  # by their manifests: they were verified
+        best = found[0].path if found else None
         return Result(self._at.best, run.step, self._at.env_steps, stop_reason, run.dir, best)
 
     def _train(self) -> str:

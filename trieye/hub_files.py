@@ -84,6 +84,7 @@ class HubFiles:
         self.mirror: Mirror | None = None
         self._config = config
         self._serializer = serializer
+        serializer.on_damage = config.persistence.damaged_replay
         checksum, key, allow_pickle = config.persistence.checksum, serializer.key, serializer.allow_pickle
         store = partial(CheckpointStore, checksum=checksum, key=key, allow_pickle=allow_pickle)
         self._checkpoints = store(self.paths.checkpoint_dir)
@@ -261,7 +262,7 @@ class HubFiles:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         persistence = self._config.persistence
-        point = find_resume(self.paths, persistence, own_first=False, strict=False)
+        point = find_resume(self.paths, persistence, own_first=False, strict=False, read=self._serializer.read)
         if point is None:
             buffer = (
                 self.paths.determine_buffer_to_load(persistence.load_buffer_path, persistence.auto_resume_latest, None)
@@ -270,12 +271,12 @@ class HubFiles:
             )
             return LoadedTrainingState(buffer_data=buffer and self._serializer.load_buffer(buffer)), None
         logger.info("%s", point.reason)
-        checkpoint = self._serializer.load_checkpoint(point.path)
+        checkpoint = self._serializer.load_checkpoint(point.path, state=point.state)
         if checkpoint is None:
             raise CheckpointError(f"{point.path} is no checkpoint of save_training_state")
         loaded = LoadedTrainingState(
             checkpoint_data=checkpoint,
-            buffer_data=point.buffer_path and self._serializer.load_buffer(point.buffer_path),
+            buffer_data=point.buffer_path and self._serializer.load_buffer(point.buffer_path, state=point.buffer_state),
             buffer_step=point.buffer_step,
             resumed_from=point.run_name,
         )
@@ -289,13 +290,13 @@ class HubFiles:
             CheckpointError: There are checkpoints, and none of them is whole, or it is one of the drop-in API.
             UntrustedPickleError: It is a file of trieye 0.1.5.
         """
-        point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group)
+        read = self._checkpoints.read
+        point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group, read=read)
         if point is None:
             return None
-        if point.path.is_file():
+        if (state := point.state) is None:
             raise unreadable(point.path)
         hub_state = read_manifest(point.path).metadata.get("hub", {})
-        state = self._checkpoints.read(point.path)
         if "model_state_dict" in state.tree:
             raise CheckpointError(
                 f"{point.path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
@@ -321,8 +322,8 @@ class HubFiles:
         Args:
             highest_step: Highest step of any event.
         """
-        newest = self._checkpoints.latest()
-        return _identity(newest.path) if newest is not None and highest_step <= newest.step else None
+        newest = self._checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
+        return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
 
     def _note_origin(self, point: ResumePoint) -> None:
         self.record.resumed_from = str(point.path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.exceptions import CheckpointError
+from trieye.persistence.state_directory import damaged_parts
 
 MAX_IN_FLIGHT = 2
 """Never more states in memory than that: a save beyond it waits for the oldest, or replaces the newest."""
@@ -97,6 +98,7 @@ class PendingSaves:
         self._saves: list[SaveHandle] = []
         self._waiting: tuple[SaveHandle, Begin, bool] | None = None
         self._known: frozenset[str] = frozenset()
+        self._damaged: set[str] = set()  # not to be linked, although a save that was begun before that is known may
         self._lock = threading.RLock()  # results arrive in other threads
 
     @property
@@ -105,7 +107,8 @@ class PendingSaves:
 
         Not those that a save under way leaves behind: that checkpoint may be deleted when such a save is done.
         """
-        return self._known.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
+        known = self._known - self._damaged
+        return known.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
 
     def restored(self, parts: Collection[str]) -> None:
         """Take note of the parts in the checkpoint from which the run goes on."""
@@ -183,6 +186,8 @@ class PendingSaves:
         error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
         if error is None:
             self._known = handle._parts  # noqa: SLF001 - its own module
+            if self._known:
+                self._damaged |= damaged_parts(Path(done.result()))
             handle._outcome.set_result(done.result())  # noqa: SLF001 - its own module
         else:
             self._fail(handle, error)

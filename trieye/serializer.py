@@ -17,6 +17,7 @@ from trieye.persistence import signing
 from trieye.persistence.atomic import replaced, write_atomic
 from trieye.persistence.encoding import EncodedState, decode, encode
 from trieye.persistence.legacy import load_pickle
+from trieye.persistence.parts import OnDamage
 from trieye.persistence.state_directory import load_state, save_state
 from trieye.schemas import BufferData, CheckpointData
 
@@ -33,6 +34,7 @@ class Serializer:
         allow_pickle: Whether unsigned pickles may be read, which runs code; None asks TRIEYE_ALLOW_PICKLE.
 
     Attributes:
+        on_damage: What a replay does whose saved rows are not all whole; see `persistence.damaged_replay`.
         key: Signs pickled parts; None: that of the user in whose process it is used.
         allow_pickle: Whether unsigned pickles may be read; None: what the environment says where it is used.
     """
@@ -40,6 +42,7 @@ class Serializer:
     # on the class, too: programs of 0.1.5 hand over stand-ins that are made of it
     key: signing.Key | None = None
     allow_pickle: bool | None = None
+    on_damage: OnDamage = "partial"
 
     def __init__(self, *, key: bytes | None = None, allow_pickle: bool | None = None) -> None:
         self.key = None if key is None else signing.Key(key)
@@ -64,7 +67,7 @@ class Serializer:
         return save_state(path, encoded, step=step, metadata=metadata, key=self.key)
 
     def read(self, path: Path) -> EncodedState:
-        """Verify the directory `path` and return its state, encoded.
+        """Return the state of the directory `path`, encoded; each byte is read once, and verified meanwhile.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -86,14 +89,18 @@ class Serializer:
         metadata = {"run_name": data.run_name}
         self.write(self.encode(data, copy=False), Path(path), step=data.global_step, metadata=metadata)
 
-    def load_checkpoint(self, path: Path) -> CheckpointData | None:
+    def load_checkpoint(self, path: Path, *, state: EncodedState | None = None) -> CheckpointData | None:
         """Return the checkpoint at `path`, a directory or a file of 0.1.5; None if it is missing or something else.
+
+        Args:
+            path: The directory or file.
+            state: What is in the directory, if it was read before.
 
         Raises:
             UntrustedPickleError: It is a pickle or has pickled parts, and they were not allowed.
             SerializationError: It is damaged.
         """
-        return self._load(Path(path), CheckpointData)
+        return self._load(Path(path), CheckpointData, state)
 
     def save_buffer(self, data: BufferData, path: Path) -> None:
         """Save a buffer as the directory `path`.
@@ -103,9 +110,9 @@ class Serializer:
         """
         self.write(self.encode(data, copy=False), Path(path))
 
-    def load_buffer(self, path: Path) -> BufferData | None:
+    def load_buffer(self, path: Path, *, state: EncodedState | None = None) -> BufferData | None:
         """Return the buffer at `path`; as `load_checkpoint`."""
-        return self._load(Path(path), BufferData)
+        return self._load(Path(path), BufferData, state)
 
     def prepare_optimizer_state(self, optimizer_state_dict: Any) -> dict[str, Any]:
         """Return an optimizer's state with its tensors on the CPU.
@@ -157,21 +164,21 @@ class Serializer:
         except (OSError, TypeError, ValueError, RecursionError) as error:
             raise SerializationError(f"the config could not be written to {path}: {error}") from error
 
-    def _load(self, path: Path, schema: type[_Schema]) -> _Schema | None:
+    def _load(self, path: Path, schema: type[_Schema], state: EncodedState | None) -> _Schema | None:
         source = path if os.path.lexists(path) else replaced(path.parent).get(path.name, path)
         if not source.exists():
             logger.warning("%s does not exist", path)
             return None
-        loaded = self._content(source)
+        loaded = self._content(source, state)
         try:
             return schema.model_validate(loaded)
         except ValidationError as error:
             logger.error("%s holds no %s: %s", path, schema.__name__, error)  # noqa: TRY400 - the message says it all
             return None
 
-    def _content(self, path: Path) -> Any:
+    def _content(self, path: Path, state: EncodedState | None) -> Any:
         if path.is_dir():
-            return decode(self.read(path), copy=False)
+            return decode(state or self.read(path), copy=False, on_damage=self.on_damage)
         loaded = load_pickle(path, allow_pickle=self.allow_pickle)
         # the fields of 0.1.5, not its object: classes of a pickle are what they were then
         return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded

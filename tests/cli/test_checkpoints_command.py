@@ -101,10 +101,15 @@ def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
     flip(run_dir / "checkpoints" / "checkpoint_step_30" / "parts" / "seg-2-3-0123abcd.safetensors")
     assert listed(run_dir, capsys)[0] == 0
     code, _, rows = listed(run_dir, capsys, "--verify")
-    assert (code, rows[30]["state"], rows[30]["marks"]) == (1, "damaged", [])
-    assert rows[20]["marks"] == ["best", "latest"]
+    assert (code, rows[30]["state"], rows[30]["marks"]) == (1, "partial", ["latest"])
+    assert rows[20]["marks"] == ["best"]
     (problem,) = rows[30]["problems"]
     assert "seg-2-3-0123abcd.safetensors is damaged: its checksum does not match" in problem
+    assert rows[30]["lost_rows"] == ["2-2"]
+    assert main(["checkpoints", str(run_dir), "--verify"]) == 1
+    assert "checkpoint_step_30: rows 2-2 of its replay are lost, all else is whole" in capsys.readouterr().out
+    assert main(["verify", str(run_dir)]) == 1
+    assert "rows 2-2 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
@@ -123,11 +128,11 @@ def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsy
     assert "ofstep20,isusedinstead" in shown
 
 
-def test_a_part_that_checkpoints_share_damages_each_of_them(run_dir, capsys):
+def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):
     flip(run_dir / "checkpoints" / "checkpoint_step_10" / "parts" / "seg-0-1-0123abcd.safetensors")
     code, found, _ = listed(run_dir, capsys, "--verify")
     assert code == 1
-    assert [row["state"] for row in found["checkpoints"]] == ["damaged"] * 3
+    assert [row["state"] for row in found["checkpoints"]] == ["partial"] * 3
 
 
 def test_what_was_set_aside_is_listed_and_no_failure(run_dir, capsys):

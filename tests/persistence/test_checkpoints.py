@@ -116,7 +116,7 @@ def damage(path, change):
     path.write_bytes(change(path.read_bytes()))
 
 
-FILES = ["state.json", "state.safetensors", "objects.bin", "parts/seg-*.safetensors", MANIFEST_NAME]
+FILES = ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME]
 
 
 def file_of(store, step, pattern):
@@ -160,6 +160,26 @@ def test_a_flipped_bit_anywhere_sets_the_checkpoint_aside(two, name, tmp_path):
 def test_a_missing_file_sets_the_checkpoint_aside(two, name):
     file_of(two, 2, name).unlink()
     assert latest_step(two) == 1
+
+
+HARMS = {
+    "cut": lambda part: part.write_bytes(part.read_bytes()[:-1]),
+    "changed": lambda part: part.write_bytes(part.read_bytes()[:-1] + b"x"),
+    "missing": lambda part: part.unlink(),
+    "a link": lambda part: (part.rename(part.with_suffix(".other")), part.symlink_to(part.with_suffix(".other"))),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_part_takes_no_checkpoint_with_it_and_is_found_when_it_is_read(two, harm):
+    HARMS[harm](file_of(two, 2, "parts/seg-*.safetensors"))
+    loaded = two.load(two.latest().path)
+    assert (loaded["step"], loaded["weights"][0]) == (2, 2.0)
+    (name,) = loaded["log"].names
+    assert loaded["log"].whole(name) is None
+    for read in (loaded["log"].read, loaded["log"].map):
+        with pytest.raises(CheckpointError, match=rf"checkpoint_step_2/parts/{name}.safetensors is"):
+            read(name)
 
 
 def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp_path):
@@ -257,7 +277,7 @@ def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypa
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EACCES])
 def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code):
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "sums_of", raising(OSError(code, os.strerror(code))))
+        patch.setattr(manifest, "ChecksumReader", raising(OSError(code, os.strerror(code))))
         with pytest.raises(SerializationError, match="cannot be read: ") as caught:
             two.latest()
     assert not isinstance(caught.value, CheckpointError)

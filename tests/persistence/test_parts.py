@@ -14,7 +14,7 @@ from trieye.persistence.manifest import read_manifest
 from trieye.persistence.nodes import StateParts
 from trieye.persistence.parts_directory import has_parts, load_parts, save_parts
 from trieye.persistence.retention import Retention
-from trieye.persistence.state_directory import part_file
+from trieye.persistence.state_directory import VERIFIED_EVERY, damaged_parts, part_file
 
 
 @pytest.fixture
@@ -26,6 +26,11 @@ def save(store, step, log, known):
     encoded = encode({"log": log, "step": step}, known=known)
     store.save(step, encoded)
     return encoded.parts.keys()
+
+
+def save_at(store, step, log, known):
+    save(store, step, log, known)
+    return store.path(step)
 
 
 def restored(store, step):
@@ -93,15 +98,32 @@ def test_a_part_that_is_gone_is_an_error_and_leaves_nothing(store):
     assert [path.name for path in store.directory.iterdir()] == ["checkpoint_step_1"]
 
 
-def test_a_damaged_part_is_found(store):
-    log = Log()
-    log.extend(10)
-    known = save(store, 1, log, ())
-    log.extend(10)
-    save(store, 2, log, known)
-    newest = files_of(store, 2)[1]
-    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
-    assert store.latest().step == 1
+def test_every_part_is_read_once_in_so_many_saves_and_a_damaged_one_is_named(store, caplog):
+    log, known = Log(), ()
+    for step in range(30):
+        log.extend(1)
+        known = save(store, step, log, known)
+    for part in files_of(store, 29)[:20]:
+        part.write_bytes(part.read_bytes()[:-1] + b"x")
+    found = [damaged_parts(save_at(store, step, log, known)) for step in range(30, 30 + VERIFIED_EVERY)]
+    names = set[str]().union(*found)
+    assert len(names) == sum(map(len, found)) == 20
+    assert all(f"{name}.safetensors is damaged" in caplog.text for name in names)
+    assert damaged_parts(store.path(99)) == set()
+
+
+def test_a_directory_of_its_own_gets_damaged_rows_anew(tmp_path):
+    log, path = Log(), tmp_path / "buffer"
+    log.extend(100)
+    save_parts(path, log)
+    (part,) = (path / "parts").iterdir()
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    for _ in range(VERIFIED_EVERY):
+        save_parts(path, log)
+    other = Log()
+    other.load_state_dict(load_parts(path))
+    assert other.rows.tolist() == log.rows.tolist()
+    assert not (path / "parts" / part.name).exists()
 
 
 def test_a_part_kept_before_a_stronger_checksum_was_asked_for_gets_it(tmp_path):
@@ -236,7 +258,7 @@ def test_a_part_whose_file_is_gone_is_named(store):
     (name,) = held.names
     files_of(store, 1)[0].unlink()
     for read in (held.read, held.map):
-        with pytest.raises(SerializationError, match=rf"{name}.safetensors cannot be read: No such file"):
+        with pytest.raises(SerializationError, match=rf"{name}.safetensors is damaged: No such file"):
             read(name)
 
 

@@ -62,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
         from trieye.cli.saved_view import render_saved
 
         Console().print(render_saved(run_dir, checkpoints, buffers, size_bytes))
-    return EXIT_DAMAGED if any(saved.state in {"damaged", "link"} for saved in [*checkpoints, *buffers]) else 0
+    return (
+        EXIT_DAMAGED if any(saved.state in {"partial", "damaged", "link"} for saved in [*checkpoints, *buffers]) else 0
+    )
 
 
 def _saved_of(run_dir: Path, *, checksums: bool) -> tuple[list["Saved"], list["Saved"], list[Path]]:

@@ -8,7 +8,7 @@ from trieye.cli.history_check import check_history
 from trieye.cli.run_config import recorded_config, sinks_of
 from trieye.cli.run_part import Damage, Part, size_of
 from trieye.cli.run_status import is_alive
-from trieye.cli.saved_files import saved_in
+from trieye.cli.saved_files import Saved, saved_in
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.hub_status import read_status
@@ -188,20 +188,33 @@ def _missing_journal(run_dir: Path, *, is_begun: bool) -> list[Damage]:
 def _states(name: str, directory: Path, prefix: str) -> Part:
     found_there = saved_in(directory, prefix, checksums=True)
     saved = sorted(
-        (state for state in found_there if state.state in {"whole", "damaged", "link"}), key=lambda state: state.step
+        (state for state in found_there if state.state in {"whole", "partial", "damaged", "link"}),
+        key=lambda state: state.step,
     )
-    whole = [state.step for state in saved if state.is_usable]
-    newest = str(whole[-1]) if whole else "none"
+    usable = [state.step for state in saved if state.is_usable]
+    newest = str(usable[-1]) if usable else "none"
     advice = f"nothing is to be done: the newest one that is whole, of step {newest}, is used instead"
-    if not whole:
+    if not usable:
         advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
     found = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
-    broken = [Damage(problem, "it cannot be loaded", advice) for state in saved for problem in state.problems]
+    broken = [
+        Damage(problem, *(_part_lost(state) if state.is_usable else ("it cannot be loaded", advice)))
+        for state in saved
+        for problem in state.problems
+    ]
     num_aside = sum(state.state == "set aside" for state in found_there)
     if num_aside and not saved:
         what = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
         broken = [Damage(what, "the run does not go on: its next start is an error, not a fresh start", advice)]
     return Part(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
+
+
+def _part_lost(state: Saved) -> tuple[str, str]:
+    """Return what it means that a part of a replay is damaged, and what to do."""
+    rows = ", ".join(state.lost_rows)
+    meaning = f"rows {rows} of the replay of step {state.step} are lost; its model and all else are whole"
+    advice = "nothing is to be done: the run goes on with the other rows and saves them anew"
+    return meaning, f"{advice}; with persistence.damaged_replay=refuse it stops instead"
 
 
 def _sinks(run_dir: Path, held: Inspection | None, enabled: list[str]) -> list[SinkPlace]:

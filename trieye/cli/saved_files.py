@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.persistence.manifest import PARTS_DIRECTORY, Manifest, read_manifest, verify_file
+from trieye.persistence.manifest import PARTS_DIRECTORY, Manifest, check_no_link, read_manifest, verify_file
 
-State = Literal["whole", "sizes fit", "damaged", "set aside", "0.1.5", "link"]
+State = Literal["whole", "sizes fit", "partial", "damaged", "set aside", "0.1.5", "link"]
+
+_PART = re.compile(rf"{PARTS_DIRECTORY}/seg-(\d+)-(\d+)-.*")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Saved:
     Attributes:
         name: Name of its directory or file.
         step: Its global step.
-        state: What is known of it: `sizes fit` means that nobody looked at its bytes.
+        state: What is known of it: `sizes fit` means that nobody looked at its bytes, `partial` that rows of its replay
+            are damaged, and nothing else.
         saved: Unix time in seconds; None if that cannot be read.
         sequence: Its number among the saves into this directory.
         attempt: The attempt that saved it.
@@ -29,6 +32,7 @@ class Saved:
         size_bytes: Size of its files.
         shared_bytes: How many of those other checkpoints share: they are on the disk once.
         problems: What is wrong with it, file by file.
+        lost_rows: Rows of its replay that are lost, such as `100-199`.
         marks: `best`, `latest`.
     """
 
@@ -44,12 +48,13 @@ class Saved:
     size_bytes: int = 0
     shared_bytes: int = 0
     problems: tuple[str, ...] = ()
+    lost_rows: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
 
     @property
     def is_usable(self) -> bool:
         """Whether a run can go on from it, as far as known."""
-        return self.state in {"whole", "sizes fit"}
+        return self.state in {"whole", "sizes fit", "partial"}
 
 
 def saved_in(directory: Path, prefix: str, *, checksums: bool) -> list[Saved]:
@@ -71,8 +76,8 @@ def saved_in(directory: Path, prefix: str, *, checksums: bool) -> list[Saved]:
     return sorted(shown, key=lambda saved: (saved.sequence, saved.step))
 
 
-def problems_of(path: Path, *, checksums: bool = True) -> list[str]:
-    """Return what is wrong with a saved directory, file by file; nothing if it is whole.
+def problems_of(path: Path, *, checksums: bool = True) -> list[tuple[str, str]]:
+    """Return what is wrong with a saved directory, file by file, each with its name; nothing if it is whole.
 
     A second look tells damage from one that is being replaced.
 
@@ -85,14 +90,12 @@ def problems_of(path: Path, *, checksums: bool = True) -> list[str]:
     return list(_problems(path, checksums=checksums)) if path.exists() else []
 
 
-def _problems(path: Path, *, checksums: bool) -> Iterator[str]:
+def _problems(path: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
     try:
+        check_no_link(path)
         manifest = read_manifest(path)
     except SerializationError as error:
-        yield str(error)
-        return
-    if (path / PARTS_DIRECTORY).is_symlink():
-        yield f"{path / PARTS_DIRECTORY} is a link; only what was written here is read"
+        yield "", str(error)
         return
     for name, entry in manifest.files.items():
         try:
@@ -101,7 +104,7 @@ def _problems(path: Path, *, checksums: bool) -> Iterator[str]:
             else:
                 _compare_size(path / name, entry.size_bytes)
         except SerializationError as error:
-            yield str(error)
+            yield name, str(error)
 
 
 def _compare_size(path: Path, size_bytes: int) -> None:
@@ -122,10 +125,14 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Saved | No
         return Saved(path.name, step, "0.1.5", saved=path.stat().st_mtime, size_bytes=path.stat().st_size)
     if suffix == ".pkl" or not path.is_dir():  # something else, or deleted by a living run
         return None
-    problems = tuple(problems_of(path, checksums=checksums))
-    state: State = "set aside" if suffix else "damaged" if problems else "whole" if checksums else "sizes fit"
+    problems = problems_of(path, checksums=checksums)
+    parts = [match for name, _ in problems if (match := _PART.fullmatch(name))]
+    broken: State = "partial" if len(parts) == len(problems) else "damaged"
+    state: State = "set aside" if suffix else broken if problems else "whole" if checksums else "sizes fit"
     size_bytes, shared_bytes = sizes(path)
-    found = Saved(path.name, step, state, size_bytes=size_bytes, shared_bytes=shared_bytes, problems=problems)
+    found = Saved(path.name, step, state, size_bytes=size_bytes, shared_bytes=shared_bytes)
+    lost = tuple(f"{match[1]}-{int(match[2]) - 1}" for match in parts)
+    found = replace(found, problems=tuple(problem for _, problem in problems), lost_rows=lost)
     try:
         return replace(found, **_described(read_manifest(path)))
     except SerializationError:

@@ -10,7 +10,15 @@ from rich.text import Text
 from trieye.cli.check_view import size_text
 from trieye.cli.saved_files import Saved
 
-STYLES = {"whole": "green", "sizes fit": "", "damaged": "red", "link": "red", "set aside": "yellow", "0.1.5": "yellow"}
+STYLES = {
+    "whole": "green",
+    "sizes fit": "",
+    "partial": "yellow",
+    "damaged": "red",
+    "link": "red",
+    "set aside": "yellow",
+    "0.1.5": "yellow",
+}
 
 
 def render_saved(run_dir: Path, checkpoints: list[Saved], buffers: list[Saved], disk_bytes: int) -> RenderableType:
@@ -28,6 +36,11 @@ def render_saved(run_dir: Path, checkpoints: list[Saved], buffers: list[Saved], 
         lines += [Text(), _table("buffer", buffers)]
     saved = [*checkpoints, *buffers]
     lines += [Text(problem, "red") for row in saved if row.state != "set aside" for problem in row.problems]
+    lines += [
+        Text(f"{row.name}: rows {', '.join(row.lost_rows)} of its replay are lost, all else is whole", "yellow")
+        for row in saved
+        if row.state == "partial"
+    ]
     if any(row.state == "0.1.5" for row in saved):
         lines.append(Text(f"files of trieye 0.1.5: `trieye convert {run_dir}` makes checkpoints of them", "yellow"))
     if saved:

@@ -104,6 +104,11 @@ class PersistenceConfig(TolerantModel):
         description="What an accepted event survives: `process` = the death of every process, `interval` = also a "
         "power loss, but for the last 0.1 s, `always` = a power loss (slow).",
     )
+    damaged_replay: Literal["partial", "refuse"] = Field(
+        default="partial",
+        description="A checkpoint whose replay is damaged: `partial` = go on with the rows that are whole, and say "
+        "which ones are lost, `refuse` = stop.",
+    )
     auto_resume_latest: bool = Field(
         default=True, description="Start a fresh run from the newest compatible run of the app."
     )

@@ -3,36 +3,64 @@
 import logging
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trieye.config import PersistenceConfig
 from trieye.config.locations import REFERENCE_FORMS
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX, CheckpointEntry, CheckpointStore
+from trieye.persistence.checkpoints import (
+    BUFFER_PREFIX,
+    CHECKPOINT_PREFIX,
+    CheckpointEntry,
+    CheckpointStore,
+    Read,
+    check,
+    mode_of,
+)
 from trieye.persistence.legacy import is_whole_pickle, newest_pickle
-from trieye.persistence.manifest import MANIFEST_NAME, verify
+from trieye.persistence.manifest import MANIFEST_NAME, read_manifest
+from trieye.persistence.nodes import EncodedState
 
 logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 10
 
-Found = tuple[Path, int | None]
-"""Where something lies, and its step; None where only the content of a 0.1.5 file knows it."""
+
+class Found(NamedTuple):
+    """Something that can be loaded.
+
+    Attributes:
+        path: Where it lies.
+        step: Its step; None where only the content of a 0.1.5 file knows it.
+        state: What is in it, if it was read to find out whether it is whole.
+    """
+
+    path: Path
+    step: int | None
+    state: EncodedState | None = None
 
 
-def find_checkpoint(directory: Path, config: PersistenceConfig, *, read_only: bool = True) -> Found | None:
+def find_checkpoint(
+    directory: Path, config: PersistenceConfig, *, read_only: bool = True, read: Read = check
+) -> Found | None:
     """Return the newest whole checkpoint of the run in `directory` and its step.
 
     Raises:
         CheckpointError: There are some, and none is whole, or they are links.
     """
     folder, link_name = config.checkpoint_save_dir_name, config.latest_checkpoint_filename
-    return _newest(directory / folder, CHECKPOINT_PREFIX, link_name, read_only=read_only)
+    return _newest(directory / folder, CHECKPOINT_PREFIX, link_name, read_only=read_only, read=read)
 
 
 def find_buffer(
-    directory: Path, config: PersistenceConfig, max_step: int | None = None, *, read_only: bool = True
+    directory: Path,
+    config: PersistenceConfig,
+    max_step: int | None = None,
+    *,
+    read_only: bool = True,
+    read: Read = check,
 ) -> Found | None:
     """Return the newest whole buffer of the run in `directory`, not newer than `max_step`, and its step.
 
@@ -40,17 +68,17 @@ def find_buffer(
         CheckpointError: There are some, and none is whole, or they are links.
     """
     folder, link_name = config.buffer_save_dir_name, config.buffer_filename
-    return _newest(directory / folder, BUFFER_PREFIX, link_name, max_step, read_only=read_only)
+    return _newest(directory / folder, BUFFER_PREFIX, link_name, max_step, read_only=read_only, read=read)
 
 
 def _newest(
-    directory: Path, prefix: str, link_name: str, max_step: int | None = None, *, read_only: bool
+    directory: Path, prefix: str, link_name: str, max_step: int | None = None, *, read_only: bool, read: Read
 ) -> Found | None:
     check_inside(directory, directory.parent)
     for link in (links := _links(directory, prefix)):
         logger.warning("%s is a link and is not used", link)
     try:
-        entry = CheckpointStore(directory, prefix=prefix, read_only=read_only).latest(max_step)
+        entry = CheckpointStore(directory, prefix=prefix, read_only=read_only).latest(max_step, read=read)
     except CheckpointError as error:
         if not links:
             raise
@@ -59,11 +87,11 @@ def _newest(
             f"load_checkpoint_path={links[0].resolve()} to a new run ({error})"
         ) from error
     pickled = newest_pickle(directory, prefix, link_name, max_step=max_step)
-    if entry is None:
-        return pickled
     if pickled is not None:
-        _mention_newer(pickled, entry)
-    return entry.path, entry.step
+        if entry is None:
+            return Found(*pickled)
+        _mention_newer(Found(*pickled), entry)
+    return None if entry is None else Found(entry.path, entry.step, entry.state)
 
 
 def check_inside(path: Path, parent: Path) -> None:
@@ -93,7 +121,7 @@ def _links(directory: Path, prefix: str) -> list[Path]:
 
 def _mention_newer(pickled: Found, entry: CheckpointEntry) -> None:
     """Say that trieye 0.1.5 went on after this version, or `trieye convert`, had saved something."""
-    path, step = pickled
+    path, step, _ = pickled
     if step is not None and step > entry.step and not path.with_suffix("").exists():
         logger.warning(
             "%s of trieye 0.1.5 has a higher step than %s and is not used; `trieye convert` makes it a checkpoint",
@@ -103,7 +131,12 @@ def _mention_newer(pickled: Found, entry: CheckpointEntry) -> None:
 
 
 def called(
-    directory: Path, which: Literal["best", "latest"] | int, config: PersistenceConfig, *, read_only: bool = True
+    directory: Path,
+    which: Literal["best", "latest"] | int,
+    config: PersistenceConfig,
+    *,
+    read_only: bool = True,
+    read: Read = check,
 ) -> CheckpointEntry:
     """Return the best or newest whole checkpoint of the run in `directory`, or that of a step.
 
@@ -114,11 +147,10 @@ def called(
     store, entries, asked = _offered(directory, config, read_only=read_only)
     if isinstance(which, int):
         entry = _of_step(entries, which, asked)
-        verify(entry.path)
-        return entry
+        return replace(entry, state=read(entry.path))
     if which == "best":
-        return _best(store, entries[-1], asked)
-    return store.latest() or entries[-1]  # it raises where none is whole
+        return _best(store, entries, asked, read)
+    return store.latest(read=read) or entries[-1]  # it raises where none is whole
 
 
 def check_called(directory: Path, which: Literal["best", "latest"] | int, config: PersistenceConfig) -> None:
@@ -132,7 +164,7 @@ def check_called(directory: Path, which: Literal["best", "latest"] | int, config
     if isinstance(which, int):
         _of_step(entries, which, asked)
     elif which == "best":
-        _ranked(store, entries[-1], asked)
+        _ranked(store, entries, asked)
 
 
 def _offered(
@@ -154,25 +186,22 @@ def _about_pickles(folder: Path, config: PersistenceConfig) -> str:
     return f" of this version; `trieye convert {folder.parent}` makes one of {pickled[0].name}" if pickled else ""
 
 
-def _best(store: CheckpointStore, newest: CheckpointEntry, asked: str) -> CheckpointEntry:
-    mode, ranked = _ranked(store, newest, asked)
-    best = store.best(mode)
+def _best(store: CheckpointStore, entries: list[CheckpointEntry], asked: str, read: Read) -> CheckpointEntry:
+    ranked = _ranked(store, entries, asked)
+    best = store.best(mode_of(entries), read=read)
     if best is None:
         raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {_names(ranked)} are damaged")
     return best
 
 
-def _ranked(
-    store: CheckpointStore, newest: CheckpointEntry, asked: str
-) -> tuple[Literal["max", "min"], list[CheckpointEntry]]:
-    mode: Literal["max", "min"] = "min" if newest.metadata.get("mode") == "min" else "max"
-    ranked = store.ranked(mode)
+def _ranked(store: CheckpointStore, entries: list[CheckpointEntry], asked: str) -> list[CheckpointEntry]:
+    ranked = store.ranked(mode_of(entries))
     if not ranked:
         raise ConfigurationError(
             f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
-            f"save, or choose one: latest, step:{newest.step}"
+            f"save, or choose one: latest, step:{entries[-1].step}"
         )
-    return mode, ranked
+    return ranked
 
 
 def _of_step(entries: list[CheckpointEntry], step: int, asked: str) -> CheckpointEntry:
@@ -184,7 +213,7 @@ def _of_step(entries: list[CheckpointEntry], step: int, asked: str) -> Checkpoin
     raise ConfigurationError(f"{asked} has no checkpoint of step {step} (steps: {shown or 'none'})")
 
 
-def locate(path: Path, config: PersistenceConfig, *, buffers: bool = False) -> Found | None:
+def locate(path: Path, config: PersistenceConfig, *, buffers: bool = False, read: Read = check) -> Found | None:
     """Return the checkpoint or buffer that a path given by the user stands for, and its step; None if nothing is there.
 
     The path may be a saved directory or a link to one, a 0.1.5 file, a run's directory, or that of its checkpoints.
@@ -194,23 +223,24 @@ def locate(path: Path, config: PersistenceConfig, *, buffers: bool = False) -> F
     """
     real = path.resolve()
     if (real / MANIFEST_NAME).exists():
-        return real, verify(real).step
+        return Found(real, read_manifest(real).step, read(real))
     if real.is_file():
         if not is_whole_pickle(real):
             raise CheckpointError(f"{path} is neither a saved directory nor a whole file of trieye 0.1.5")
-        return real, _step_in(real.name)
+        return Found(real, _step_in(real.name))
     if not real.is_dir():
         return None
     inside = {config.checkpoint_save_dir_name, config.buffer_save_dir_name}
     run_directory = real.parent if real.name in inside else real
-    found = find_buffer(run_directory, config) if buffers else find_checkpoint(run_directory, config)
+    find = find_buffer if buffers else find_checkpoint
+    found = find(run_directory, config, read=read)
     if found is None:
         prefix = BUFFER_PREFIX if buffers else CHECKPOINT_PREFIX
         raise CheckpointError(f"{path} holds nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>")
     return found
 
 
-def given_path(key: str, value: str, config: PersistenceConfig, *, strict: bool) -> Found | None:
+def given_path(key: str, value: str, config: PersistenceConfig, *, strict: bool, read: Read = check) -> Found | None:
     """Return what the path under a config key stands for, and its step.
 
     Raises:
@@ -218,7 +248,7 @@ def given_path(key: str, value: str, config: PersistenceConfig, *, strict: bool)
         CheckpointError: Something is there, and it is nothing whole of that kind.
     """
     path = absolute(value, config)
-    found = locate(path, config, buffers=key == "load_buffer_path")
+    found = locate(path, config, buffers=key == "load_buffer_path", read=read)
     if found is None and strict:
         forms = f", one of {REFERENCE_FORMS}," if key == "load_checkpoint_path" else ""
         raise ConfigurationError(
@@ -238,7 +268,7 @@ def absolute(path: str, config: PersistenceConfig) -> Path:
 
 def named(found: Found) -> str:
     """Return how a log line calls it: the name, with the step where the name lacks it."""
-    path, step = found
+    path, step, _ = found
     return path.name if step is None or str(step) in path.name else f"{path.name} of step {step}"
 
 

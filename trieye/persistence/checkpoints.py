@@ -3,8 +3,8 @@
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,18 @@ _DAMAGED = ".damaged"
 
 _Mark = tuple[int, int, int]
 
+Read = Callable[[Path], EncodedState | None]
+"""Finds out whether a saved directory is whole but for its parts, and may return what it has read."""
+
+
+def check(path: Path) -> None:
+    """Find out whether a saved directory is whole, but for its parts, without keeping what is read.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    verify(path, parts=False)
+
 
 @dataclass(frozen=True)
 class CheckpointEntry:
@@ -33,6 +45,8 @@ class CheckpointEntry:
     path: Path
     step: int
     manifest: Manifest
+    state: EncodedState | None = None
+    """What it holds, where it was read to find out whether it is whole; parts are verified when they are read."""
 
     @property
     def created(self) -> float:
@@ -151,11 +165,12 @@ class CheckpointStore:
             self._seen = {entry.path: self._seen[entry.path] for entry in found if entry.path in self._seen}
         return sorted(found, key=lambda entry: (entry.manifest.sequence, entry.created, entry.step))
 
-    def latest(self, max_step: int | None = None) -> CheckpointEntry | None:
-        """Return the newest state that is whole, or None if there is none at all.
+    def latest(self, max_step: int | None = None, *, read: Read = check) -> CheckpointEntry | None:
+        """Return the newest state that is whole, but perhaps for parts of a replay, or None if there is none at all.
 
         Args:
             max_step: Only states up to this step, the nearest one first.
+            read: Finds out whether it is whole; what it returns is the entry's `state`.
 
         Raises:
             CheckpointError: There are some, and all are damaged.
@@ -163,7 +178,7 @@ class CheckpointStore:
         entries = self.entries()
         if max_step is not None:
             entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
-        chosen = self._first_whole(reversed(entries))
+        chosen = self._first_whole(reversed(entries), read)
         if chosen is None and (damaged := self._damaged(max_step)):
             raise CheckpointError(
                 f"{self.directory} holds {len(damaged)} saved state(s) and none is whole: "
@@ -172,9 +187,9 @@ class CheckpointStore:
             )
         return chosen
 
-    def best(self, mode: Mode = "max") -> CheckpointEntry | None:
+    def best(self, mode: Mode = "max", *, read: Read = check) -> CheckpointEntry | None:
         """Return the best state that is whole: by `objective`, else the newest that was saved as `is_best`."""
-        return self._first_whole(self.ranked(mode))
+        return self._first_whole(self.ranked(mode), read)
 
     def ranked(self, mode: Mode = "max") -> list[CheckpointEntry]:
         """Return the states that say how good they are, the best first, by their manifests: files are not looked at."""
@@ -185,7 +200,7 @@ class CheckpointStore:
         return [*by_objective, *(entry for entry in entries if entry.is_best and entry.objective is None)]
 
     def read(self, path: Path) -> EncodedState:
-        """Verify a state and return it encoded, for another process to decode.
+        """Return a state encoded, for another process to decode; each byte is read once, and verified meanwhile.
 
         Raises:
             CheckpointError: It is damaged.
@@ -238,14 +253,12 @@ class CheckpointStore:
             self._seen[path] = mark, entry
         return entry
 
-    def _first_whole(self, entries: Iterable[CheckpointEntry]) -> CheckpointEntry | None:
+    def _first_whole(self, entries: Iterable[CheckpointEntry], read: Read) -> CheckpointEntry | None:
         for entry in entries:
             try:
-                verify(entry.path)
+                return replace(entry, state=read(entry.path))
             except CheckpointError as error:
                 self._set_aside(entry.path, error)
-            else:
-                return entry
         return None
 
     def _set_aside(self, path: Path, error: CheckpointError) -> None:
@@ -270,6 +283,11 @@ class CheckpointStore:
             if match and path.is_dir() and (max_step is None or int(match[1]) <= max_step):
                 found.append(path)
         return found
+
+
+def mode_of(entries: Sequence[CheckpointEntry]) -> Mode:
+    """Return whether a higher or a lower objective was better when the newest state was saved."""
+    return "min" if entries and entries[-1].metadata.get("mode") == "min" else "max"
 
 
 def _mark_of(path: Path) -> _Mark | None:
@@ -305,13 +323,13 @@ def load_checkpoint(
         raise CheckpointError(
             f"{directory} holds no checkpoint {which!r} (steps: {', '.join(map(str, steps)) or 'none'})"
         )
-    return LoadedCheckpoint(entry.path, entry.step, entry.objective, store.load(entry.path)["objects"])
+    state = decode(entry.state or store.read(entry.path), copy=False)
+    return LoadedCheckpoint(entry.path, entry.step, entry.objective, state["objects"])
 
 
 def _chosen(store: CheckpointStore, which: Literal["best", "latest"] | int) -> CheckpointEntry | None:
+    entries = store.entries()
     if isinstance(which, int):
-        return next((entry for entry in store.entries() if entry.step == which), None)
-    newest = store.latest()
-    if which == "latest" or newest is None:
-        return newest
-    return store.best("min" if newest.metadata.get("mode") == "min" else "max") or newest
+        return next((entry for entry in entries if entry.step == which), None)
+    best = store.best(mode_of(entries), read=store.read) if which == "best" else None
+    return best or store.latest(read=store.read)

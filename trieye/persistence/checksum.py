@@ -64,21 +64,69 @@ class ChecksumFile:
                 os.fsync(self._file.fileno())
 
 
+class ChecksumReader:
+    """A file that counts its bytes and sums them up while they are read, from the first to the last one.
+
+    Args:
+        path: The file; opening it raises OSError if it is a link.
+        checksum: Which sums are wanted.
+
+    Attributes:
+        size_bytes: Bytes read.
+        crc32: Their CRC-32.
+    """
+
+    def __init__(self, path: Path, checksum: Checksum = "crc32") -> None:
+        self._file = open(path, "rb", buffering=0, opener=_no_link)  # noqa: SIM115 - closed by `__exit__`
+        self.size_bytes = 0
+        self.crc32 = 0
+        self._sha256 = hashlib.sha256() if checksum == "sha256" else None
+
+    @property
+    def sha256(self) -> str | None:
+        """SHA-256 in hexadecimal, if that was wanted."""
+        return None if self._sha256 is None else self._sha256.hexdigest()
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, fewer than `count` at the end only."""
+        data = bytearray(count)
+        return bytes(data[: self.readinto(memoryview(data))])
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill memory with the next bytes and return how many there were; a chunk is summed up while it is cached."""
+        filled = 0
+        while got := self._file.readinto(chunk := target[filled : filled + _CHUNK_BYTES]):
+            self.crc32 = zlib.crc32(chunk[:got], self.crc32)
+            if self._sha256 is not None:
+                self._sha256.update(chunk[:got])
+            filled += got
+        self.size_bytes += filled
+        return filled
+
+    def finish(self) -> None:
+        """Read what is left."""
+        rest = memoryview(bytearray(_CHUNK_BYTES))
+        while self.readinto(rest):
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
 def sums_of(path: Path, checksum: Checksum = "crc32") -> tuple[int, int, str | None]:
     """Return size in bytes, CRC-32 and, if wanted, SHA-256 of a file, which is no link.
 
     Raises:
         OSError: It cannot be read, or is a link.
     """
-    size = crc32 = 0
-    sha256 = hashlib.sha256() if checksum == "sha256" else None
-    with open(path, "rb", buffering=0, opener=_no_link) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            size += len(chunk)
-            crc32 = zlib.crc32(chunk, crc32)
-            if sha256 is not None:
-                sha256.update(chunk)
-    return size, crc32, None if sha256 is None else sha256.hexdigest()
+    with ChecksumReader(path, checksum) as file:
+        file.finish()
+    return file.size_bytes, file.crc32, file.sha256
 
 
 def _no_link(path: str, flags: int) -> int:

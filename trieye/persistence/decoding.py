@@ -10,25 +10,26 @@ from numpy.typing import NDArray
 from trieye.exceptions import SerializationError
 from trieye.persistence import arrays, generators, objects, tensors
 from trieye.persistence.nodes import KIND, EncodedState, Node
-from trieye.persistence.parts import SavedParts
+from trieye.persistence.parts import OnDamage, SavedParts
 
 
-def decode(encoded: EncodedState, *, copy: bool = True) -> Any:
+def decode(encoded: EncodedState, *, copy: bool = True, on_damage: OnDamage = "partial") -> Any:
     """Return the state that `encode` got; pickled parts run code, and `read_state` has checked that they may.
 
     Args:
         encoded: The snapshot.
         copy: With False, the result may share memory with `encoded`, which is then good for one decoding.
+        on_damage: What `SavedParts` do about parts that turn out to be damaged.
 
     Raises:
         SerializationError: The snapshot does not fit together, or a pickled part cannot be restored.
     """
-    return _Decoder(encoded, copy=copy).value(encoded.tree)
+    return _Decoder(encoded, copy=copy, on_damage=on_damage).value(encoded.tree)
 
 
 class _Decoder:
-    def __init__(self, encoded: EncodedState, *, copy: bool) -> None:
-        self._encoded = encoded
+    def __init__(self, encoded: EncodedState, *, copy: bool, on_damage: OnDamage) -> None:
+        self._encoded, self._on_damage = encoded, on_damage
         self._copy = copy
         self._classes: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
@@ -82,7 +83,8 @@ class _Decoder:
 
     def parts(self, node: Node) -> SavedParts:
         names = tuple(node["names"])
-        return SavedParts(self._value(node["state"]), names, {name: self._encoded.parts[name] for name in names})
+        parts = {name: self._encoded.parts[name] for name in names}
+        return SavedParts(self._value(node["state"]), names, parts, self._on_damage)
 
     def named_tuple(self, node: Node) -> Any:
         name = node["class"]

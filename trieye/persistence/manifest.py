@@ -1,5 +1,6 @@
 """MANIFEST.json: what a saved directory holds, and how one sees that it is whole."""
 
+import contextlib
 import errno
 import json
 import math
@@ -7,7 +8,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.persistence.checksum import ChecksumFile, sums_of
+from trieye.persistence.checksum import ChecksumFile, ChecksumReader
 
 MANIFEST_NAME = "MANIFEST.json"
 PARTS_DIRECTORY = "parts"
@@ -88,6 +89,11 @@ class Manifest(BaseModel):
         return {Path(name).stem for name in self.files if name.startswith(f"{PARTS_DIRECTORY}/")}
 
     @property
+    def own_files(self) -> dict[str, FileEntry]:
+        """The files but for the parts: what a state cannot do without."""
+        return {name: entry for name, entry in self.files.items() if not name.startswith(f"{PARTS_DIRECTORY}/")}
+
+    @property
     def size_bytes(self) -> int:
         """Size of all files."""
         return sum(entry.size_bytes for entry in self.files.values())
@@ -121,17 +127,21 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def verify(directory: Path) -> Manifest:
-    """Return the manifest of a directory after comparing every file with it.
+def verify(directory: Path, *, parts: bool = True) -> Manifest:
+    """Return the manifest of a directory after comparing its files with it.
+
+    Args:
+        directory: The directory.
+        parts: Also what lies in `parts/`; without it the state can be read, although perhaps not all of a replay.
 
     Raises:
         CheckpointError: A file is missing, cut or changed; the message names the first one.
         SerializationError: A newer version of trieye wrote it, or a file cannot be read now.
     """
     manifest = read_manifest(directory)
-    if (directory / PARTS_DIRECTORY).is_symlink():
-        raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; only what was written here is read")
-    files = sorted(manifest.files.items(), key=lambda item: -item[1].size_bytes)
+    check_no_link(directory)
+    chosen = manifest.files.items() if parts else manifest.own_files.items()
+    files = sorted(chosen, key=lambda item: -item[1].size_bytes)
     if len(files) == 1:
         verify_file(directory / files[0][0], files[0][1])
         return manifest
@@ -141,8 +151,32 @@ def verify(directory: Path) -> Manifest:
     return manifest
 
 
+def check_no_link(directory: Path) -> None:
+    """Make sure that the parts of a directory are its own.
+
+    Raises:
+        CheckpointError: They lie behind a link.
+    """
+    if (directory / PARTS_DIRECTORY).is_symlink():
+        raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; only what was written here is read")
+
+
 def verify_file(path: Path, entry: FileEntry) -> None:
     """Compare one file with what the manifest says about it.
+
+    Raises:
+        CheckpointError: It is missing, cut, changed or a link.
+        SerializationError: It cannot be read now.
+    """
+    with verified(path, entry):
+        pass
+
+
+@contextlib.contextmanager
+def verified(path: Path, entry: FileEntry) -> Iterator[ChecksumReader]:
+    """Open a file to be read once; when the block ends, all its bytes are compared with what the manifest says.
+
+    What the block raises is raised on only if the file is whole: a damaged one says so, whatever was made of it.
 
     Raises:
         CheckpointError: It is missing, cut, changed or a link.
@@ -153,14 +187,24 @@ def verify_file(path: Path, entry: FileEntry) -> None:
             raise CheckpointError(
                 f"{path} is damaged: it has {path.stat().st_size} bytes, {entry.size_bytes} were written"
             )
-        _, crc32, sha256 = sums_of(path, "sha256" if entry.sha256 else "crc32")
+        with ChecksumReader(path, "sha256" if entry.sha256 else "crc32") as file:
+            try:
+                yield file
+            except Exception:
+                _compare(file, path, entry)
+                raise
+            _compare(file, path, entry)
     except OSError as error:
         if error.errno in _NOT_NOW:
             raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
         if error.errno == errno.ELOOP:
             raise CheckpointError(f"{path} is a link; only what was written here is read") from error
         raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error
-    if crc32 != entry.crc32 or sha256 != entry.sha256:
+
+
+def _compare(file: ChecksumReader, path: Path, entry: FileEntry) -> None:
+    file.finish()
+    if file.crc32 != entry.crc32 or file.sha256 != entry.sha256:
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from trieye.persistence.manifest import FileEntry
+
 KIND = "$"
 """The key that marks a JSON object as standing for something that JSON lacks."""
 
@@ -14,7 +16,20 @@ Node = Any
 """A JSON value."""
 
 
-Part = Mapping[str, NDArray[Any]] | Path | None
+@dataclass(frozen=True)
+class PartFile:
+    """A part that lies in a file, which is verified when it is read.
+
+    Attributes:
+        path: The file.
+        entry: What the manifest says about it.
+    """
+
+    path: Path
+    entry: FileEntry
+
+
+Part = Mapping[str, NDArray[Any]] | PartFile | None
 """What grows is saved in parts: new arrays by key, the file that holds them, or None for one saved earlier."""
 
 

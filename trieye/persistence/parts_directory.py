@@ -9,7 +9,7 @@ from trieye.persistence.decoding import decode
 from trieye.persistence.encoding import encode
 from trieye.persistence.manifest import read_manifest
 from trieye.persistence.parts import Growing, SavedParts
-from trieye.persistence.state_directory import load_state, parts_in, save_state
+from trieye.persistence.state_directory import damaged_parts, load_state, parts_in, save_state
 
 
 def save_parts(path: Path, growing: Growing) -> Path:
@@ -19,11 +19,14 @@ def save_parts(path: Path, growing: Growing) -> Path:
         SerializationError: The disk is full, or the directory cannot be written; what was there is untouched.
     """
     recover(path.parent, path.name)
-    return save_state(path, encode(growing, copy=False, known=_known(path)))
+    known, sequence = _known(path)
+    return save_state(path, encode(growing, copy=False, known=known), sequence=sequence + 1)
 
 
 def load_parts(path: Path) -> SavedParts:
-    """Verify the directory `path` and return what `save_parts` wrote, for the object's `load_state_dict`.
+    """Return what `save_parts` wrote to the directory `path`, for the object's `load_state_dict`.
+
+    A damaged part is an error when it is read: nothing else lies here that one could go on with.
 
     Where a kill ended `save_parts` while it replaced the directory, that is what was there before.
 
@@ -31,7 +34,8 @@ def load_parts(path: Path) -> SavedParts:
         CheckpointError: There is no such directory, or a file of it is missing or damaged.
         SerializationError: It holds something else.
     """
-    held: Any = decode(load_state(replaced(path.parent).get(path.name, path)), copy=False)
+    encoded = load_state(replaced(path.parent).get(path.name, path))
+    held: Any = decode(encoded, copy=False, on_damage="refuse")
     if not isinstance(held, SavedParts):
         raise SerializationError(f"{path} holds a {type(held).__name__} and not what save() of a buffer wrote")
     return held
@@ -44,10 +48,13 @@ def has_parts(path: Path) -> bool:
     return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
 
 
-def _known(path: Path) -> set[str]:
+def _known(path: Path) -> tuple[set[str], int]:
+    """Return the parts that can be linked, and the number of the save that is there."""
     try:
-        names = read_manifest(path).part_names
+        manifest = read_manifest(path)
     except CheckpointError:  # none yet, or not whole: everything is written
-        return set()
+        return set(), 0
     find = parts_in([path])
-    return {name for name in names if find(name) is not None}  # what somebody has deleted or cut is written again
+    # what somebody has deleted or cut is written again
+    there = {name for name in manifest.part_names if find(name) is not None}
+    return there - damaged_parts(path), manifest.sequence

@@ -11,9 +11,10 @@ from trieye.config.locations import CheckpointReference, checkpoint_reference
 from trieye.config.names import check_name
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.persistence.candidates import Found, called, check_called, find_buffer, find_checkpoint, given_path, named
-from trieye.persistence.checkpoints import CHECKPOINT_PREFIX
+from trieye.persistence.checkpoints import CHECKPOINT_PREFIX, CheckpointEntry, Read, check
 from trieye.persistence.earlier_runs import EarlierRun, earlier_runs, run_roots
 from trieye.persistence.manifest import read_manifest
+from trieye.persistence.nodes import EncodedState
 from trieye.persistence.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class ResumePoint:
         reason: A sentence for the log.
         buffer_path: The buffer that was saved with it or before it.
         buffer_step: The step at which that was.
+        state: What is in the checkpoint, if it was read to find out whether it is whole.
+        buffer_state: The same of the buffer.
         went_back_to: What the user called it, if the run goes back to an earlier checkpoint of its own.
     """
 
@@ -44,6 +47,8 @@ class ResumePoint:
     reason: str
     buffer_path: Path | None = None
     buffer_step: int | None = None
+    state: EncodedState | None = None
+    buffer_state: EncodedState | None = None
     went_back_to: str | None = None
 
 
@@ -55,6 +60,7 @@ def find_resume(
     group: str | None = None,
     own_first: bool = True,
     strict: bool = True,
+    read: Read = check,
 ) -> ResumePoint | None:
     """Return the state from which the run goes on, or None for a fresh start.
 
@@ -72,6 +78,7 @@ def find_resume(
         group: The sweep that the run belongs to; its members are never resumed.
         own_first: With False, `load_checkpoint_path` comes before the run's own checkpoints.
         strict: With False, a `load_checkpoint_path` that does not exist is a warning.
+        read: Finds out whether a saved directory is whole; the point has what it returns: nothing is read twice.
 
     Raises:
         ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
@@ -81,7 +88,7 @@ def find_resume(
     goes_back = reference is not None and reference.run_name in {None, config.run_name}
 
     def own() -> ResumePoint | None:
-        point = _own(paths, config, strict=strict)
+        point = _own(paths, config, strict=strict, read=read)
         if point is None or not own_first or goes_back or not config.load_checkpoint_path:
             return point
         unused = f"load_checkpoint_path={config.load_checkpoint_path} is for its first start"
@@ -89,12 +96,12 @@ def find_resume(
 
     def explicit() -> ResumePoint | None:
         if reference is None:
-            return _explicit(paths, config, strict=strict)
+            return _explicit(paths, config, strict=strict, read=read)
         find = _back if goes_back else _of_another
-        return find(paths, config, reference, strict=strict)
+        return find(paths, config, reference, strict=strict, read=read)
 
     def earlier() -> ResumePoint | None:
-        return _earlier(paths, config, config_hash=config_hash, group=group, strict=strict)
+        return _earlier(paths, config, config_hash=config_hash, group=group, strict=strict, read=read)
 
     finders: list[Callable[[], ResumePoint | None]] = (
         [own, explicit] if own_first and not goes_back else [explicit, own]
@@ -153,46 +160,44 @@ def _checked(run_name: str) -> str:
         raise ConfigurationError(str(error)) from error
 
 
-def _own(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> ResumePoint | None:
-    found = find_checkpoint(paths.run_base_dir, config, read_only=False)
+def _own(paths: "PathManager", config: PersistenceConfig, *, strict: bool, read: Read) -> ResumePoint | None:
+    found = find_checkpoint(paths.run_base_dir, config, read_only=False, read=read)
     if found is None:
         return None
     record = RunRecord.read(paths.run_record_path)
     finished = ", which had finished," if record is not None and record.status_before == "FINISHED" else ""
     reason = f"run {config.run_name!r}{finished} goes on from its own newest checkpoint, {named(found)}"
-    return _point(found, config.run_name, reason, paths.run_base_dir, config, strict=strict, own=True)
+    return _point(found, config.run_name, reason, paths.run_base_dir, config, strict=strict, read=read, own=True)
 
 
 def _back(
-    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool
+    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool, read: Read
 ) -> ResumePoint:
     """Return the checkpoint of the run itself that the user called, or its newest one if that happened already."""
     asked = f"load_checkpoint_path={config.load_checkpoint_path}"
     record = RunRecord.read(paths.run_record_path)
     if record is not None and record.went_back_to == config.load_checkpoint_path:
-        newest = called(paths.run_base_dir, "latest", config, read_only=False)
+        newest = called(paths.run_base_dir, "latest", config, read_only=False, read=read)
         if int(newest.metadata.get("attempt") or 0) >= (record.went_back_in or 0):
             reason = (
                 f"run {config.run_name!r} goes on from its own newest checkpoint, {newest.path.name}: its attempt "
                 f"{record.went_back_in} went back already ({asked}); to go back again, start it once without that"
             )
-            return _point(
-                (newest.path, newest.step), config.run_name, reason, paths.run_base_dir, config, strict=strict
-            )
-    entry = called(paths.run_base_dir, reference.which, config, read_only=False)
+            return _point(_found(newest), config.run_name, reason, paths.run_base_dir, config, strict=strict, read=read)
+    entry = called(paths.run_base_dir, reference.which, config, read_only=False, read=read)
     reason = f"run {config.run_name!r} goes back to its own checkpoint {entry.path.name} ({asked})"
-    point = _point((entry.path, entry.step), config.run_name, reason, paths.run_base_dir, config, strict=strict)
+    point = _point(_found(entry), config.run_name, reason, paths.run_base_dir, config, strict=strict, read=read)
     return replace(point, went_back_to=config.load_checkpoint_path)
 
 
 def _of_another(
-    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool
+    paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference, *, strict: bool, read: Read
 ) -> ResumePoint:
     name, directory = reference.run_name or "", _directory_of(paths, config, reference)
-    entry = called(directory, reference.which, config)
+    entry = called(directory, reference.which, config, read=read)
     asked = f"load_checkpoint_path={config.load_checkpoint_path}"
     reason = f"run {config.run_name!r} starts from {entry.path.name} of {name!r} ({asked})"
-    return _point((entry.path, entry.step), name, reason, directory, config, strict=strict)
+    return _point(_found(entry), name, reason, directory, config, strict=strict, read=read)
 
 
 def _directory_of(paths: "PathManager", config: PersistenceConfig, reference: CheckpointReference) -> Path:
@@ -208,26 +213,34 @@ def _directory_of(paths: "PathManager", config: PersistenceConfig, reference: Ch
     return directory
 
 
-def _explicit(paths: "PathManager", config: PersistenceConfig, *, strict: bool) -> ResumePoint | None:
+def _explicit(paths: "PathManager", config: PersistenceConfig, *, strict: bool, read: Read) -> ResumePoint | None:
     if not config.load_checkpoint_path:
         return None
-    found = given_path("load_checkpoint_path", config.load_checkpoint_path, config, strict=strict)
+    found = given_path("load_checkpoint_path", config.load_checkpoint_path, config, strict=strict, read=read)
     if found is None:
         return None
     directory = found[0].parent.parent
     reason = f"run {config.run_name!r} starts from load_checkpoint_path={config.load_checkpoint_path}, {named(found)}"
     run_name = _saved_by(found[0]) or directory.name
-    return _point(found, run_name, reason, directory, config, strict=strict, own=directory == paths.run_base_dir)
+    return _point(
+        found, run_name, reason, directory, config, strict=strict, read=read, own=directory == paths.run_base_dir
+    )
 
 
 def _earlier(
-    paths: "PathManager", config: PersistenceConfig, *, config_hash: str | None, group: str | None, strict: bool
+    paths: "PathManager",
+    config: PersistenceConfig,
+    *,
+    config_hash: str | None,
+    group: str | None,
+    strict: bool,
+    read: Read,
 ) -> ResumePoint | None:
     for run in earlier_runs(paths, config.run_name):
         if not _fits(run, config.run_name, config_hash, group):
             continue
         try:
-            if (found := find_checkpoint(run.directory, config)) is None:
+            if (found := find_checkpoint(run.directory, config, read=read)) is None:
                 continue
             same = "" if config_hash is None else " with the same config"
             place = "" if run.directory.parent == paths.runs_root_dir else f" in {run.directory.parent}"
@@ -235,7 +248,7 @@ def _earlier(
                 f"run {config.run_name!r} starts from {named(found)} of {run.name!r}{place}, the newest earlier run of "
                 f"app {config.app_name!r}{same} (auto_resume_latest)"
             )
-            return _point(found, run.name, reason, run.directory, config, strict=strict)
+            return _point(found, run.name, reason, run.directory, config, strict=strict, read=read)
         except CheckpointError as error:
             logger.warning("run %r is not resumed from: %s", run.name, error)
     return None
@@ -255,25 +268,31 @@ def _point(
     config: PersistenceConfig,
     *,
     strict: bool,
+    read: Read,
     own: bool = False,
 ) -> ResumePoint:
-    path, step = found
-    buffer = _paired_buffer(directory, step, config, strict=strict, read_only=not own)
+    path, step, state = found
+    buffer = _paired_buffer(directory, step, config, strict=strict, read=read, read_only=not own)
     if buffer is None:
-        return ResumePoint(path, step, run_name, reason)
-    return ResumePoint(path, step, run_name, f"{reason}, with {named(buffer)}", *buffer)
+        return ResumePoint(path, step, run_name, reason, state=state)
+    reason = f"{reason}, with {named(buffer)}"
+    return ResumePoint(path, step, run_name, reason, buffer.path, buffer.step, state, buffer.state)
+
+
+def _found(entry: CheckpointEntry) -> Found:
+    return Found(entry.path, entry.step, entry.state)
 
 
 def _paired_buffer(
-    directory: Path, step: int | None, config: PersistenceConfig, *, strict: bool, read_only: bool
+    directory: Path, step: int | None, config: PersistenceConfig, *, strict: bool, read: Read, read_only: bool
 ) -> Found | None:
     if not config.save_buffer:
         return None
     if config.load_buffer_path:
-        given = given_path("load_buffer_path", config.load_buffer_path, config, strict=strict)
+        given = given_path("load_buffer_path", config.load_buffer_path, config, strict=strict, read=read)
         if given is not None:
             return given
-    return find_buffer(directory, config, step, read_only=read_only)
+    return find_buffer(directory, config, step, read_only=read_only, read=read)
 
 
 def _saved_by(path: Path) -> str | None:

@@ -3,14 +3,14 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.persistence.arrays import FORMATS
-from trieye.persistence.checksum import ChecksumFile
+from trieye.persistence.checksum import ChecksumFile, ChecksumReader
 
 _DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {
     "BF16": np.dtype("<u2"),
@@ -46,16 +46,19 @@ def write_tensors(file: ChecksumFile, arrays: dict[str, NDArray[Any]], formats: 
         file.write_array(arrays[name])
 
 
-def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def read_tensors(file: ChecksumReader, path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the arrays of a safetensors file, each in its own memory, and the formats as `write_tensors` takes them.
+
+    Args:
+        file: The file, at its beginning.
+        path: Where it lies.
 
     Raises:
         SerializationError: The file is not a whole safetensors file.
     """
     try:
-        with path.open("rb", buffering=1 << 20) as file:
-            entries = _read_header(file, path.stat().st_size)
-            arrays = {name: _read_array(file, entry) for name, entry in entries}
+        entries = _read_header(file, path.stat().st_size)
+        arrays = {name: _read_array(file, entry) for name, entry in entries}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
     formats = {name: entry["dtype"] for name, entry in entries if _DTYPES[entry["dtype"]] not in _own(entry["dtype"])}
@@ -88,7 +91,11 @@ def _own(format_name: str) -> set[np.dtype[Any]]:
     return {dtype for dtype, name in FORMATS.items() if name == format_name}
 
 
-def _read_header(file: BinaryIO, size_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+class _Readable(Protocol):
+    def read(self, count: int, /) -> bytes: ...
+
+
+def _read_header(file: _Readable, size_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > size_bytes - _LENGTH_BYTES:
         raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")
@@ -107,10 +114,10 @@ def _read_header(file: BinaryIO, size_bytes: int) -> list[tuple[str, dict[str, A
     return entries
 
 
-def _read_array(file: BinaryIO, entry: dict[str, Any]) -> NDArray[Any]:
+def _read_array(file: ChecksumReader, entry: dict[str, Any]) -> NDArray[Any]:
     array = np.empty(entry["shape"], _DTYPES[entry["dtype"]])
     if array.nbytes:
-        got = file.readinto(array.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]  # a BufferedReader has it
+        got = file.readinto(array.reshape(-1).view(np.uint8).data)
         if got != array.nbytes:
             raise ValueError(f"{got} bytes of {array.nbytes}")
     return array

@@ -188,13 +188,16 @@ class EpisodeLinks:
             rows |= {"step": self._steps[slots], "start": self._starts[slots]}
         return rows
 
-    def restore_rows(self, first_id: int, rows: Mapping[str, NDArray[Any]], low: int = 0) -> None:
+    def restore_rows(
+        self, first_id: int, rows: Mapping[str, NDArray[Any]], low: int = 0, *, is_cut: bool = False
+    ) -> None:
         """Put rows back that `rows` returned; oldest first, and before the next `add`.
 
         Args:
             first_id: Id of the first one.
             rows: Arrays `[n]` by name.
             low: Id of the oldest row of the buffer; those before it are left out.
+            is_cut: There are other rows below `low`, and none of them is of the same episode.
         """
         ids = np.arange(first_id, first_id + len(rows["previous"]))
         kept = ids >= max(low, first_id + len(ids) - self.capacity)
@@ -202,7 +205,9 @@ class EpisodeLinks:
         self._write(ids, np.where(ids - np.abs(distance) >= low, distance, 0), rows["ended"][kept])
         if self._steps is not None and self._starts is not None:
             self._steps[ids % self.capacity] = rows["step"][kept]
-            self._starts[ids % self.capacity] = rows["start"][kept]
+            starts = rows["start"][kept]
+            # of two rows of episodes that began elsewhere, nobody knows whether that was one episode
+            self._starts[ids % self.capacity] = np.where(ids - starts < low, self._most, starts) if is_cut else starts
         self._end = max(self._end, first_id + len(rows["previous"]))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """SavedBuffer: all that a replay buffer is made of, saved by what is new and restored as a whole."""
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from trieye.replay.schema import Column
 from trieye.replay.segments import Segments
 from trieye.replay.stats import Counts
 from trieye.replay.storage import RowStore
+
+logger = logging.getLogger(__name__)
 
 
 class SavedBuffer:
@@ -103,7 +106,9 @@ class SavedBuffer:
     def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
         """Take over a saved content; the next draw is the one that the saved buffer would have made.
 
-        The capacity stays this buffer's own: a smaller buffer keeps the newest rows.
+        The capacity stays this buffer's own: a smaller buffer keeps the newest rows. Rows of damaged parts are left out
+        where `state.on_damage` allows it, said in the log and counted in `stats()["lost"]`; the rows before them move
+        up, and the next save writes all of them anew.
 
         Args:
             state: What was saved of a buffer, a `SavedParts`.
@@ -113,11 +118,12 @@ class SavedBuffer:
         Raises:
             ConfigurationError: It is of another format, sampler or schema, or one of the two is with a bound
                 (`max_reuse`, `max_staleness`) and the other without; nothing was changed.
+            CheckpointError: A part is damaged, and that is refused; the buffer is empty then.
         """
         own = self._open_store()
         self._pacing.settle()
         saved = checked_state(state, self._kind)
-        held = saved.state["store"]
+        held, holes = saved.state["store"], None
         if held is not None:
             columns = saved_columns(held, None if own is None else own.layout, self._options)
             if own is not None and own.total:
@@ -126,7 +132,9 @@ class SavedBuffer:
                 self._store = own = None  # its memory is free before that of the other is taken
                 own = self._made_for(columns, is_full_soon=not lazy and held["total"] - held["low"] >= self.capacity)
             low = max(held["low"], held["total"] - self.capacity)
-            self._segments.restore(own, saved, held["segments"], low, lazy=lazy and own.memory.handle is None)
+            holes = self._segments.restore(own, saved, held, low, lazy=lazy and own.memory.handle is None)
+            if holes is not None:
+                held, low = holes.applied(held), holes.low
             own.load_state_dict(held, low)
             self._sampler.load_state_dict(held["sampler"])
             self._sampler.forgot(low)
@@ -139,6 +147,15 @@ class SavedBuffer:
         self._her_rng.bit_generator.state = saved.state["her_rng"]
         self._pacing.load_state_dict(saved.state["limiter"])
         self._counts.load_state_dict(saved.state["counts"])
+        if self._store is not None and holes is not None:
+            self._counts.lost += holes.num_rows
+            self._pacing.removed(holes.num_rows)
+            logger.warning(
+                "rows %s of the replay are lost, as their files are damaged: it goes on with the other %d, which the "
+                "next save writes anew",
+                holes,
+                self._store.total - self._store.low,
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the content as a directory, replaced atomically; rows that it holds already are not written again.

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from trieye.persistence.arrays import FORMATS
 from trieye.persistence.parts import SavedParts
+from trieye.replay.dedup import PREFIX
+from trieye.replay.holes import Holes
 from trieye.replay.ring import UnreadRows
 from trieye.replay.schema import Column
 from trieye.replay.storage import RowStore
@@ -28,6 +30,7 @@ MAX_REMEMBERED = 4096
 """Parts of earlier saves that are remembered, as another place that is saved to may hold them."""
 
 _ROW, _LINK, _KEPT_ROWS, _KEPT = "row.", "link.", "next", "next."
+_PREVIOUS = _LINK + "previous"
 _THREADS = 4
 
 Arrays = dict[str, NDArray[Any]]
@@ -116,29 +119,135 @@ class Segments:
         """Return name, range and size of every part, as plain data."""
         return [[segment.name, segment.first, segment.end, segment.size_bytes] for segment in self._segments]
 
-    def restore(self, store: RowStore, saved: SavedParts, segments: list[list[Any]], low: int, *, lazy: bool) -> None:
-        """Put the rows of parts into a store without any, several parts at a time.
+    def restore(
+        self, store: RowStore, saved: SavedParts, held: Mapping[str, Any], low: int, *, lazy: bool
+    ) -> Holes | None:
+        """Put the rows of parts into a store without any, several parts at a time; each is read once.
 
         Args:
             store: Where the rows belong.
             saved: The parts.
-            segments: What `state_dict` returned.
+            held: What was saved of the store, with what `state_dict` returned as `segments`.
             low: Id of the first row wanted.
             lazy: Leave the rows in the files until they are asked for.
+
+        Returns:
+            Which rows are lost, since their parts are damaged; None if none is. The others have moved then.
+
+        Raises:
+            CheckpointError: A part is damaged, and that is refused.
         """
-        wanted = [Segment(*entry) for entry in segments if entry[2] > low]
-        arrays = [saved.map(segment.name) for segment in wanted]
-        rows = [_rows_in(store, columns) for columns in arrays]
+        wanted = [Segment(*entry) for entry in held["segments"] if entry[2] > low]
+
+        def take(segment: Segment) -> Piece | None:
+            arrays = saved.whole(segment.name)
+            if arrays is not None and not lazy:
+                _copy_rows(store, segment, _rows_in(store, arrays), low)
+            return None if arrays is None else Piece(segment, arrays, low)
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = list(threads.map(take, wanted))
+            pieces = [piece for piece in found if piece is not None]
+            holes = None
+            self._earlier, self._new = {}, {}  # those of rows that came after what is restored have ids given anew
+            if len(pieces) == len(wanted):
+                self._remember(wanted)
+            else:
+                lost = [segment for segment, piece in zip(wanted, found, strict=True) if piece is None]
+                holes = _holes(lost, pieces, held, low)
+                _keep_cut_off(store, pieces, holes, held)
+                pieces = [part for piece in pieces for part in piece.moved(holes)]
+                low = holes.low
+                self._segments = []  # all that is left is written anew: what no part says is where its episodes are cut
+                if not lazy:
+                    list(
+                        threads.map(
+                            lambda one: _copy_rows(store, one.segment, _rows_in(store, one.arrays), low), pieces
+                        )
+                    )
         if lazy:
-            parts = [(segment.first, columns) for segment, columns in zip(wanted, rows, strict=True)]
+            parts = [(piece.segment.first, _rows_in(store, piece.arrays)) for piece in pieces]
             store.reader.ring.unread = UnreadRows(store.capacity, low, parts)
-        else:
-            with ThreadPoolExecutor(_THREADS) as threads:
-                list(threads.map(lambda pair: _copy_rows(store, pair[0], pair[1], low), zip(wanted, rows, strict=True)))
-        for segment, columns in zip(wanted, arrays, strict=True):
-            _restore_links(store, segment, columns, low)
-        self._earlier, self._new = {}, {}  # those of rows that came after what is restored have ids that are given anew
-        self._remember(wanted)
+        for piece in pieces:
+            _restore_links(store, piece)
+        return holes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that are put back.
+
+    Attributes:
+        segment: Which ones they are.
+        arrays: All of them, by key.
+        low: Rows below it are gone, or nothing joins these to them.
+        is_cut: Whether a hole is what parts them.
+    """
+
+    segment: Segment
+    arrays: Mapping[str, NDArray[Any]]
+    low: int
+    is_cut: bool = False
+
+    def joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of the rows that follow another one of their episode, and the ids of those others."""
+        distance = np.asarray(self.arrays[_PREVIOUS]).astype(np.int64)
+        places = np.flatnonzero(distance > 0)
+        return places, self.segment.first + places - distance[places]
+
+    def moved(self, holes: Holes) -> "list[Piece]":
+        """Return what is left of the rows, under their new ids."""
+        return [self._slice(first, end, holes) for first, end in holes.pieces(self.segment.first, self.segment.end)]
+
+    def _slice(self, first: int, end: int, holes: Holes) -> "Piece":
+        start, stop = first - self.segment.first, end - self.segment.first
+        kept = self.arrays.get(_KEPT_ROWS, np.zeros(0, np.int64))
+        here = (kept >= start) & (kept < stop)
+        arrays = {
+            key: (array[here] if key.startswith(_KEPT_ROWS) else array[start:stop])
+            for key, array in self.arrays.items()
+        }
+        if _KEPT_ROWS in arrays:
+            arrays[_KEPT_ROWS] = arrays[_KEPT_ROWS] - start
+        new_first, new_end = holes.moved(np.array([first, end - 1])).tolist()
+        segment = Segment(self.segment.name, new_first, new_end + 1, self.segment.size_bytes)
+        run = holes.run_of(first)
+        return Piece(segment, arrays, run, is_cut=run > holes.low)
+
+
+def _holes(lost: list[Segment], pieces: list[Piece], held: Mapping[str, Any], low: int) -> Holes:
+    """Return the rows of lost parts, and before them those whose next observation lay there and nowhere else."""
+    holes = Holes([(segment.first, segment.end) for segment in lost], low, held["total"])
+    if held["next_rows"] is None:
+        return holes
+    has_next = np.zeros(held["total"] - low, np.bool_)
+    known = [np.asarray(held["next_rows"]["ids"])]
+    for piece in pieces:
+        known += [piece.joined()[1], piece.segment.first + piece.arrays[_KEPT_ROWS]]
+    ids = np.concatenate(known)
+    has_next[ids[ids >= low] - low] = True
+    ranges, start = [], low
+    for first, end in holes.ranges:
+        lacking = np.flatnonzero(~has_next[start - low : first - low])
+        ranges.append((start + int(lacking[0]) if lacking.size else first, end))
+        start = end
+    return Holes(ranges, low, held["total"])
+
+
+def _keep_cut_off(store: RowStore, pieces: list[Piece], holes: Holes, held: Mapping[str, Any]) -> None:
+    """Keep the next observations of rows from those that are given up although they are whole."""
+    next_rows = store.reader.next_rows
+    if next_rows is None:
+        return
+    for piece in pieces:
+        places, rows = piece.joined()
+        new, following = holes.moved(rows), holes.moved(piece.segment.first + places)
+        is_cut = (rows >= piece.low) & (new >= 0) & (following < 0) & ~np.isin(rows, held["next_rows"]["ids"])
+        values = {
+            name: _as_own(piece.arrays[_ROW + name.removeprefix(PREFIX)], column)[places[is_cut]]
+            for name, column in next_rows.columns.items()
+        }
+        next_rows.restore(new[is_cut], values)
 
 
 def rows_of_a_part(store: RowStore) -> int:
@@ -193,11 +302,11 @@ def _copy_rows(store: RowStore, segment: Segment, rows: Arrays, low: int) -> Non
     store.reader.ring.write_rows(first % store.capacity, kept, segment.end - first)
 
 
-def _restore_links(store: RowStore, segment: Segment, arrays: Mapping[str, NDArray[Any]], low: int) -> None:
-    reader = store.reader
+def _restore_links(store: RowStore, piece: Piece) -> None:
+    reader, segment, arrays, low = store.reader, piece.segment, piece.arrays, piece.low
     if reader.links is not None:
         links = {name.removeprefix(_LINK): array for name, array in arrays.items() if name.startswith(_LINK)}
-        reader.links.restore_rows(segment.first, links, low)
+        reader.links.restore_rows(segment.first, links, low, is_cut=piece.is_cut)
     if reader.next_rows is not None:
         ids = segment.first + arrays[_KEPT_ROWS]
         here = np.flatnonzero(ids >= low)

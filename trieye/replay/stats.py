@@ -13,11 +13,13 @@ class Counts:
     Attributes:
         sampled: Rows handed out.
         late_updates: Priorities that came for rows which were overwritten by then.
+        lost: Rows that a restore could not bring back, as their files were damaged.
     """
 
     def __init__(self) -> None:
         self.sampled = 0
         self.late_updates = 0
+        self.lost = 0
         self._asked: tuple[float, int] | None = None  # monotonic seconds, and rows added by then
         self._stale: tuple[float, int, float] | None = None  # sum of versions behind, rows, most versions behind
 
@@ -35,6 +37,7 @@ class Counts:
             "added": 0 if store is None else store.total,
             "sampled": self.sampled,
             "late_updates": self.late_updates,
+            "lost": self.lost,
             "size_bytes": 0 if store is None else store.size_bytes,
         }
 
@@ -44,6 +47,7 @@ class Counts:
         metrics = {
             "replay/size": float(0 if store is None else store.total - store.low),
             "replay/dropped/late_update": float(self.late_updates),
+            "replay/dropped/damaged": float(self.lost),
         }
         now = time.monotonic()
         if self._asked is not None and now > self._asked[0]:
@@ -58,8 +62,9 @@ class Counts:
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts as plain data."""
-        return {"sampled": self.sampled, "late_updates": self.late_updates}
+        return {"sampled": self.sampled, "late_updates": self.late_updates, "lost": self.lost}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Take over counts that were saved."""
         self.sampled, self.late_updates = int(state["sampled"]), int(state["late_updates"])
+        self.lost = int(state.get("lost", 0))

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fragment_rows import FRAGMENT_BYTES, add, at_most_ahead, fill, make_buffer, meta, numbers, payload
 
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.persistence.manifest import FileEntry
+from trieye.persistence.nodes import PartFile
 from trieye.persistence.parts import SavedParts
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.fragments.saving import SavedGroups
@@ -254,3 +258,27 @@ def test_writers_go_on_while_a_snapshot_is_taken():
     other.load_state_dict(saved(parts))
     assert sorted(numbers(other.fetch(5))) == [[0], [1], [2], [3], [4]]
     assert buffer.metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES
+
+
+def test_fragments_of_a_damaged_group_leave_with_their_chunks_and_the_others_go_on(tmp_path, caplog):
+    buffer, path = make_buffer(fragments_per_chunk=2, limiter=at_most_ahead(100)), tmp_path / "replay"
+    parts = {}
+    for first, end in ((0, 3), (3, 5), (5, 9), (9, 10)):  # groups end in the middle of chunks
+        for worker in ("a", "b"):
+            add(buffer, *range(first, end), worker=worker)
+        parts |= buffer.state_parts(parts).new
+    held = buffer.state_parts(parts)
+    _, damaged, *_ = held.kept
+    entry = FileEntry(size_bytes=1, crc32=0)
+    found = SavedParts(held.state, held.kept, {**parts, damaged: PartFile(path / "gone", entry)})
+    other = make_buffer(fragments_per_chunk=2)
+    other.load_state_dict(found)
+    assert sorted(numbers(other.fetch(len(other)))) == sorted([[0, 1], [6, 7], [8, 9]] * 2)
+    assert other.metrics()["replay/dropped/damaged"] == 4
+    assert "4 fragments of the replay are lost" in caplog.text
+    add(other, 10, 11, worker="a")
+    assert len(other) == 7
+    again = other.state_parts(parts)
+    assert damaged not in again.kept
+    with pytest.raises(CheckpointError, match="is damaged"):
+        make_buffer(fragments_per_chunk=2).load_state_dict(replace(found, on_damage="refuse"))

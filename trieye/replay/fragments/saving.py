@@ -1,5 +1,6 @@
 """The saved form of a fragment buffer: groups of fragments that never change, and a state that says what is in them."""
 
+import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from trieye.replay.fragments.payload import PayloadSchema
 from trieye.replay.fragments.pool import HeldChunk
 from trieye.replay.fragments.streams import Stream
 from trieye.replay.schema import describe
+
+logger = logging.getLogger(__name__)
 
 Serials = NDArray[np.int64]
 
@@ -135,7 +138,11 @@ def restore(
         now: Seconds of the buffer's clock.
         schema: What the buffer had before, None if it never had a fragment.
 
+    Fragments of damaged groups are left out where `saved.on_damage` allows it, with those that were to be in a chunk
+    with them: said in the log, and counted as dropped because `damaged`.
+
     Raises:
+        CheckpointError: A group is damaged, and that is refused.
         ConfigurationError: Chunks have another length, or fragments another schema.
         SerializationError: Something is missing.
     """
@@ -147,13 +154,14 @@ def restore(
         content.top_priority = float(state["top_priority"])
         content.sessions.load_state_dict(state["sessions"])
         content.figures.load_state_dict(state["figures"], now)
-        groups.restore(state["groups"])
-        _read_fragments(content, saved)
-        _restore_streams(content, state, now)
-        _restore_chunks(content, state["chunks"])
+        lost, whole = _read_fragments(content, saved)
+        groups.restore({name: state["groups"][name] for name in whole})
+        _restore_streams(content, state, now, lost)
+        lost_chunks = _restore_chunks(content, state["chunks"], lost)
         content.rng.bit_generator.state = state["rng"]
         if content.limiter is not None and state["limiter"] is not None:
             content.limiter.load_state_dict(state["limiter"])
+            content.limiter.removed(lost_chunks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise SerializationError(f"the saved fragment buffer is not whole: {error!r}") from error
     content.expire()
@@ -194,50 +202,77 @@ def _fragment_table(content: Content, serials: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _read_fragments(content: Content, saved: SavedParts) -> None:
+def _read_fragments(content: Content, saved: SavedParts) -> tuple[set[int], list[str]]:
+    """Read all groups; return the serial numbers of the fragments that are lost, and the names of the whole groups."""
     table, schema = saved.state["fragments"], content.schema
     columns = [table[key].tolist() for key in ("worker", "fid", "model_version", "session", "incarnation")]
     metas = {
         serial: FragmentMeta(table["workers"][worker], fid, version, table["sessions"][session], incarnation)
         for serial, worker, fid, version, session, incarnation in zip(table["serial"].tolist(), *columns, strict=True)
     }
+    whole = []
     for name in saved.names:
-        arrays = saved.map(name)
+        if (arrays := saved.whole(name)) is None:
+            continue
+        whole.append(name)
         for row, serial in enumerate(np.asarray(saved.state["groups"][name]).tolist()):
             if schema is None or serial not in metas or serial in content.payloads:
                 continue
             block = content.payloads.allocate(schema.size_bytes)
             views = schema.pack({key: array[row] for key, array in arrays.items()}, block)
             content.payloads.put(serial, Fragment(metas[serial], views), block)
-    if missing := [serial for serial in metas if serial not in content.payloads]:
+    missing = {serial for serial in metas if serial not in content.payloads}
+    if missing and len(whole) == len(saved.names):
         raise SerializationError(f"the saved fragment buffer is not whole: {len(missing)} fragments are in no part")
+    return missing, whole
 
 
-def _restore_streams(content: Content, state: Mapping[str, Any], now: float) -> None:
+def _restore_streams(content: Content, state: Mapping[str, Any], now: float, lost: set[int]) -> None:
     streams, early = state["streams"], state["early"]
     ends = np.cumsum(streams["num_pending"]).tolist()
     for place, worker in enumerate(streams["worker"]):
         start = ends[place] - int(streams["num_pending"][place])
+        pending = streams["pending"][start : ends[place]].tolist()
+        # the fragments of a chunk follow each other: those after the last gap
+        gap = max((index + 1 for index, serial in enumerate(pending) if serial in lost), default=0)
+        content.payloads.drop(serial for serial in pending[:gap] if serial not in lost)
         content.streams.restore(
             worker,
             Stream(
                 int(streams["incarnation"][place]),
                 int(streams["last_fid"][place]),
                 now - float(streams["age_s"][place]),
-                streams["pending"][start : ends[place]].tolist(),
+                pending[gap:],
             ),
         )
     for serial, age_s in zip(early["serial"].tolist(), early["age_s"].tolist(), strict=True):
-        content.early.add(EarlyFragment(serial, content.payloads[serial].meta, now - age_s))
+        if serial not in lost:
+            content.early.add(EarlyFragment(serial, content.payloads[serial].meta, now - age_s))
 
 
-def _restore_chunks(content: Content, chunks: Mapping[str, Any]) -> None:
+def _restore_chunks(content: Content, chunks: Mapping[str, Any], lost: set[int]) -> int:
+    """Put back the chunks that are whole, and return how many are not."""
+    num_lost = 0
     serials = chunks["serials"].reshape(-1, content.rules.fragments_per_chunk).tolist()
     columns = (chunks["id"].tolist(), serials, *(chunks[key].tolist() for key in ("version", "num_uses", "priority")))
     for chunk_id, found, version, num_uses, priority in zip(*columns, strict=True):
-        content.pool.add(HeldChunk(chunk_id, tuple(found), version, num_uses, priority))
+        if lost.isdisjoint(found):
+            content.pool.add(HeldChunk(chunk_id, tuple(found), version, num_uses, priority))
+        else:
+            content.payloads.drop(serial for serial in found if serial not in lost)
+            num_lost += 1
+    if lost:
+        logger.warning(
+            "%d fragments of the replay are lost, as their files are damaged, and with them %d chunks: it goes on with "
+            "the other %d",
+            len(lost),
+            num_lost,
+            len(content.pool),
+        )
+        content.figures.dropped["damaged"] += len(lost)
     content.pool.restore(chunks["places"].tolist())
     content.apply_bounds()
+    return num_lost
 
 
 def _ints(values: Iterable[int]) -> Serials:
