@@ -337,3 +337,18 @@ def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop
     loop_config.name = "good"
     with pytest.raises(OSError, match="the window is gone"):
         trieye.run_experiment(Untidy, loop_config(steps=5))
+
+
+@pytest.mark.parametrize("name", ["../planted", "/planted", "sub/../../planted", "", "..", "planted\0"])
+def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    name = str(tmp_path) + name if name.startswith("/") else name
+    config = loop_config(steps=5)
+    with trieye.Run(config) as run:
+        run.step = 1
+        loop = {"env_steps": 4, "best": None, "time_s": 0.0, "evaluated_step": -1}
+        run.save(experiment={"files": {name: np.zeros(3, np.uint8)}}, loop=loop)
+    with pytest.raises(CheckpointError, match="is no name of a file inside its directory"):
+        trieye.run_experiment(InFiles, config)
+    assert not list(tmp_path.rglob("planted*"))

@@ -1,5 +1,6 @@
 """From which state a run goes on, from the config to the first step, and what run.json and the log say of it."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import pytest
 
 import trieye
 from trieye.actor_logic import ActorLogic
-from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.cli import main
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.persistence import signing
 from trieye.persistence.run_record import RunRecord
 from trieye.serializer import Serializer
 
@@ -208,3 +211,55 @@ with trieye.Run(config) as run:
     told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     assert told.count("trieye: WARNING: ") == 1
     assert "it is set aside as checkpoint_step_2.damaged" in told
+
+
+@pytest.mark.parametrize("depth", [150, 900, 5000])
+def test_a_config_nested_beyond_all_measure_is_written_anew(make_config, depth, capsys):
+    config = make_config()
+    train(config, 2)
+    path = run_dir_of(config) / "configs.json"
+    path.write_text('{"agent": ' * depth + "1" + "}" * depth)
+    assert main(["verify", str(run_dir_of(config))]) == 1
+    assert "nested" in capsys.readouterr().out
+    assert train(config, 3) == (2, 2.0)
+    assert json.loads(path.read_bytes())["run_name"] == "run"
+
+
+def test_a_run_record_that_names_another_place_is_not_read(make_config):
+    config = make_config()
+    train(config, 2)
+    path = run_dir_of(config) / "run.json"
+    path.write_text(path.read_text().replace('"run_name": "run"', '"run_name": "../../elsewhere"'))
+    with pytest.raises(SerializationError, match="is not a whole run record"), trieye.Run(config):
+        pass
+
+
+@pytest.mark.parametrize("key", ["short", "open to others"])
+def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypatch, key):
+    if key == "short":
+        monkeypatch.setenv("TRIEYE_KEY", "short")
+    else:
+        signing.load_key()
+        signing.key_path().chmod(0o644)
+    config = make_config()
+    with pytest.raises(ConfigurationError, match="the key that signs pickled parts"), trieye.Run(config):
+        pass
+    with pytest.raises(ConfigurationError, match="the key that signs pickled parts"):
+        ActorLogic(config).open()
+    assert not run_dir_of(config).exists()
+
+
+def test_a_user_without_any_place_for_a_key_trains_what_needs_none_and_is_told_what_does(
+    make_config, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    config = make_config()
+    train(config, 2)
+    assert train(config, 3) == (2, 2.0)
+    with trieye.Run(config) as run:
+        run.step = 4
+        with pytest.raises(CheckpointError, match=r"objects/odd: saved as pickle.*set TRIEYE_KEY_FILE"):
+            run.save(odd=range(3)).wait()
+        with pytest.raises(CheckpointError):
+            run.wait_for_saves()

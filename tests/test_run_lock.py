@@ -73,6 +73,16 @@ def test_a_second_writer_is_told_who_holds_the_run_and_what_to_do(tmp_path, star
         assert word in message
 
 
+def test_who_holds_a_run_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").write_text("of somebody else")
+    (tmp_path / "run.lock.holder").symlink_to(tmp_path / "elsewhere")
+    with RunLock(tmp_path / "run.lock") as lock:
+        assert lock.holder()["pid"] == os.getpid()
+        assert (tmp_path / "elsewhere").read_text() == "of somebody else"
+        (tmp_path / "run.lock.holder").write_text("[" * 100_000)
+        assert lock.holder() is None
+
+
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path, start_holder):
     holder = start_holder()
     holder.send_signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ from trieye.flusher import flusher_of
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
+from trieye.persistence import signing
 from trieye.persistence.mirror.restore import restore_run
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
@@ -44,7 +45,8 @@ class Attempt:
         number: 1 for the first start of the run.
 
     Raises:
-        ConfigurationError: The directory of the run cannot be used, or there is not what it should start from.
+        ConfigurationError: The directory of the run, or the key that signs pickled parts, cannot be used, or there is
+            not what it should start from.
         CheckpointError: What it should start from is damaged.
         RunLockedError: Another process writes to the run.
     """
@@ -58,6 +60,7 @@ class Attempt:
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = PathManager(config.trieye.persistence)
         check_start(config)
+        signing.check_key()
         self._paths.create_run_directories()
         self._lock = _taken(RunLock(self._paths.lock_path), config)
         try:

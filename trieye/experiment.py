@@ -14,6 +14,7 @@ import numpy as np
 from trieye.client import Run
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
+from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.finished import Progress, Result, finished, finished_sentence
 from trieye.path_manager import PathManager
@@ -316,7 +317,7 @@ class _State:
             return
         with tempfile.TemporaryDirectory() as name:
             for relative, content in held["files"].items():
-                path = Path(name) / relative
+                path = Path(name) / check_inside(relative)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content.tobytes())
             self._experiment.load_checkpoint(Path(name))

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import json_of
 from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.exceptions import CheckpointError
 from trieye.path_manager import PathManager
+from trieye.persistence import signing
 from trieye.persistence.artifacts import Artifacts
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
 from trieye.persistence.encoding import EncodedState
@@ -107,7 +109,7 @@ class HubFiles:
             is_restart: A hub of this very attempt died; no new one is counted.
 
         Raises:
-            ConfigurationError: The root directory cannot be used.
+            ConfigurationError: The root directory, or the key that signs pickled parts, cannot be used.
             RunLockedError: Another process writes to the run.
             JournalError: The journal cannot be opened.
         """
@@ -115,6 +117,8 @@ class HubFiles:
             self.record = RunRecord(app_name=self._config.app_name, run_name=self._config.run_name)
             self._open_journal(None)
             return self.record
+        if owns_run and self._serializer.key is None:
+            signing.check_key()
         self.paths.create_run_directories()
         if owns_run:
             self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0)
@@ -394,13 +398,12 @@ class _LogFile(logging.FileHandler):
 def _json_of(path: Path) -> dict[str, Any]:
     """Return what a JSON file of ours holds; nothing if it is missing or damaged."""
     try:
-        held = json.loads(path.read_bytes())
+        return json_of(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be read (%s); it is written anew", path, error)
         return {}
-    return held if isinstance(held, dict) else {}
 
 
 def _identity(path: Path) -> str:

@@ -89,7 +89,9 @@ class RunLock:
             raise ConfigurationError(f"the run's lock {self.path} cannot be made: {error.strerror or error}") from error
         place = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
         holder = {"kind": "driver", **_about, **place}
-        self._holder_path.write_text(json.dumps(holder))  # who reads half of it takes it for none
+        self._holder_path.unlink(missing_ok=True)
+        with self._holder_path.open("x") as file:  # a link that somebody put there is not followed
+            file.write(json.dumps(holder))  # who reads half of it takes it for none
         return self
 
     def release(self) -> None:
@@ -109,7 +111,7 @@ class RunLock:
         """
         try:
             found = json.loads(self._holder_path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

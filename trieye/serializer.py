@@ -73,7 +73,7 @@ class Serializer:
             CheckpointError: A file is missing or damaged.
             UntrustedPickleError: It has pickled parts that this user did not sign, and they were not allowed.
         """
-        return load_state(path, key=self.key, allow_pickle=self.allow_pickle)
+        return load_state(path, key=self.key)
 
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.persistence.checkpoints.CheckpointStore.save` takes."""

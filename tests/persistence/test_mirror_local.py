@@ -4,10 +4,14 @@ import zlib
 import pytest
 
 from tests.persistence.mirrored_run import MirroredRun
+from trieye.exceptions import JournalError, SerializationError
 from trieye.persistence.journal.check import examine
+from trieye.persistence.journal.inspection import inspect
 from trieye.persistence.journal.journal import Journal
+from trieye.persistence.journal.schema import Segment
 from trieye.persistence.journal.witness import Expected
 from trieye.persistence.mirror.local import LocalRun, MirrorRecord
+from trieye.persistence.mirror.restore import restore_run
 
 
 @pytest.fixture
@@ -69,10 +73,23 @@ def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_seen(r
     assert after.saved.key != before.saved.key
 
 
-def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_is_that_of_a_new_directory(run):
+def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_of_it_is_an_error(run):
     local = LocalRun(run.paths)
     local.keep(MirrorRecord(owner="me", generation=4))
     assert (local.record().owner, local.record().generation) == ("me", 4)
     (local.directory / "known.json").write_bytes(b"{")
+    with pytest.raises(SerializationError, match=r"known.json, which says what this directory has mirrored"):
+        restore_run(run.paths, run.url)
+    (local.directory / "known.json").unlink()
     assert local.record().generation == 0
-    assert local.record().owner != local.record().owner
+    assert restore_run(run.paths, run.url) is None
+
+
+def test_a_journal_that_names_a_file_elsewhere_brings_nothing_of_it_to_the_mirror(run, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    run.journal.replace_chunks(Segment(0, 1, "../../../../../secret", 6, 0))
+    for look in (run.journal.segments, lambda: inspect(run.paths.journal_path)):
+        with pytest.raises(JournalError, match="is no name of a file inside its directory"):
+            look()
+    with pytest.raises(JournalError, match="is no name of a file inside its directory"):
+        LocalRun(run.paths).copy_journal(tmp_path / "copy")

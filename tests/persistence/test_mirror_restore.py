@@ -105,7 +105,6 @@ def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left)
         "checkpoints/checkpoint_step_2-*/state.json",
         f"checkpoints/checkpoint_step_2-*/{MANIFEST_NAME}",
         "checkpoints/checkpoint_step_2-*/COMMIT",
-        "parts/seg-10-20-*",
     ],
 )
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
@@ -114,6 +113,16 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, other, url,
     assert "checkpoint_step_1" in restore_run(other.paths, url)
     assert (other.steps(), [entry.step for entry in other.buffers.entries()]) == ([1], [1])
     other.checkpoints.load(other.checkpoints.latest().path)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_part_of_a_replay_is_left_out_and_the_rest_comes_back(run, other, url, damage, caplog):
+    damage(objects(run, "parts/seg-10-20-*")[0])
+    assert "checkpoint_step_2" in restore_run(other.paths, url)
+    assert "all but what is in it is restored" in caplog.text
+    held = other.checkpoints.load(other.checkpoints.latest().path)
+    assert held["a"].tolist() == [2] * 100
+    assert [held["growing"].whole(name) is None for name in held["growing"].names] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["COMMIT", "journal.db", "run.json"])

@@ -1,12 +1,11 @@
 import json
-import logging
 import os
 import pickle
 
 import numpy as np
 import pytest
 
-from trieye.exceptions import CheckpointError, SerializationError, UntrustedPickleError
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.persistence.encoding import EncodedState, decode, encode
 from trieye.persistence.manifest import FORMAT_VERSION, MANIFEST_NAME, verify, write_manifest
 from trieye.persistence.signing import load_key
@@ -79,15 +78,18 @@ def test_unsigned_parts_are_read_when_the_user_allows_it(tmp_path, monkeypatch):
         load_state(path, allow_pickle=False)
 
 
-def test_without_a_usable_key_the_state_is_saved_and_needs_permission(tmp_path, monkeypatch, caplog):
+def test_without_a_usable_key_nothing_is_saved_that_could_not_be_read_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TRIEYE_KEY_FILE", str(tmp_path / "file" / "key"))
     (tmp_path / "file").write_text("no directory")
-    with caplog.at_level(logging.WARNING):
-        path = save_state(tmp_path / "s", encode({"e": ValueError("x")}))
-    assert "without signature" in caplog.text
-    assert decode(load_state(path, allow_pickle=True))["e"].args == ("x",)
-    with pytest.raises(SerializationError):
-        load_state(path)
+    with pytest.raises(ConfigurationError, match=r"^e: saved as pickle.*TRIEYE_KEY_FILE.*TRIEYE_ALLOW_PICKLE=1"):
+        save_state(tmp_path / "s", encode({"e": ValueError("x")}))
+    assert not (tmp_path / "s").exists()
+    save_state(tmp_path / "plain", encode({"weights": np.zeros(3)}))
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
+    path = save_state(tmp_path / "s", encode({"e": ValueError("x")}))
+    assert decode(load_state(path))["e"].args == ("x",)
+    with pytest.raises(UntrustedPickleError):
+        load_state(path, allow_pickle=False)
 
 
 def test_a_class_that_is_gone_is_named(tmp_path):

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from trieye.actor_logic import ActorLogic
-from trieye.cli.run_config import config_of, json_of, only, sinks_of
+from trieye.cli.run_config import config_of, only, sinks_of
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
+from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_files import HubFiles
 from trieye.hub_status import read_status

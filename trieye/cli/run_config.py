@@ -1,28 +1,17 @@
 """The config with which a run was made, read back from its configs.json."""
 
 import contextlib
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import json_of
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sinks.registry import make_sinks
 
 CONFIGS = "configs.json"
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It holds no JSON.
-    """
-    held: dict[str, Any] = json.loads(path.read_bytes())
-    return held
 
 
 def recorded_config(run_dir: Path) -> TrieyeConfig:

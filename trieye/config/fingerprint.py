@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ def config_hash(config: TrieyeConfig) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+MAX_DEPTH = 100
+"""Objects inside objects that a config may have; what walks through it must not meet Python's recursion limit."""
+
 _HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags"}
 
 
@@ -37,12 +40,39 @@ def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
         config: The config of this one.
     """
     try:
-        held = json.loads(earlier.read_bytes())
+        held = json_of(earlier)
     except (OSError, ValueError):
         return []
     now = dict(leaves(redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))))
-    before = dict(leaves(redacted(held))) if isinstance(held, dict) else {}
+    before = dict(leaves(redacted(held)))
     return [f"{key}: {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file such as configs.json; an empty one if something else is there.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds no JSON, or one that is nested too deeply to be a config.
+    """
+    try:
+        held = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply: {error}") from error
+    if not isinstance(held, dict):
+        held = {}
+    level: list[Any] = [held]
+    for _ in range(MAX_DEPTH):
+        level = [item for value in level for item in _items(value)]
+        if not level:
+            return held
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

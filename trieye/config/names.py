@@ -1,6 +1,7 @@
-"""Which names of apps and runs are safe as a directory name."""
+"""Which names are safe as the name of a directory or a file: of apps and runs, and those that are read from files."""
 
 import re
+from pathlib import PurePosixPath
 
 MAX_NAME_BYTES = 200
 """A file system allows 255 bytes for a name; the rest is for suffixes such as `_trieye.log`."""
@@ -31,4 +32,21 @@ def check_name(kind: str, name: str) -> str:
             f"{kind} {found} is not safe as a directory name; allowed are letters, digits and _.,=+@()[]- with single "
             "dots and spaces inside, beginning with a letter, a digit or '_'"
         )
+    return name
+
+
+def check_inside(name: str, *, max_parts: int | None = None) -> str:
+    """Return a relative path that was read from a file if it stays in the directory that it is joined to.
+
+    Args:
+        name: The path.
+        max_parts: Names that it may have; 1: the name of a file in the directory itself.
+
+    Raises:
+        ValueError: It is empty, absolute, too long, or leaves the directory.
+    """
+    path = PurePosixPath(name)
+    is_long = max_parts is not None and len(path.parts) > max_parts
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or is_long:
+        raise ValueError(f"{name[:_SHOWN]!r} is no name of a file inside its directory")
     return name

@@ -164,5 +164,5 @@ def _reason(error: OSError) -> str:
 def _index_in(path: Path, otherwise: int) -> int:
     try:
         return int(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return otherwise

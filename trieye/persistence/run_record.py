@@ -4,13 +4,22 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
+from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.persistence.atomic import write_atomic
 from trieye.schemas import MetricSummary, RunStatus
+
+
+def _checked(name: str, info: ValidationInfo) -> str:
+    return check_name(info.field_name or "name", name)
+
+
+Name = Annotated[str, AfterValidator(_checked)]
+"""A name that is joined to paths, and may come from a directory that somebody else has made."""
 
 
 class RunRecord(BaseModel):
@@ -36,8 +45,8 @@ class RunRecord(BaseModel):
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
     run_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1)
-    app_name: str
-    run_name: str
+    app_name: Name
+    run_name: Name
     mlflow_run_id: str | None = None
     attempt: int = Field(default=1, ge=1)
     status: RunStatus = "RUNNING"

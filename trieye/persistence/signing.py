@@ -22,6 +22,7 @@ KEY_FILE_VARIABLE = "TRIEYE_KEY_FILE"
 ALLOW_PICKLE_VARIABLE = "TRIEYE_ALLOW_PICKLE"
 SIGNATURE_BYTES = 32
 _MIN_KEY_BYTES = 16
+_HELP = f"set {KEY_FILE_VARIABLE} to a file that this user can read, or {KEY_VARIABLE} to the key itself"
 _OWN_KEY_FORBIDS = 0o077
 _TEAM_KEY_FORBIDS = 0o037
 """What others may not do with a key file: anyone who reads it can sign what its users will run."""
@@ -59,16 +60,31 @@ def load_key() -> Key:
     """
     if given := os.environ.get(KEY_VARIABLE):
         return _long_enough(os.fsencode(given), "take a longer one, such as 32 random characters")
-    path = key_path()
+    try:
+        path = key_path()
+    except RuntimeError as error:
+        raise ConfigurationError(f"there is no place for the key that signs pickled parts: {error}; {_HELP}") from error
     try:
         if not path.exists():
             _make_key(path)
         return _read_key(path)
     except OSError as error:
         raise ConfigurationError(
-            f"the key that signs pickled parts, {path}, cannot be used: {error.strerror or error}; "
-            f"set {KEY_FILE_VARIABLE} to a file that this user can read, or {KEY_VARIABLE} to the key itself"
+            f"the key that signs pickled parts, {path}, cannot be used: {error.strerror or error}; {_HELP}"
         ) from error
+
+
+def check_key() -> None:
+    """Make sure, before a run begins, that the key it was given, or has used before, can sign and be trusted.
+
+    Where there is none yet, the first pickled part makes it: most runs save none.
+
+    Raises:
+        ConfigurationError: As `load_key`.
+    """
+    with contextlib.suppress(RuntimeError):  # a user without home directory
+        if any(map(os.environ.get, (KEY_VARIABLE, KEY_FILE_VARIABLE))) or os.path.lexists(key_path()):
+            load_key()
 
 
 def existing_key() -> Key | None:

@@ -39,6 +39,7 @@ OBJECTS_NAME = "objects.bin"
 VERIFIED_EVERY = 16
 """Saves after which each part that is linked from save to save has been read once; costs 1 % of a whole save."""
 
+_MAX_NAMED = 5
 _MAGIC = b"trieye-1"
 _LENGTH_BYTES = 8
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
@@ -74,6 +75,7 @@ def save_state(
 
     Raises:
         CheckpointError: A part that was saved earlier is gone.
+        ConfigurationError: There are pickled parts, no key that can sign them, and TRIEYE_ALLOW_PICKLE is not set.
         SerializationError: The disk is full, or the directory cannot be written; the message names it.
     """
     kept = plain_metadata(metadata or {})
@@ -173,7 +175,11 @@ def _files_of(directory: Path) -> Mapping[str, FileEntry]:
 
 
 def write_state(
-    directory: Path, encoded: EncodedState, *, key: bytes | None = None, checksum: Checksum = "crc32"
+    directory: Path,
+    encoded: EncodedState,
+    *,
+    key: bytes | None = None,
+    checksum: Checksum = "crc32",
 ) -> dict[str, FileEntry]:
     """Write the files of a state, but for its parts, into an existing directory; return what the manifest says."""
     entries: dict[str, FileEntry] = {}
@@ -258,16 +264,17 @@ def _read_state(directory: Path, manifest: Manifest, *, key: bytes | None, allow
 def _write_objects(file: ChecksumFile, objects: dict[str, bytes], key: bytes | None) -> None:
     index = json.dumps({name: len(data) for name, data in objects.items()}).encode()
     payload = len(index).to_bytes(_LENGTH_BYTES, "little") + index + b"".join(objects.values())
-    file.write(_MAGIC + _signature(payload, key) + payload)
-
-
-def _signature(payload: bytes, key: bytes | None) -> bytes:
     try:
-        return signing.sign(payload, key or signing.load_key())
+        signature = signing.sign(payload, key or signing.load_key())
     except ConfigurationError as error:
-        # losing the state would be worse than having to allow its pickled parts by hand
-        logger.warning("pickled parts are saved without signature, and reading them will need allow_pickle: %s", error)
-        return bytes(signing.SIGNATURE_BYTES)
+        if not signing.pickles_allowed(None):  # nobody could go on from it
+            named = ", ".join(sorted(objects)[:_MAX_NAMED])
+            raise ConfigurationError(
+                f"{named}: saved as pickle, which cannot be signed: {error}; or set "
+                f"{signing.ALLOW_PICKLE_VARIABLE}=1, now and when it is read"
+            ) from error
+        signature = bytes(signing.SIGNATURE_BYTES)
+    file.write(_MAGIC + signature + payload)
 
 
 def _checked_objects(content: bytes, path: Path, key: bytes | None, *, allow_pickle: bool | None) -> dict[str, bytes]:

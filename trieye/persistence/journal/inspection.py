@@ -73,7 +73,7 @@ def inspect(path: Path, *, run_id: str = "", is_begun: bool = False) -> Inspecti
         clients=clients,
         snapshots=[(row[1], row[2]) for row in found.ordered("snapshots")],
         chunks=[(row[0], row[1]) for row in found.ordered("chunks")],
-        segments=[Segment(*row[:-1]) for row in found.ordered("segments")],
+        segments=[Segment.of(row[:-1]) for row in found.ordered("segments")],
         cursors={str(name): int(row[1]) for name, row in found.rows["cursors"].items()},
         superseded=[(row[0], row[1]) for row in found.ordered("superseded")],
         damage=damage,

@@ -251,7 +251,7 @@ class Journal:
 
     def segments(self) -> list[Segment]:
         """Return the files that hold items of the history, in order."""
-        return [Segment(*row) for row in self._store.rows("segments", "ORDER BY first")]
+        return [Segment.of(row) for row in self._store.rows("segments", "ORDER BY first")]
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return index and position of a sink; None if it was never there."""

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from trieye.config.names import check_inside
+from trieye.exceptions import JournalError
+
 APPLICATION_ID = 0x7452_4A4C
 """Number in the header of the file that says whose it is."""
 
@@ -66,6 +69,18 @@ class Chunk(NamedTuple):
     payload: bytes
 
 
+def checked_name(name: Any) -> str:
+    """Return the name of a file of the history as the journal has it.
+
+    Raises:
+        JournalError: It is none of a file in one directory.
+    """
+    try:
+        return check_inside(str(name), max_parts=1)
+    except ValueError as error:
+        raise JournalError(f"the journal is not what trieye wrote: of the files of the history, {error}") from error
+
+
 class Segment(NamedTuple):
     """A file with items of the history.
 
@@ -82,6 +97,12 @@ class Segment(NamedTuple):
     name: str
     size_bytes: int
     crc: int
+
+    @classmethod
+    def of(cls, row: Row) -> "Segment":
+        """Return what a row of the journal says; raises what `checked_name` does."""
+        first, end, name, size_bytes, crc = row
+        return cls(first, end, checked_name(name), size_bytes, crc)
 
 
 # Not STRICT, which SQLite before 3.37 cannot read: the checksums find values of another type, too.

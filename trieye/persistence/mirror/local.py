@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trieye.exceptions import JournalError, SerializationError
 from trieye.persistence.atomic import remove, write_atomic
 from trieye.persistence.journal.reading import connect_read_only
+from trieye.persistence.journal.schema import checked_name
 from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
 from trieye.persistence.mirror.layout import BUFFERS, CHECKPOINTS, PARTS, Folder, SavedName, save_directory
 
@@ -89,11 +90,22 @@ class LocalRun:
     # what is known of the mirror
 
     def record(self) -> MirrorRecord:
-        """Return what is known of the mirror; that of a directory which never had one if there is nothing readable."""
+        """Return what is known of the mirror; that of a directory which never had one if there is nothing.
+
+        Raises:
+            SerializationError: It cannot be read; nobody knows then whether the mirror has this run or a later one.
+        """
+        path = self.directory / _KNOWN
         try:
-            return MirrorRecord.model_validate_json((self.directory / _KNOWN).read_bytes())
-        except (OSError, ValidationError):
+            return MirrorRecord.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
             return MirrorRecord()
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a whole record"
+            raise SerializationError(
+                f"{path}, which says what this directory has mirrored, cannot be read: {reason}; restore it from a "
+                "backup, or delete it and give another persistence.mirror, which then gets all of the run"
+            ) from error
 
     def keep(self, record: MirrorRecord) -> None:
         """Write down what is known of the mirror."""
@@ -187,7 +199,7 @@ class LocalRun:
                 source.backup(copy)
                 # a file of its own, whatever the other one needs beside it
                 copy.execute("PRAGMA journal_mode = DELETE")
-                return [str(name) for (name,) in copy.execute("SELECT name FROM segments ORDER BY first")]
+                return [checked_name(name) for (name,) in copy.execute("SELECT name FROM segments ORDER BY first")]
             except sqlite3.Error as error:
                 raise JournalError(f"the journal {self.paths.journal_path} cannot be copied: {error}") from error
 

@@ -12,7 +12,7 @@ from trieye.config.mirror import require_package
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.persistence.atomic import fsync_directory, new_directory, remove
 from trieye.persistence.checksum import sums_of
-from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, verify
+from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, verify_file
 from trieye.persistence.mirror.layout import (
     BUFFERS,
     CHECKPOINTS,
@@ -54,12 +54,14 @@ def restore_run(paths: "PathManager", url: str | None) -> str | None:
     Raises:
         ConfigurationError: The mirror cannot be used or reached, so that nobody knows whether it has the run.
         CheckpointError: It has the run, and nothing of it is whole.
+        SerializationError: What this directory knows of the mirror cannot be read.
     """
     if url is None:
         return None
     require_package(url)
     local = LocalRun(paths)
     if not local.is_lost():
+        local.record()
         return None
     store = MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
     try:
@@ -195,8 +197,8 @@ def fetch_save(
         check: Called before each file; raises to end it.
 
     Raises:
-        CheckpointError: It is damaged.
-        FileNotFoundError: A part of it is missing.
+        CheckpointError: It is damaged, otherwise than in a part of a replay, which is left out.
+        FileNotFoundError: A file of it is missing.
         ConnectionError: The mirror cannot be read now.
     """
     mark = SaveMark.from_bytes(store.read(saved.commit))
@@ -207,11 +209,17 @@ def fetch_save(
         for name, entry in read_manifest(scratch).files.items():
             shared = name.startswith(f"{PARTS_DIRECTORY}/")
             key = f"{PARTS}/{Path(name).name}" if shared else f"{saved.key}/{name}"
-            if index.get(key) != entry.size_bytes:
-                raise CheckpointError(f"{key} is missing or cut")
             check()
-            _get(store, key, scratch / name)
-        verify(scratch)
+            try:
+                if index.get(key) is None:
+                    raise FileNotFoundError(f"{key} is missing")  # noqa: TRY301 - as the store does if it goes now
+                _get(store, key, scratch / name)
+                verify_file(scratch / name, entry)
+            except (CheckpointError, FileNotFoundError) as error:
+                if not shared:
+                    raise
+                remove(scratch / name)
+                logger.warning("%s of the mirror %s: %s; all but what is in it is restored", key, store.url, error)
 
 
 def _get(store: MirrorStore, key: str, target: Path) -> None:
