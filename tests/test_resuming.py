@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from trieye.actor_logic import ActorLogic
 from trieye.cli import main
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.persistence import signing
+from trieye.persistence.checkpoints import load_checkpoint
 from trieye.persistence.run_record import RunRecord
 from trieye.serializer import Serializer
 
@@ -263,3 +265,64 @@ def test_a_user_without_any_place_for_a_key_trains_what_needs_none_and_is_told_w
             run.save(odd=range(3)).wait()
         with pytest.raises(CheckpointError):
             run.wait_for_saves()
+
+
+def bytes_read():
+    """Return how many bytes this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def share_read(call, size_bytes):
+    before = bytes_read()
+    call()
+    return (bytes_read() - before) / size_bytes
+
+
+def size_of(*directories):
+    return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("which", [None, "best", "latest", "step:1"])
+def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, which):
+    def restore():
+        with_rows.append(run.restore() and len(run.replay))
+
+    with_rows = []
+    config = make_config(persistence={"load_checkpoint_path": which}, replay={"capacity": 4000})
+    with trieye.Run(make_config(replay={"capacity": 4000})) as run:
+        run.replay.extend({"obs": np.random.default_rng(0).random((4000, 128))})
+        run.step = 1
+        saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
+    run = trieye.Run(config).open()
+    assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
+    assert with_rows == [4000]
+    run.log("loss", 1.0)
+    assert share_read(run.close, size_of(saved)) < 0.05
+    # the rows stay where they are until somebody asks for them
+    assert 0.4 < share_read(lambda: load_checkpoint(run.dir).objects["weights"], size_of(saved)) < 0.55
+
+
+def test_the_drop_in_api_reads_each_byte_of_checkpoint_and_buffer_once(make_config):
+    config = make_config(persistence={"auto_resume_latest": True})
+    logic = ActorLogic(config).open()
+    state = {"w": np.random.default_rng(0).random(500_000)}
+    logic.save_training_state(
+        nn_state_dict=state,
+        optimizer_state_dict={},
+        buffer_content=[np.random.default_rng(0).random(500_000)],
+        global_step=1,
+        episodes_played=0,
+        total_simulations_run=0,
+        is_best=False,
+        save_buffer=True,
+        model_config_dict=None,
+        env_config_dict=None,
+        user_data=None,
+    )
+    logic.shutdown()
+    logic, loaded = ActorLogic(config).open(), []
+    saved = size_of(run_dir_of(config) / "checkpoints", run_dir_of(config) / "buffers")
+    assert 1.0 <= share_read(lambda: loaded.append(logic.load_initial_state()), saved) < 1.05
+    assert np.array_equal(loaded[0].checkpoint_data.model_state_dict["w"], state["w"])
+    assert len(loaded[0].buffer_data.buffer_list) == 1
+    assert share_read(logic.shutdown, saved) < 0.05
