@@ -52,6 +52,11 @@ def test_a_run_killed_while_it_saves_goes_on_from_what_was_safe():
 
 
 @pytest.mark.slow
+def test_damaged_checkpoints_cost_what_is_damaged_in_them_and_nothing_else():
+    assert judged("checkpoint_damage", "--damages", 8)["damages"] == 8
+
+
+@pytest.mark.slow
 def test_a_killed_dqn_resumes_bit_for_bit_also_where_only_the_ends_of_episodes_can_be_saved():
     figures = judged("exact_resume", "--kills", 3, "--steps", 150, "--fork")
     assert figures["runs"]["CartPole-v1"]["updates"] > 300
