@@ -46,7 +46,7 @@ TARGETS = {
     JOURNAL: ["flip", "cut", "delete", "swap"],
     LOG: ["flip", "cut", "delete", "swap"],
     "journal.db-shm": ["flip", "cut", "delete", "swap"],
-    "journal-witness.json": ["flip", "cut", "delete"],
+    "journal-witness.jsonl": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/parts/*": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/MANIFEST.json": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/*.safetensors": ["flip", "cut", "delete"],
@@ -260,7 +260,7 @@ def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, 
         if gone and place != "history":
             yield f"{place}: {len(gone)} points that were shown are gone, the first at step {gone[0]}"
         lost = [step for step in range(1, original.sure_before) if step not in then]
-        unsure = {"journal-witness.json", LOG} <= harm.names
+        unsure = {"journal-witness.jsonl", LOG} <= harm.names
         if lost and not (is_said or unsure):
             yield f"{place}: {len(lost)} points are lost, the first at step {lost[0]}, and nothing was said"
 

@@ -92,10 +92,8 @@ class HubFiles:
         self._checkpoints = store(self.paths.checkpoint_dir)
         buffers = store(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
         self._training_states = TrainingStates(config.persistence, self.paths, serializer, self._checkpoints, buffers)
-        chosen = config.persistence
-        self.artifacts = Artifacts(
-            self.paths.run_base_dir / "artifacts", chosen.log_checkpoints, with_parts=chosen.log_replay
-        )
+        chosen, copies = config.persistence, self.paths.run_base_dir / "artifacts"
+        self.artifacts = Artifacts(copies, chosen.log_checkpoints, with_parts=chosen.log_replay)
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._log_file: logging.FileHandler | None = None
@@ -136,14 +134,8 @@ class HubFiles:
         return self.record
 
     def _open_journal(self, path: Path | None) -> None:
-        # a record made just now, because somebody deleted run.json, goes on with the journal of the run before
-        is_new = self.record.attempt == 1 and self.record.mlflow_run_id is None
-        self.journal = Journal(
-            path,
-            durability=self._config.persistence.durability,
-            run_id="" if is_new else self.record.run_id,
-            is_begun=path is not None and self.record.has_shown(self.paths.tb_log_dir),
-        )
+        expected = self.record.expected(self.paths.tb_log_dir)
+        self.journal = Journal(path, durability=self._config.persistence.durability, expected=expected)
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
         for finding in self.journal.damage:
             logger.warning("%s", finding)

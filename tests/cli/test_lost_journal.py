@@ -44,7 +44,7 @@ def goes_on(run):
         replace(LOG),
         remove(LOG, SHARED),
         remove(JOURNAL, LOG, SHARED),
-        remove(JOURNAL, LOG, SHARED, "journal-witness.json"),
+        remove(JOURNAL, LOG, SHARED, "journal-witness.jsonl"),
     ],
     ids=["both replaced", "log replaced", "log gone", "all gone", "witness gone too"],
 )

@@ -16,7 +16,7 @@ from trieye.persistence.journal.wal import FRAME_BYTES, HEADER_BYTES
 PAGE = 4096
 NAME = "journal.db"
 WAL = NAME + "-wal"
-WITNESS = "journal-witness.json"
+WITNESS = "journal-witness.jsonl"
 KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
 """Records that lie on one page at most."""

@@ -39,7 +39,7 @@ def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
         extra.unlink()
     before = path.read_bytes()
     assert read_meta(path, "status") == b"last"
-    assert {file.name for file in path.parent.iterdir()} == {"journal.db", "journal-witness.json"}
+    assert {file.name for file in path.parent.iterdir()} == {"journal.db", "journal-witness.jsonl"}
     assert path.read_bytes() == before
 
 

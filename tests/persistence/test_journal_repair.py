@@ -59,7 +59,7 @@ def test_a_whole_journal_is_left_alone(path):
         assert (journal.damage, journal.num_lost) == ([], 0)
         journal.close()
     assert path.read_bytes() == before
-    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.json"}
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.jsonl"}
 
 
 def test_a_damaged_record_is_lost_and_those_after_it_are_not(path):

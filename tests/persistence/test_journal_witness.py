@@ -8,7 +8,9 @@ from trieye.persistence.history.history import read_history
 from trieye.persistence.journal.file import create, wal_path
 from trieye.persistence.journal.inspection import inspect
 from trieye.persistence.journal.journal import Journal, Snapshot
-from trieye.persistence.journal.witness import read_witness, witness_path
+from trieye.persistence.journal.witness import Expected, read_witness, witness_path
+
+BEGUN = Expected(run_id="mine", is_begun=True)
 
 
 @pytest.fixture
@@ -41,10 +43,10 @@ def payloads(journal):
     return [record.payload.decode() for record in journal.records(0)]
 
 
-def opened(path, **expected):
+def opened(path, expected=None):
     """Open a journal that something is wrong with; opened again, it is whole and says the same."""
-    assert inspect(path, **expected).damage if path.exists() else True
-    journal = Journal(path, **expected)
+    assert inspect(path, expected).damage if path.exists() else True
+    journal = Journal(path, expected=expected)
     found, held, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
     journal.close()
     assert inspect(path).damage == []
@@ -73,10 +75,10 @@ def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, at
     for name in names:
         shutil.copyfile(other.with_name(name), path.with_name(name))
     whole = {"journal.db": attempts == 1, "journal.db-wal": False}  # at first the log has all pages
-    expected = all(whole.get(name) for name in names)
-    with contextlib.closing(Journal(path) if expected else opened(path)) as journal:
+    is_whole = all(whole.get(name) for name in names)
+    with contextlib.closing(Journal(path) if is_whole else opened(path)) as journal:
         assert all(payload.startswith("mine") for payload in payloads(journal))
-        assert bool(journal.damage) is not expected
+        assert bool(journal.damage) is not is_whole
         assert journal.last_pos == 30 * attempts
         if names == ("journal.db-wal",):  # what is in the file itself is kept
             assert len(payloads(journal)) == 30 * (attempts - 1)
@@ -88,7 +90,7 @@ def test_a_journal_that_came_with_its_witness_is_known_by_its_run(killed):
     path, other = killed("mine"), killed("other")
     for file in other.parent.iterdir():
         shutil.copyfile(file, path.with_name(file.name))
-    with contextlib.closing(opened(path, run_id="mine")) as journal:
+    with contextlib.closing(opened(path, BEGUN)) as journal:
         assert "the journal of another run (other" in journal.damage[0]
         assert (payloads(journal), journal.meta("attempt")) == ([], None)
 
@@ -97,15 +99,15 @@ def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_witness(kil
     path = killed("mine")
     witness_path(path).unlink()
     wal_path(path).unlink()
-    with contextlib.closing(opened(path, run_id="mine", is_begun=True)) as journal:
+    with contextlib.closing(opened(path, BEGUN)) as journal:
         assert journal.num_lost == 1
         assert "it knows of no attempt of this run" in journal.damage[0]
     for file in path.parent.glob("journal*"):
         file.unlink()
-    with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
         assert journal.num_lost == 1
         assert "it is missing" in journal.damage[0]
-    with contextlib.closing(Journal(tmp_path / "new" / "journal.db", run_id="new")) as journal:
+    with contextlib.closing(Journal(tmp_path / "new" / "journal.db", expected=Expected(run_id="new"))) as journal:
         assert journal.damage == []
 
 
@@ -117,30 +119,57 @@ def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_witness_then(tmp_
         journal.append("events", b"old", at=0.0)
     witness_path(path).unlink()
     before = path.read_bytes()
-    with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
         assert (journal.damage, payloads(journal)) == ([], ["old"])
     assert path.read_bytes() == before
     assert read_witness(path).pos == 1
-    assert inspect(path, run_id="mine", is_begun=True).damage == []
+    assert inspect(path, BEGUN).damage == []
 
 
 def test_a_damaged_witness_says_nothing_and_is_written_anew(killed):
     path = killed("mine")
-    for damage in (b"", b"[1", witness_path(path).read_bytes().replace(b"30", b"99")):
+    for damage in (b"[1", b"\n".join(line[:-1] for line in witness_path(path).read_bytes().split(b"\n"))):
         witness_path(path).write_bytes(damage)
         assert read_witness(path).journal is None
-        with contextlib.closing(Journal(path, run_id="mine", is_begun=True)) as journal:
+        with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
             assert journal.damage == []
         assert read_witness(path).pos == 30
 
 
-def test_where_a_witness_cannot_be_written_the_older_one_stays_and_nothing_fails(killed):
+def test_of_a_line_that_a_kill_cut_off_the_one_before_is_the_newest(killed):
     path = killed("mine")
     with contextlib.closing(Journal(path)) as journal:
-        witness_path(path).with_suffix(".new").mkdir()
         journal.append("events", b"", at=1.0)
         journal.set_cursor("tensorboard", 11, None)
+    whole = witness_path(path).read_bytes()
+    assert read_witness(path).pos == 31
+    for size in range(whole.rindex(b"\n"), len(whole)):
+        witness_path(path).write_bytes(whole[:size])
         assert read_witness(path).pos == 30
+        assert inspect(path).damage == []
+
+
+def test_a_witness_stays_small(tmp_path):
+    path = tmp_path / "journal.db"
+    with contextlib.closing(Journal(path)) as journal:
+        sizes = set()
+        for index in range(1000):
+            journal.set_cursor("tensorboard", index, "place")
+            sizes.add(witness_path(path).stat().st_size)
+    assert 10_000 < max(sizes) < 80_000
+    assert read_witness(path).cursors == {"tensorboard": (999, "place")}
+
+
+def test_a_witness_is_not_written_through_a_link_and_nothing_fails(killed, tmp_path):
+    path = killed("mine")
+    (tmp_path / "elsewhere").write_bytes(witness_path(path).read_bytes())
+    witness_path(path).unlink()
+    witness_path(path).symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+    assert (tmp_path / "elsewhere").read_bytes() == before
     with contextlib.closing(Journal(path)) as journal:
         assert (journal.damage, journal.cursor("tensorboard")) == ([], (11, None))
 

@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.hub_status import read_status
 from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.journal.inspection import Inspection, inspect
-from trieye.persistence.journal.witness import read_witness, witness_path
+from trieye.persistence.journal.witness import Expected, read_witness, witness_path
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5
@@ -139,14 +139,13 @@ def _journal_and_history(
 
 def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Inspection | None, Part]:
     path = run_dir / "journal.db"
-    run_id = "" if record is None else record.run_id
-    is_begun = record is not None and record.has_shown(tensorboard)
+    expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
     size_bytes = sum(size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
     if not size_bytes:
-        missing = _missing_journal(run_dir, is_begun=is_begun or read_witness(path) is not None)
+        missing = _missing_journal(run_dir, is_begun=expected.is_begun or read_witness(path) is not None)
         return None, Part("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
-        held = inspect(path, run_id=run_id, is_begun=is_begun)
+        held = inspect(path, expected)
     except JournalError as error:
         damage = Damage(str(error), "what was accepted last may be lost", "see the message")
         return None, Part("journal", "not readable", size_bytes, [damage])

@@ -44,13 +44,12 @@ class Inspection:
     damage: list[str]
 
 
-def inspect(path: Path, *, run_id: str = "", is_begun: bool = False) -> Inspection:
+def inspect(path: Path, expected: Expected | None = None) -> Inspection:
     """Look at a copy of a journal; not for the process that has it open, whose locks end when another file is closed.
 
     Args:
         path: The file.
-        run_id: The run whose journal it must be; empty: any.
-        is_begun: Whether an attempt of the run is known to have begun in it.
+        expected: What is known of it besides its witness.
 
     Raises:
         JournalError: There is none, it is no journal, or it cannot be read.
@@ -59,9 +58,9 @@ def inspect(path: Path, *, run_id: str = "", is_begun: bool = False) -> Inspecti
         raise JournalError(f"there is no journal {path}")
     with tempfile.TemporaryDirectory(prefix="trieye-journal-") as scratch:
         copy = Path(scratch) / path.name
-        expected = Expected(read_witness(path), run_id, is_begun)  # before the journal, which goes on
-        damage = _examine_copy(path, copy, expected)
-        found = salvage(copy, expected.journal)
+        known = (expected or Expected())._replace(witness=read_witness(path))  # before the journal, which goes on
+        damage = _examine_copy(path, copy, known)
+        found = salvage(copy, known.journal)
     records = found.rows["records"]
     # a sender's newest batches are in the records only
     clients = {str(name): int(row[1]) for name, row in found.rows["clients"].items()}

@@ -27,8 +27,7 @@ class Journal:
     Args:
         path: The file; it is made if it is missing. None: in memory.
         durability: What a record survives once `append` has returned.
-        run_id: The run whose journal it must be; empty: any.
-        is_begun: Whether an attempt of the run is known to have begun in it.
+        expected: What is known of it besides its witness.
 
     Attributes:
         damage: What was found damaged when it was opened, in words; normally empty.
@@ -41,10 +40,10 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path | None, *, durability: Durability = "process", run_id: str = "", is_begun: bool = False
+        self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
-        witness = None if path is None else read_witness(path)
-        self._store = JournalStore(path, durability, Expected(witness, run_id, is_begun))
+        known = (expected or Expected())._replace(witness=None if path is None else read_witness(path))
+        self._store = JournalStore(path, durability, known)
         self._witness = None if path is None else WitnessFile(path)
         self._lock = self._store.lock
         self._taken = TakenKeys()

@@ -5,6 +5,7 @@ is written after what it says is committed, and never synced: after a kill the j
 journal that ends before it has lost what the run was told is safe.
 """
 
+import os
 import threading
 import zlib
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from trieye.persistence.journal.schema import ATTEMPT, owner_of
+
+MAX_BYTES = 64 << 10
+"""Beyond this the file begins anew."""
 
 
 class Witness(msgspec.Struct, frozen=True):
@@ -35,42 +39,66 @@ class Witness(msgspec.Struct, frozen=True):
 
 def witness_path(path: Path) -> Path:
     """Return where the witness of a journal is; a copy in alphabetical order takes it before the journal."""
-    return path.with_name(f"{path.stem}-witness.json")
+    return path.with_name(f"{path.stem}-witness.jsonl")
 
 
 def read_witness(path: Path) -> Witness | None:
-    """Return the witness of a journal; None if it has none, as one of an earlier version."""
+    """Return the witness of a journal, the newest line that is whole; None if there is none, as in earlier versions."""
     try:
-        crc, text = msgspec.json.decode(witness_path(path).read_bytes(), type=tuple[int, str])
-        return msgspec.json.decode(text, type=Witness) if zlib.crc32(text.encode()) == crc else Witness()
+        lines = [line for line in witness_path(path).read_bytes().split(b"\n") if line]
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
+    except OSError:
         return Witness()
+    whole = (witness for line in reversed(lines) if (witness := _from_line(line)) is not None)
+    return next(whole, Witness()) if lines else None
+
+
+def _from_line(line: bytes) -> Witness | None:
+    try:
+        crc, text = msgspec.json.decode(line, type=tuple[int, str])
+        return msgspec.json.decode(text, type=Witness) if zlib.crc32(text.encode()) == crc else None
+    except msgspec.MsgspecError:
+        return None
 
 
 class WitnessFile:
     """Writes the witness of a journal that is open; safe to use from several threads.
 
+    Lines are added to the file, in one write each: replacing it would wait for the disk, some milliseconds. What a kill
+    or a full disk leaves of a line is no line, and the one before is as true and says less.
+
     Args:
         path: The journal.
+
+    Attributes:
+        lock: Held while what is written is read and written; taken before that of the journal.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = witness_path(path)
         self.lock = threading.Lock()
-        """Held while what is written is read and written, so that an older one never replaces a newer one; taken before
-        that of the journal."""
 
     def write(self, witness: Witness) -> None:
-        """Replace the file; where there is no room, the older one stays, which is as true and says less."""
+        """Add a line; where there is no room, the one before stays the newest."""
         text = msgspec.json.encode(witness).decode()
-        scratch = self._path.with_suffix(".new")  # one process writes
+        line = b"\n" + msgspec.json.encode((zlib.crc32(text.encode()), text))
         with suppress(OSError):
-            scratch.unlink(missing_ok=True)  # of a kill; nothing is written through a link
-            with scratch.open("xb") as file:
-                file.write(msgspec.json.encode((zlib.crc32(text.encode()), text)))
-            scratch.replace(self._path)
+            if _append(self._path, line) > MAX_BYTES:
+                scratch = self._path.with_suffix(".new")
+                scratch.unlink(missing_ok=True)  # of a kill
+                _append(scratch, line)
+                scratch.replace(self._path)
+
+
+def _append(path: Path, data: bytes) -> int:
+    """Add something to a file, never through a link, and return its size then."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        os.write(descriptor, data)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 class Expected(NamedTuple):
