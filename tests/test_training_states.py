@@ -218,11 +218,12 @@ def test_what_cannot_be_saved_raises_in_ray_get_and_leaves_nothing(actor):
         ({"global_step": -1}, "global_step"),
         ({"buffer_content": 7}, "buffer_content is a int"),
         ({"nn_state_dict": {"w": failing.remote()}}, "no weights today"),
+        ({"nn_state_dict": failing.remote()}, "no weights today"),
     ):
         with pytest.raises(ray.exceptions.RayTaskError, match=said) as caught:
             save(actor, 30, **changes)
         assert isinstance(caught.value.cause, CheckpointError)
-    assert ray.get(actor.health.remote())["save_failures"] == failures + 3
+    assert ray.get(actor.health.remote())["save_failures"] == failures + 4
     assert sorted(path for path in run_dir.glob("*/*_step_*")) == before
 
 

@@ -1,18 +1,17 @@
 """TrieyeActor: the hub as a Ray actor; it only forwards to `ActorLogic`."""
 
 import warnings
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from trieye.actor_arguments import resolved, sent_lightly
 from trieye.actor_logic import ActorLogic
 from trieye.actor_state import ActorState
 from trieye.config import TrieyeConfig
-from trieye.detached_hub import Drivers, describe_hub, find_hub, this_job
+from trieye.detached_hub import Drivers, describe_hub, find_hub, on_this_node, this_job
 from trieye.niceness import get_a_fair_share
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
@@ -40,39 +39,9 @@ def actor_name(run_name: str) -> str:
     return f"trieye_actor_{run_name}"
 
 
-def on_this_node() -> NodeAffinitySchedulingStrategy:
-    """Return where the hub of a run belongs: on the node of the caller, and nowhere else, since its files are there."""
-    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-
-
 def _call_id() -> str:
     """Return what tells the present call from every other one, and is the same when Ray repeats it."""
     return str(ray.get_runtime_context().get_task_id())
-
-
-def _resolved(value: Any) -> Any:
-    """Return a value with what the `ObjectRef`s inside its containers stand for; Ray itself sees only those outside."""
-    if isinstance(value, ray.ObjectRef):
-        return _resolved(ray.get(value))
-    if isinstance(value, Mapping):
-        return _like(value, {key: _resolved(item) for key, item in value.items()})
-    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
-        return _like(value, [_resolved(item) for item in value])
-    return value
-
-
-def _like(old: Any, new: Any) -> Any:
-    """Return the items in a container as the old one was, which is the old one itself if nothing was replaced."""
-    pairs = zip(old.values(), new.values(), strict=True) if isinstance(old, Mapping) else zip(old, new, strict=True)
-    if all(one is other for one, other in pairs):
-        return old
-    if isinstance(old, deque):
-        return deque(new, old.maxlen)
-    if hasattr(old, "_make"):
-        return old._make(new)
-    if isinstance(old, OrderedDict):
-        return OrderedDict(new)
-    return new if isinstance(old, Mapping) else type(old)(new)
 
 
 def _is_restart() -> bool:
@@ -192,6 +161,7 @@ class TrieyeActor:
         """Return the extremes of the points of each metric."""
         return self._logic.summary()
 
+    @sent_lightly
     @_in_group("save")
     def save_training_state(  # noqa: PLR0913, PLR0917 - the drop-in API
         self,
@@ -216,7 +186,7 @@ class TrieyeActor:
         hub_state = ray.get(ray.get_runtime_context().current_actor.get_state.remote())
         self._logic.save_training_state(
             actor_state_data=hub_state,
-            resolve=_resolved,
+            resolve=resolved,
             nn_state_dict=nn_state_dict,
             optimizer_state_dict=optimizer_state_dict,
             buffer_content=buffer_content,

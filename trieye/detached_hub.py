@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.run_lock import RunLock, describe_process
 
@@ -34,6 +35,11 @@ def find_hub(lock: RunLock) -> Any | None:
         return None
     # another cluster may have an actor of that name
     return actor if actor._actor_id.hex() == holder.get("actor_id") else None  # noqa: SLF001 - there is no public way
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """Return where the hub of a run belongs: on the node of the caller, and nowhere else, since its files are there."""
+    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def this_job() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from rounds import answer_rounds
 
 from trieye import RawMetricEvent
@@ -14,7 +15,7 @@ from trieye import RawMetricEvent
 
 def measure(actor: Any) -> dict[str, float]:
     """Return the waits of one save in milliseconds, and how long the save takes."""
-    state = ray.put({"weights": np.random.default_rng(0).random(int(sys.argv[1]) * 1_000_000 // 8)})
+    state = ray.put({"weights": torch.rand(int(sys.argv[1]) * 1_000_000 // 4)})
     event = RawMetricEvent(name="loss", value=0.5, global_step=1)
     ray.get(actor.log_event.remote(event))
     began = time.perf_counter()

@@ -1,7 +1,12 @@
+import pickle
+
+import numpy as np
+import pytest
 import torch
 
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.state_directory import load_state, save_state
+from trieye.persistence.tensors import TensorPacker
 
 WIDTH, WORDS = 32, 500
 EMBEDDING_BYTES = WIDTH * WORDS * 4
@@ -87,3 +92,33 @@ def test_two_decodings_of_tied_weights_share_nothing():
     encoded = encode({"model": Tied()})
     first, second = (decode(encoded)["model"]["out.weight"] for _ in range(2))
     assert first.data_ptr() != second.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex64, torch.float8_e8m0fnu], ids=str
+)
+def test_packed_tensors_are_pickled_without_a_copy_and_saved_as_if_they_had_not_been(dtype, tmp_path, assert_same):
+    base = torch.arange(24).reshape(4, 6).to(torch.float32).to(dtype)
+    state = {
+        "whole": base,
+        "turned": base.T,
+        "same": base,
+        "scalar": base[0, 0],
+        "none": base[:0],
+        "other": base.clone(),
+    }
+    packer, buffers = TensorPacker(), []
+    packed = {name: packer.packed(tensor) for name, tensor in state.items()}
+    sent = pickle.dumps(packed, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 5
+    received = pickle.loads(sent, buffers=[bytes(buffer) for buffer in buffers])
+    assert encode(received, copy=False).tree == encode(state, copy=False).tree
+    loaded = through_disk(received, tmp_path)
+    assert_same(loaded, state)
+    assert loaded["whole"].data_ptr() == loaded["same"].data_ptr() != loaded["other"].data_ptr()
+
+
+def test_what_is_no_dense_tensor_is_left_as_it_is():
+    packer = TensorPacker()
+    for value in (1, np.ones(2), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.Size([2])):
+        assert packer.packed(value) is value

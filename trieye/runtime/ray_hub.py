@@ -10,8 +10,9 @@ from typing import Any
 
 import ray
 
-from trieye.actor import TrieyeActor, actor_name, on_this_node
+from trieye.actor import TrieyeActor, actor_name
 from trieye.config import TrieyeConfig
+from trieye.detached_hub import on_this_node
 from trieye.exceptions import TrieyeError
 from trieye.hub_files import HUB_GONE_AFTER_S
 from trieye.persistence.encoding import EncodedState
