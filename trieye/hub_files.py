@@ -141,17 +141,13 @@ class HubFiles:
             logger.warning("%s", finding)
 
     def _read_record(self, *, new_attempt: bool) -> RunRecord:
-        record = None if new_attempt else RunRecord.read(self.paths.run_record_path)
-        return record or open_run_record(
-            self.paths.run_record_path,
-            app_name=self._config.app_name,
-            run_name=self._config.run_name,
-            tags=redacted(self._config.tags),
-        )
+        path, own = self.paths.run_record_path, self._config
+        record = None if new_attempt else RunRecord.read(path)
+        return record or open_run_record(path, app_name=own.app_name, run_name=own.run_name, tags=redacted(own.tags))
 
     def _open_log_file(self) -> None:
         self._log_file = _LogFile(self.paths.get_log_file_path(), encoding="utf-8")
-        self._log_file.setFormatter(_WithoutSecrets(LOG_FORMAT))
+        self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
         library = logging.getLogger("trieye")
         LastResort.add_to(library, logging.WARNING, "trieye: %(levelname)s: %(message)s")
         library.addHandler(self._log_file)
@@ -205,10 +201,7 @@ class HubFiles:
         return {name: str(path.relative_to(self.paths.app_root_dir)) for name, path in found.items()}
 
     def save_config(self, extra: Mapping[str, Any]) -> Path:
-        """Write configs.json: the config of trieye, what an earlier call added, and `extra`; return the file.
-
-        Secrets are left out.
-        """
+        """Write configs.json: the config, what an earlier call added, and `extra`, without secrets; return the file."""
         path = self.paths.config_path
         merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
         self._serializer.save_config_json(recorded(merged), path)
@@ -364,19 +357,15 @@ class HubFiles:
             self._lock.release()
 
 
-class _WithoutSecrets(logging.Formatter):
-    """Writes records as they may be kept."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with the traceback if there is one."""
-        return redacted_text(super().format(record))
-
-
 class _LogFile(logging.FileHandler):
     """A log file that a full disk does not turn into a traceback on the terminal for every line, or at its end.
 
     What matters is on the terminal, too.
     """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as it may be kept, without secrets."""
+        return redacted_text(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
         """Do nothing."""
