@@ -78,6 +78,12 @@ def test_runs_with_damaged_journals_log_no_wrong_value_and_report_what_is_lost()
 
 
 @pytest.mark.slow
+def test_a_damaged_run_shows_nothing_wrong_says_what_is_lost_and_goes_on_from_its_model():
+    options = ("--damages", 4, "--seed", 4, "--runs", "killed", "--no-mlflow")  # its log, and a part that is shared
+    assert judged("run_damage", *options)["damages"] == 4
+
+
+@pytest.mark.slow
 def test_a_server_that_is_away_does_not_slow_the_training_and_gets_every_point():
     figures = judged("mlflow_outage", "--runtime", "local", "--outage", 3, "--calm", 1, "--limit", 2)
     assert figures["runs"][0]["steps"] > 100
