@@ -395,6 +395,7 @@ def test_stats_are_plain_numbers():
         "added": 130,
         "sampled": 7,
         "late_updates": 0,
+        "lost": 0,
         "size_bytes": stats["size_bytes"],
     }
     assert stats["size_bytes"] >= 100 * (16 + 8 + 4 + 1)
@@ -630,7 +631,8 @@ def test_batches_become_torch_tensors_on_a_device():
 
 def test_metrics_have_no_value_for_what_is_not_known():
     buffer = ReplayBuffer(100)
-    assert buffer.metrics() == {"replay/size": 0.0, "replay/dropped/late_update": 0.0}
+    nothing_dropped = {"replay/dropped/late_update": 0.0, "replay/dropped/damaged": 0.0}
+    assert buffer.metrics() == {"replay/size": 0.0, **nothing_dropped}
     buffer.extend(rows(0, 10))
     buffer.sample(30)
     metrics = buffer.metrics()

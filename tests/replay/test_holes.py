@@ -220,3 +220,18 @@ def test_holes_that_touch_are_one_and_rows_before_them_move_up():
     assert holes.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
     assert holes.pieces(0, 60) == [(5, 10), (25, 30), (40, 50)]
     assert [holes.run_of(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
+
+
+def test_a_directory_of_its_own_is_loaded_whole_or_not_at_all(tmp_path):
+    before, world = ReplayBuffer(400), World()
+    for _ in range(3):
+        for _ in range(20):
+            world.step(before)
+        before.save(tmp_path / "replay")
+    part = min((tmp_path / "replay" / "parts").iterdir())
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    after = ReplayBuffer(400)
+    world.step(after)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        after.load(tmp_path / "replay")
+    assert len(after) == ENVS

@@ -18,15 +18,15 @@ Node = Any
 
 @dataclass(frozen=True)
 class PartFile:
-    """A part that lies in a file, which is verified when it is read.
+    """A part that lies in a file.
 
     Attributes:
         path: The file.
-        entry: What the manifest says about it.
+        entry: What it is compared with when it is read; None if that was done.
     """
 
     path: Path
-    entry: FileEntry
+    entry: FileEntry | None
 
 
 Part = Mapping[str, NDArray[Any]] | PartFile | None

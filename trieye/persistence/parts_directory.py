@@ -7,9 +7,10 @@ from trieye.exceptions import CheckpointError, SerializationError
 from trieye.persistence.atomic import recover, replaced
 from trieye.persistence.decoding import decode
 from trieye.persistence.encoding import encode
-from trieye.persistence.manifest import read_manifest
+from trieye.persistence.manifest import read_manifest, verify
+from trieye.persistence.nodes import PartFile
 from trieye.persistence.parts import Growing, SavedParts
-from trieye.persistence.state_directory import damaged_parts, load_state, parts_in, save_state
+from trieye.persistence.state_directory import damaged_parts, load_state, part_file, parts_in, save_state
 
 
 def save_parts(path: Path, growing: Growing) -> Path:
@@ -24,9 +25,7 @@ def save_parts(path: Path, growing: Growing) -> Path:
 
 
 def load_parts(path: Path) -> SavedParts:
-    """Return what `save_parts` wrote to the directory `path`, for the object's `load_state_dict`.
-
-    A damaged part is an error when it is read: nothing else lies here that one could go on with.
+    """Verify the directory `path` and return what `save_parts` wrote, for the object's `load_state_dict`.
 
     Where a kill ended `save_parts` while it replaced the directory, that is what was there before.
 
@@ -34,8 +33,11 @@ def load_parts(path: Path) -> SavedParts:
         CheckpointError: There is no such directory, or a file of it is missing or damaged.
         SerializationError: It holds something else.
     """
-    encoded = load_state(replaced(path.parent).get(path.name, path))
-    held: Any = decode(encoded, copy=False, on_damage="refuse")
+    place = replaced(path.parent).get(path.name, path)
+    manifest = verify(place)  # all of it, before anything is taken over
+    encoded = load_state(place)
+    encoded.parts.update({name: PartFile(place / part_file(name), None) for name in manifest.part_names})
+    held: Any = decode(encoded, copy=False)
     if not isinstance(held, SavedParts):
         raise SerializationError(f"{path} holds a {type(held).__name__} and not what save() of a buffer wrote")
     return held

@@ -122,6 +122,8 @@ def damaged_parts(path: Path) -> set[str]:
             except CheckpointError as error:
                 logger.warning("%s; the next save writes anew what is in it", error)
                 found.add(name)
+            except SerializationError as error:  # its turn comes again
+                logger.warning("%s; it is not known whether it is whole", error)
     return found
 
 

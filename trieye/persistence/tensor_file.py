@@ -75,9 +75,11 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file:
             entries = _read_header(file, path.stat().st_size)
             start = file.tell()
+        return {name: _mapped(path, entry, start) for name, entry in entries}
+    except OSError as error:
+        raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
-    return {name: _mapped(path, entry, start) for name, entry in entries}
 
 
 def _mapped(path: Path, entry: dict[str, Any], start: int) -> NDArray[Any]:
