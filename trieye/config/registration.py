@@ -35,8 +35,8 @@ def register(config_type: type[Config]) -> type[Config]:
     """Let Hydra itself compose the configs of a project: `hydra.initialize` with `hydra.compose`, or `hydra.main`.
 
     From then on `schema` in a defaults list is the schema of the type, and the groups of trieye are found behind the
-    project's own. `trieye.main` and `trieye.compose` need no registration. A process has one type at a time, the last
-    one registered.
+    project's own. `trieye.main` and `trieye.compose` need no registration; only they complete a part that is one of
+    several models with the defaults of its kind. A process has one type at a time, the last one registered.
 
     Args:
         config_type: The type of the config.
