@@ -48,7 +48,9 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mis
 def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(
     project: Project, mistaken: Mistaken, params: str, message: str
 ):
-    project.write("train", (project.conf / "train.yaml").read_text() + f"  sweeper:\n    params:\n      {params}\n")
+    project.write(
+        "train", (project.conf / "train.yaml").read_text() + f"hydra:\n  sweeper:\n    params:\n      {params}\n"
+    )
     assert mistaken("-m", "loop.steps=1,2").startswith(message)
 
 
