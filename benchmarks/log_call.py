@@ -62,7 +62,7 @@ def ours() -> dict[str, float]:
 def main() -> None:
     """Print one JSON line."""
     figures = ours()
-    with Peer("single_calls.py", PEER_CALLS) as peer:
+    with Peer("single_calls.py", PEER_CALLS, 100) as peer:
         peer_us = statistics.median(peer.measure()["caller_us"] for _ in range(PEER_ROUNDS))
     figures |= {"peer_us": round(peer_us), "peer_ratio": round(peer_us * 1e3 / figures["run_log_ns"])}
     met = figures["ratio"] <= GOAL

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from trieye.actor_arguments import resolved, sent_lightly
+from trieye.actor_arguments import resolved, sent_lightly, sent_plainly
 from trieye.actor_logic import ActorLogic
 from trieye.actor_state import ActorState
 from trieye.config import TrieyeConfig
@@ -96,11 +96,13 @@ class TrieyeActor:
             tb_writer=_tb_writer,
         ).open(owns_run=_owns_run, is_restart=_is_restart(), extra_config=_extra_config)
 
+    @sent_plainly
     @_in_group("ingest")
     def log_event(self, event: RawMetricEvent) -> None:
         """Accept one event."""
         self._logic.log_event(event, key=_call_id())
 
+    @sent_plainly
     @_in_group("ingest")
     def log_batch_events(self, events: list[RawMetricEvent]) -> None:
         """Accept events."""

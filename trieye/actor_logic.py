@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from trieye.actor_state import ActorState, plain_step, rows_of
+from trieye.actor_state import ActorState, SentEvents, plain_step, rows_of
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
 from trieye.hub_files import HubFiles, Restored
@@ -127,7 +127,7 @@ class ActorLogic:
 
     # events
 
-    def log_event(self, event: RawMetricEvent, *, key: str = "") -> None:
+    def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
         """Accept one event; anything else than an event is counted and warned about.
 
         Args:
@@ -138,9 +138,9 @@ class ActorLogic:
             RunClosedError: The run was shut down.
             JournalFullError: It cannot be stored now.
         """
-        self.log_batch_events([event], key=key)
+        self.log_batch_events(event if isinstance(event, SentEvents) else [event], key=key)
 
-    def log_batch_events(self, events: Iterable[RawMetricEvent], *, key: str = "") -> None:
+    def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
         """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
         self._check_open()
         self._bound_memory()

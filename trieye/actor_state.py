@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class ActorState:
     def __init__(self) -> None:
         self.drops = Drops()
         self._lock = threading.Lock()
-        self._rows: list[EventRow] = []
+        self._rows: list[EventRow | tuple[Any, ...]] = []
         self._batches: list[EventBatch] = []
         self._num_pending = 0
         self._last_step = -1
@@ -65,14 +65,12 @@ class ActorState:
 
     def add_rows(self, batch: EventBatch) -> None:
         """Take the events of a batch one by one: `take` joins them with those around them."""
-        columns = (batch.codes.tolist(), batch.values.tolist(), batch.steps.tolist(), batch.times.tolist())
-        rows = [
-            EventRow(batch.names[code], value, step, time, batch.contexts.get(row))
-            for row, (code, value, step, time) in enumerate(zip(*columns, strict=True))
-        ]
+        names = map(batch.names.__getitem__, batch.codes.tolist())
+        contexts = map(batch.contexts.get, range(len(batch)))
+        rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
         with self._lock:
             self._rows += rows
-            self._num_pending += len(rows)
+            self._num_pending += len(batch)
 
     def take(self) -> list[EventBatch]:
         """Return all pending events in the order of their arrival, and forget them."""
@@ -88,10 +86,10 @@ class ActorState:
         try:
             batch = EventBatch.from_rows(rows)
         except (OverflowError, TypeError, ValueError):
-            rows, bad = salvage(rows)
+            good, bad = salvage([EventRow(*row) for row in rows])
             for reason, name in bad:
                 self.drops.add(reason, name)
-            batch = EventBatch.from_rows(rows)
+            batch = EventBatch.from_rows(good)
         self._batches.append(batch)
 
     def get_data_to_process(self, current_global_step: int) -> tuple[EventsByStep, int]:
@@ -191,23 +189,42 @@ class ActorState:
         self._last_log_times = dict(state.get("_last_log_time_per_metric", {}))
 
 
+class SentEvents(NamedTuple):
+    """Events of the drop-in API on their way to the actor: plain values, which pickle passes on ten times as fast.
+
+    Attributes:
+        rows: Name, value, step, timestamp and context of each; the last two may be None.
+        drops: (reason, name, count) of what is no event.
+    """
+
+    rows: list[tuple[Any, ...]]
+    drops: list[tuple[str, str, int]]
+
+    @classmethod
+    def of(cls, events: Iterable[Any]) -> Self:
+        """Return events, and whatever is among them, to be sent."""
+        sent = cls([], [])
+        for event in events:
+            if isinstance(event, RawMetricEvent):
+                sent.rows.append((event.name, event.value, event.global_step, event.timestamp, event.context or None))
+            else:
+                sent.drops.append(("invalid", type(event).__name__, 1))
+        return sent
+
+
 def row_of(event: RawMetricEvent, *, arrived: float) -> EventRow:
     """Return an event as the row of a batch; see `ActorState.add_event`."""
-    given = event.timestamp
-    time = given if given is not None and 0.0 <= given < MAX_TIMESTAMP_S else arrived
-    return EventRow(event.name, event.value, event.global_step, time, event.context or None)
+    return rows_of([event], arrived=arrived)[0][0]
 
 
-def rows_of(events: Iterable[Any], *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
+def rows_of(events: Iterable[Any] | SentEvents, *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
     """Return events as the rows of a batch, and (reason, name, count) of what is no event."""
-    rows: list[EventRow] = []
-    drops: list[tuple[str, str, int]] = []
-    for event in events:
-        if isinstance(event, RawMetricEvent):
-            rows.append(row_of(event, arrived=arrived))
-        else:
-            drops.append(("invalid", type(event).__name__, 1))
-    return rows, drops
+    sent = events if isinstance(events, SentEvents) else SentEvents.of(events)
+    rows = [
+        EventRow(name, value, step, time if time is not None and 0.0 <= time < MAX_TIMESTAMP_S else arrived, context)
+        for name, value, step, time, context in sent.rows
+    ]
+    return rows, sent.drops
 
 
 def plain_step(step: Any) -> int:

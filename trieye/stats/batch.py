@@ -49,15 +49,16 @@ class EventBatch:
         Raises:
             OverflowError, TypeError, ValueError: A value is no number, or a step does not fit int64; see `salvage`.
         """
-        table: dict[str, int] = {}
-        codes = np.fromiter((table.setdefault(row[0], len(table)) for row in rows), np.int32, len(rows))
+        names, values, steps, times, contexts = zip(*rows, strict=True) if rows else ((),) * len(EventRow._fields)
+        table = {name: code for code, name in enumerate(dict.fromkeys(names))}
         return cls(
             names=tuple(table),
-            codes=codes,
-            values=np.fromiter((row[1] for row in rows), np.float64, len(rows)),
-            steps=np.fromiter((row[2] for row in rows), np.int64, len(rows)),
-            times=np.fromiter((row[3] for row in rows), np.float64, len(rows)),
-            contexts={index: row[4] for index, row in enumerate(rows) if row[4]},
+            # not np.array, which takes None for a number
+            codes=np.fromiter(map(table.__getitem__, names), np.int32, len(rows)),
+            values=np.fromiter(values, np.float64, len(rows)),
+            steps=np.fromiter(steps, np.int64, len(rows)),
+            times=np.fromiter(times, np.float64, len(rows)),
+            contexts={index: context for index, context in enumerate(contexts) if context} if any(contexts) else {},
         )
 
     def take(self, rows: NDArray[np.intp]) -> Self:
