@@ -37,7 +37,7 @@ STEPS, MORE_STEPS = 300, 400
 SAVE_EVERY = 50
 WINDOW = 10
 ROWS = 20
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 ORIGINALS = {"killed": 1, "killed_twice": 2, "finished": 0}
 """How often each of the runs is killed."""
 
