@@ -36,7 +36,7 @@ APP = """
 import trieye
 
 @trieye.main(config_path="pkg://trieye.conf", config_name="trieye")
-def train(config):
+def train(config: trieye.TrieyeConfig):
     with trieye.Run(config) as run:
         print("attempt", run.attempt)
         run.log("a", 1.0, step=2)

@@ -237,7 +237,8 @@ def test_a_run_record_that_names_another_place_is_not_read(make_config):
 
 
 @pytest.mark.parametrize("key", ["short", "open to others"])
-def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypatch, key):
+def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypatch, tmp_path, key):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     if key == "short":
         monkeypatch.setenv("TRIEYE_KEY", "short")
     else:

@@ -127,7 +127,7 @@ def test_a_living_run_is_left_alone(old_run, capsys):
     (old_run / "run.json").write_text("{}")
     lock = RunLock(old_run / "run.lock").acquire()
     try:
-        assert main(["convert", str(old_run), "--allow-pickle"]) == 1
+        assert main(["convert", str(old_run), "--allow-pickle"]) == 3
     finally:
         lock.release()
     assert str(os.getpid()) in capsys.readouterr().err

@@ -207,8 +207,11 @@ def _wrong_values(found: dict[str, object], truth: Truth) -> Iterator[str]:
         yield "snapshot"
     yield from (f"chunk {first}" for first, payload in found["chunks"].items() if payload != truth.chunks.get(first))
     yield from (f"segment {segment.name}" for segment in found["segments"] if segment not in truth.segments)
-    for what, known in (("cursors", truth.cursors), ("meta", truth.meta)):
-        yield from (f"{what} {key}" for key, value in found[what].items() if value not in known[key])
+    yield from (f"meta {key}" for key, value in found["meta"].items() if value not in truth.meta[key])
+    for sink, cursor in found["cursors"].items():  # where the newest records are lost, none keeps its position
+        indices = {(known[0], None) for known in truth.cursors[sink] if known is not None}
+        if cursor not in truth.cursors[sink] and cursor not in indices:
+            yield f"cursor of {sink}"
     yield from (f"superseded {pair}" for pair in found["superseded"] if pair not in truth.superseded)
 
 
