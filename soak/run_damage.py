@@ -253,8 +253,10 @@ def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, 
                 yield f"`trieye close` ended with {code}"
         last = original.last
     for place, curves in curves_of(run_dir, mlflow=mlflow).items():
-        # what is shown and lost is shown a second time when the run goes on from before it
-        yield from (f"{place}: {text}" for text in wrong(curves, may_repeat=is_said and place != "history"))
+        # what is shown and lost is shown a second time when the run goes on from before it, and a rewind that is lost
+        # with the end of the journal leaves nothing out any more; both are said
+        may_repeat = is_said and (place != "history" or bool({"journal.db", LOG} & harm.names))
+        yield from (f"{place}: {text}" for text in wrong(curves, may_repeat=may_repeat))
         shown, then = ({step for step, _ in found.get("value", [])} for found in (before[place], curves))
         gone = sorted(step for step in shown - then if step < min(original.sure_before, last))
         if gone and place != "history":

@@ -157,7 +157,7 @@ def _losses(found: Salvaged, witness: Witness) -> tuple[list[str], int, State]:
         places = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in missing[:5])
         losses.append(f"{count(missing)} records (positions {places}{', ...' if missing[5:] else ''})")
     if found.is_log_broken or found.is_end_broken:
-        losses.append("what was accepted last, perhaps")
+        losses.append("what was accepted last, perhaps; what a rewind among it left out is shown again")
     if "snapshots" in found.broken and state.deleted_to and not found.rows["snapshots"]:
         losses.append("the state of the metrics, which begin anew")
     if found.broken & {"chunks", "segments"} and (items := _missing_items(found)):
