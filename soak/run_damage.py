@@ -252,17 +252,17 @@ def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, 
             if code := trieye_command(["close", str(run_dir), "--timeout", "60"]):
                 yield f"`trieye close` ended with {code}"
         last = original.last
+    # the log's end and the only file that knows of it are gone: nothing is left that could tell
+    unsure = {"journal-witness.jsonl", LOG} <= harm.names
     for place, curves in curves_of(run_dir, mlflow=mlflow).items():
-        # what is shown and lost is shown a second time when the run goes on from before it, and a rewind that is lost
-        # with the end of the journal leaves nothing out any more; both are said
-        may_repeat = is_said and (place != "history" or bool({"journal.db", LOG} & harm.names))
+        # what is shown and lost is shown a second time when the run goes on from before it, and that is said
+        may_repeat = (is_said or unsure) and place != "history"
         yield from (f"{place}: {text}" for text in wrong(curves, may_repeat=may_repeat))
         shown, then = ({step for step, _ in found.get("value", [])} for found in (before[place], curves))
         gone = sorted(step for step in shown - then if step < min(original.sure_before, last))
-        if gone and place != "history":
+        if gone and place != "history" and not unsure:
             yield f"{place}: {len(gone)} points that were shown are gone, the first at step {gone[0]}"
         lost = [step for step in range(1, original.sure_before) if step not in then]
-        unsure = {"journal-witness.jsonl", LOG} <= harm.names
         if lost and not (is_said or unsure):
             yield f"{place}: {len(lost)} points are lost, the first at step {lost[0]}, and nothing was said"
 

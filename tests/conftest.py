@@ -1,5 +1,6 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,12 @@ from typing import Any
 import pytest
 
 import trieye
+
+
+def pytest_configure() -> None:
+    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -83,8 +83,8 @@ class Writer:
             value = self._random.randbytes(200)
             self.journal.set_meta(key, value)
             self.truth.meta[key].append(value)
-        self.journal.supersede(self._index, self._index + 5)
-        self.truth.superseded.append((self._index, self._index + 5))
+        self.journal.supersede(self._index - 5, self._index)
+        self.truth.superseded.append((self._index - 5, self._index))
 
     def roll(self) -> None:
         segment = Segment(0, 20, "points-0-20.parquet", 1234, 5678)

@@ -9,6 +9,7 @@ import pytest
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.persistence.journal.file import wal_path
 from trieye.persistence.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.persistence.journal.witness import witness_path
 
 PAGE = 4096
 
@@ -150,7 +151,8 @@ def test_without_any_snapshot_the_loss_of_the_state_is_reported(path):
     journal.close()
 
 
-def test_other_damaged_rows_are_dropped_and_reported(path):
+@pytest.mark.parametrize("witnessed", [True, False])
+def test_other_damaged_rows_are_dropped_and_reported(path, witnessed):
     journal = write(path)
     chunks = [Chunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
     journal.commit(
@@ -168,13 +170,17 @@ def test_other_damaged_rows_are_dropped_and_reported(path):
         "UPDATE segments SET name = 'b.parquet'",
     ):
         change(path, statement)
+    if not witnessed:
+        witness_path(path).unlink()
     journal = opened(path)
     assert journal.chunks() == [(10, 20), (30, 40)]
-    assert (journal.cursor("mlflow"), journal.cursor("tensorboard")) == ((5, None), (5, None)), "from the witness"
-    assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [], [])
+    assert journal.cursor("mlflow") == ((5, None) if witnessed else None)
+    assert journal.cursor("tensorboard") == (5, None)
+    assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [(3, 4)] * witnessed, [])
     assert journal.num_lost == 1
-    for text in ("items of the history (0 to 9, 20 to 29)", "what rewinds left out"):
-        assert text in journal.damage[0]
+    assert "items of the history (0 to 9, 20 to 29)" in journal.damage[0]
+    for text in ("what rewinds left out", "how far the sinks are"):
+        assert (text in journal.damage[0]) is not witnessed
     assert len(list(journal.records(0))) == 30
     journal.close()
 

@@ -7,7 +7,7 @@ import pytest
 from trieye.persistence.history.history import read_history
 from trieye.persistence.journal.file import create, wal_path
 from trieye.persistence.journal.inspection import inspect
-from trieye.persistence.journal.journal import Journal, Snapshot
+from trieye.persistence.journal.journal import Chunk, Journal, Snapshot
 from trieye.persistence.journal.witness import Expected, read_witness, witness_path
 
 BEGUN = Expected(run_id="mine", is_begun=True)
@@ -128,7 +128,13 @@ def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_witness_then(tmp_
 
 def test_a_damaged_witness_says_nothing_and_is_written_anew(killed):
     path = killed("mine")
-    for damage in (b"[1", b"\n".join(line[:-1] for line in witness_path(path).read_bytes().split(b"\n"))):
+    whole = witness_path(path).read_bytes()
+    for damage in (
+        b"[1",
+        b"\n".join(line[:-1] for line in whole.split(b"\n")),
+        whole.replace(b"cursors", b"c\xf5rsors"),
+        whole.replace(b"cursors", b"cursers"),
+    ):
         witness_path(path).write_bytes(damage)
         assert read_witness(path).journal is None
         with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
@@ -188,6 +194,23 @@ def test_what_follows_the_witness_may_be_cut_off_and_what_it_saw_may_not(killed)
         for name, data in {**files, "journal.db-wal": log}.items():
             path.with_name(name).write_bytes(data)
         assert (inspect(path).damage == []) is is_whole
+
+
+def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp_path):
+    path, copy = tmp_path / "journal.db", tmp_path / "copy" / "journal.db"
+    copy.parent.mkdir()
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"dead", at=1.0)
+        journal.commit(Snapshot(1, 10, 1.0, b""), chunks=[Chunk(0, 10, b"items")], keep_after=0)
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("rewind", b"", at=2.0)
+        journal.commit(Snapshot(2, 20, 2.0, b""), chunks=[Chunk(10, 20, b"items")], keep_after=0, superseded=[(4, 15)])
+        for name in (path.name, witness_path(path).name):
+            shutil.copyfile(path.with_name(name), copy.with_name(name))
+    with contextlib.closing(opened(copy)) as journal:
+        assert journal.chunks() == [(0, 10)]
+        assert journal.superseded() == [(4, 10)], "the indices after what is stored go to other items"
+        assert "a rewind" not in journal.damage[0]
 
 
 def test_the_history_of_another_run_is_not_read(killed):

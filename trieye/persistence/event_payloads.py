@@ -62,7 +62,7 @@ def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
     """
     try:
         held = _decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SerializationError(f"not a batch of events: {error}") from error
     batch = EventBatch(
         tuple(held.names),

@@ -109,5 +109,5 @@ def from_bytes(data: bytes) -> Operation:
     """
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SerializationError(f"not an operation of a run: {error}") from error

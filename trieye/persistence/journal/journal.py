@@ -78,7 +78,8 @@ class Journal:
         if self._witness is not None:
             with self._witness.lock:
                 cursors = {sink: (index, position) for sink, index, position in self._store.rows("cursors")}
-                held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors)
+                superseded = tuple(self.superseded())
+                held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
                 self._witness.write(held)
 
     # writing
@@ -196,6 +197,7 @@ class Journal:
         """Leave the indices from `first` up to and without `end` out of the history."""
         with self._store.transaction() as connection:
             self._put_superseded(connection, first, end)
+        self._testify()
 
     def replace_chunks(self, segment: Segment, *, segments: Sequence[int] = ()) -> None:
         """Register a file with items of the history in place of what held them, in one step.

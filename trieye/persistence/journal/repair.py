@@ -101,7 +101,11 @@ def _repair(path: Path, findings: list[str], expected: Expected) -> None:
     text = f"the journal {path} was damaged ({'; '.join(findings)}); {where}lost: {lost}"
     own = [("meta", (STATE, state.to_bytes())), ("meta", (REPAIR, msgspec.msgpack.encode((text, num_lost))))]
     new, repaired = _beside(path, "new"), _beside(path, "repaired")
-    _write(new, journal, found, [*own, *(("cursors", row) for row in _cursors(found, witness, state))])
+    own += [("cursors", row) for row in _cursors(found, witness, state)]
+    if _is_newer(witness, found):
+        own += [("superseded", row) for row in _superseded(found, witness)]
+        found.rows["superseded"].clear()
+    _write(new, journal, found, own)
     _set_aside(path, aside)
     # a repair that is killed from here on is completed: the old log must not stay beside the new file
     new.replace(repaired)
@@ -119,6 +123,19 @@ def _cursors(found: Salvaged, witness: Witness, state: State) -> Iterator[Row]:
     for sink in {**held, **witness.cursors}:
         index, position = max(held.get(sink, (-1, None)), witness.cursors.get(sink, (-1, None)), key=itemgetter(0))
         yield sink, index, None if is_end_lost else position
+
+
+def _is_newer(witness: Witness, found: Salvaged) -> bool:
+    """Tell whether the witness, which each rewind writes, knows rewinds better than what is left of the journal."""
+    is_lost = found.is_log_broken or found.is_end_broken or "superseded" in found.broken
+    return witness.superseded is not None and (is_lost or witness.pos > found.last_pos)
+
+
+def _superseded(found: Salvaged, witness: Witness) -> Iterator[Row]:
+    """Yield what rewinds left out; not beyond the items that are stored: the indices after them go to other items."""
+    stored = [row[1] for table in ("chunks", "segments") for row in found.rows[table].values()]
+    end = max([*stored, *(row[2] for row in found.rows["snapshots"].values())], default=0)
+    return ((first, min(last, end)) for first, last in witness.superseded or () if first < end)
 
 
 def _write(new: Path, journal: str, found: Salvaged, own: Iterable[tuple[str, Row]]) -> None:
@@ -157,13 +174,14 @@ def _losses(found: Salvaged, witness: Witness) -> tuple[list[str], int, State]:
         places = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in missing[:5])
         losses.append(f"{count(missing)} records (positions {places}{', ...' if missing[5:] else ''})")
     if found.is_log_broken or found.is_end_broken:
-        losses.append("what was accepted last, perhaps; what a rewind among it left out is shown again")
+        rewinds = "" if _is_newer(witness, found) else "; what a rewind among it left out is shown again"
+        losses.append(f"what was accepted last, perhaps{rewinds}")
     if "snapshots" in found.broken and state.deleted_to and not found.rows["snapshots"]:
         losses.append("the state of the metrics, which begin anew")
     if found.broken & {"chunks", "segments"} and (items := _missing_items(found)):
         places = ", ".join(f"{first} to {end - 1}" for first, end in items[:5])
         losses.append(f"items of the history ({places}), unless its files hold them")
-    known = {"cursors"} if witness.cursors else set()
+    known = ({"cursors"} if witness.cursors else set()) | ({"superseded"} if _is_newer(witness, found) else set())
     losses += [text for table, text in _LOSSES.items() if table in found.broken - known]
     return losses, max(count(missing), int(bool(losses))), state._replace(gaps=(*state.gaps, *missing))
 

@@ -29,12 +29,14 @@ class Witness(msgspec.Struct, frozen=True):
         pos: Position of the newest record.
         deleted_to: Position of the last record that was deleted, as all before it were.
         cursors: Index and position of each sink.
+        superseded: Ranges of indices that rewinds left out of the history; None: the witness does not say.
     """
 
     journal: str | None = None
     pos: int = 0
     deleted_to: int = 0
     cursors: dict[str, tuple[int, str | None]] = {}
+    superseded: tuple[tuple[int, int], ...] | None = None
 
 
 def witness_path(path: Path) -> Path:
@@ -58,7 +60,7 @@ def _from_line(line: bytes) -> Witness | None:
     try:
         crc, text = msgspec.json.decode(line, type=tuple[int, str])
         return msgspec.json.decode(text, type=Witness) if zlib.crc32(text.encode()) == crc else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # msgspec raises the second for a string that is no UTF-8
         return None
 
 
