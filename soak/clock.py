@@ -56,6 +56,7 @@ def config_of(root: Path) -> trieye.TrieyeConfig:
         app_name="soak",
         run_name="clock",
         runtime={"kind": "local"},
+        sinks={},
         persistence={"root_data_dir": str(root)},
         stats={"metrics": metrics, "processing_interval_seconds": 0.1},
     )

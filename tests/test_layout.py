@@ -1,6 +1,7 @@
 """The rules of ARCHITECTURE.md: imports point down, a heavy library has one home, start-up is light."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -78,8 +79,13 @@ def parts_of(path):
     return path.relative_to(PACKAGE).with_suffix("").parts
 
 
+@functools.cache
 def imported(path):
-    """Yield every module that a file imports, inside functions too; type-checking blocks left out."""
+    """Return every module that a file imports, inside functions too; type-checking blocks left out."""
+    return list(_imported(path))
+
+
+def _imported(path):
     tree = ast.parse(path.read_text())
     skipped = {
         id(node)
@@ -101,21 +107,20 @@ def test_every_module_has_a_layer():
     assert {parts_of(path)[0] for path in MODULES} - {"__init__"} == set(LAYER)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(parts_of(path)))
-def test_imports_point_down(path):
-    if path == PACKAGE / "__init__.py":
-        return
-    own = LAYER[parts_of(path)[0]]
-    for name in imported(path):
-        if name.startswith("trieye."):
-            other = name.split(".")[1]
-            assert LAYER[other] <= own, f"{path.relative_to(ROOT)} imports {name}, which lies above it"
+def test_imports_point_down():
+    upwards = [
+        f"{path.relative_to(ROOT)} imports {name}, which lies above it"
+        for path in set(MODULES) - {PACKAGE / "__init__.py"}
+        for name in imported(path)
+        if name.startswith("trieye.") and LAYER[name.split(".")[1]] > LAYER[parts_of(path)[0]]
+    ]
+    assert upwards == []
 
 
-@pytest.mark.parametrize("library", HOMES)
-def test_a_heavy_library_has_one_home(library):
-    users = {path.relative_to(PACKAGE) for path in MODULES for name in imported(path) if name.split(".")[0] == library}
-    strays = [user for user in users if not any(user.match(pattern) for pattern in HOMES[library])]
+def test_a_heavy_library_has_one_home():
+    users = {(path.relative_to(PACKAGE), name.split(".")[0]) for path in MODULES for name in imported(path)}
+    known = [(user, library) for user, library in users if library in HOMES]
+    strays = [(user, library) for user, library in known if not any(user.match(place) for place in HOMES[library])]
     assert strays == []
 
 

@@ -49,6 +49,8 @@ def test_the_commands_run_one_after_the_other(tmp_path):
                 "env.eval_episodes=1",
             ]
             command += ["runtime=local"] if "runtime" not in line else []
+            if not {"run_name", "sinks", "seed"} & set(re.findall(r"\w+", line)):
+                command += ["sinks=[]"]  # the others show MLflow often enough
         done = run(command, folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 

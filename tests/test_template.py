@@ -348,7 +348,7 @@ def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, tmp_p
     done = run(project, "-m", f"{SLUG}.evaluate", "one", root)
     assert (done.returncode, "env.id is a secret" in done.stderr, "GAME" in done.stderr) == (2, True, True)
     monkeypatch.setenv("GAME", "CartPole-v1")
-    for where in (["one", root], ["run=one", root], [str(tmp_path / SLUG / "runs" / "one")], [root]):
+    for where in (["run=one", root], [str(tmp_path / SLUG / "runs" / "one")], [root]):
         done = run(project, "-m", f"{SLUG}.evaluate", *where, "--episodes", "3", "--json")
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)

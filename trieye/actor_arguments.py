@@ -143,9 +143,7 @@ def _like(old: Any, new: Any) -> Any:
         return deque(new, old.maxlen)
     if hasattr(old, "_make"):
         return old._make(new)
-    if isinstance(
-        old, MutableMapping
-    ):  # with what else it is and has: torch keeps the versions of modules in an attribute
+    if isinstance(old, MutableMapping):  # a copy keeps attributes: torch has the versions of modules in one
         made = copy.copy(old)
         made.update(new)
         return made

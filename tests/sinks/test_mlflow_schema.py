@@ -68,7 +68,7 @@ def execute(path, *statements):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.3, 0.8, 1.3, 1.7, 2.0, 2.3, 2.6])
+@pytest.mark.parametrize("after_s", [0.8, 2.0])
 def test_a_process_killed_in_its_first_seconds_does_not_stop_the_next(tmp_path, caplog, after_s):
     child = start(tmp_path, "cold")
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,7 +79,7 @@ def test_a_process_killed_in_its_first_seconds_does_not_stop_the_next(tmp_path, 
     assert "damaged" not in caplog.text
 
 
-@pytest.mark.parametrize("num_tables", [0, 1, 10, 20, 30])
+@pytest.mark.parametrize("num_tables", [1, 20])
 def test_a_process_killed_amid_the_migrations_leaves_no_database(tmp_path, num_tables):
     child = start(tmp_path, "warm")
     assert child.stdout.readline() == "ready\n"

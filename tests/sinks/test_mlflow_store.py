@@ -17,7 +17,7 @@ from trieye.sinks.mlflow import MlflowSink
 from trieye.sinks.mlflow_store import set_environment
 from trieye.testing import make_run
 
-NUM_PROCESSES = 4
+NUM_PROCESSES = 3
 PROGRAM = """
 import json, sys
 from pathlib import Path

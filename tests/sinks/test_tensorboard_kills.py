@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from trieye.testing import make_run
 
-NUM_POINTS = 40_000
-NUM_KILLS = 12
+NUM_POINTS = 20_000
+NUM_KILLS = 6
 WRITER = """
 import json, os, random, sys
 from pathlib import Path

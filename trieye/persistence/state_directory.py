@@ -37,7 +37,7 @@ TREE_NAME = "state.json"
 TENSORS_NAME = "state.safetensors"
 OBJECTS_NAME = "objects.bin"
 VERIFIED_EVERY = 16
-"""Saves after which each part that is linked from save to save has been read once; costs 1 % of a whole save."""
+"""Saves after which each part that is linked from save to save has been read once: a sixteenth of them at each save."""
 
 _MAX_NAMED = 5
 _MAGIC = b"trieye-1"

@@ -81,7 +81,7 @@ def test_the_replay_buffer_is_saved_where_the_option_of_persistence_says_so(tmp_
 
 
 def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path):
-    steps = 400
+    steps = 200
     command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"loop.steps={steps}", "loop.evaluate_every_steps=0"]
     command += [f"persistence.root_data_dir={tmp_path}", "persistence.keep_last=0"]
     command.append("env.id=CartPole-v1")  # an exact resume needs an environment that can be saved inside an episode
