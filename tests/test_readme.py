@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
@@ -27,6 +29,9 @@ def commands():
 
 
 def run(command, folder):
+    starts = {"python": [], "trieye": ["-m", "trieye.cli"]}
+    if command[0] in starts:
+        return warm.run([*starts[command[0]], *command[1:]], folder)
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
 

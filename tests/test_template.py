@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import warm
 from trieye.cli.template import TEMPLATE, answers_of, bake, questions
 
 SLUG = "my_agent"
@@ -73,6 +74,8 @@ def pyproject(project):
 
 
 def run(project, *command, **options):
+    if command[0] == "-m" and command[1].startswith(f"{SLUG}.") and not options:
+        return warm.run(list(command), project)
     return subprocess.run(
         [sys.executable, *command], cwd=project, capture_output=True, text=True, check=False, timeout=280, **options
     )

@@ -1,7 +1,5 @@
 """A small project on disk, and its command line in this process."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trieye
+from tests import warm
 from trieye.config import TrieyeConfig
 
 PRIMARY = """
@@ -86,16 +85,8 @@ class Project:
         path.write_text(text, encoding="utf-8")
 
     def run(self, *arguments: str, program: str = "train.py") -> Ended:
-        """Run the program in a process of its own."""
-        done = subprocess.run(
-            [sys.executable, program, *arguments],
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
-        )
+        """Run the program in a process of its own, a fork of one that has imported Hydra."""
+        done = warm.run([program, *arguments], self.directory, modules=warm.LIGHT)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def left_behind(self) -> list[str]:
