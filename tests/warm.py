@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 LIGHT = ("trieye.config.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
@@ -31,15 +30,14 @@ class Warm:
 
     Args:
         modules: What it has imported.
-        environment: Variables that Python reads when it starts.
     """
 
-    def __init__(self, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, modules: tuple[str, ...]) -> None:
         self._server = subprocess.Popen(
             [sys.executable, __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
             start_new_session=True,
         )
         atexit.register(self.close)
@@ -75,19 +73,16 @@ class Warm:
         return self._server.poll() is None
 
 
-@cache
-def _servers() -> dict[tuple[str, ...], Warm]:
-    return {}
+_servers: dict[tuple[str, ...], Warm] = {}
 
 
 def run(
     command: list[str], cwd: Path, *, env: Mapping[str, str] | None = None, modules: tuple[str, ...] = HEAVY
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program in a fork of a process that later tests use, too; see `Warm.run`."""
-    server = _servers().get(modules)
-    if server is None or not server.is_alive():
-        server = _servers()[modules] = Warm(modules, {"PYTHONWARNINGS": "error::DeprecationWarning:trieye"})
-    return server.run(command, cwd, env=env)
+    if modules not in _servers or not _servers[modules].is_alive():
+        _servers[modules] = Warm(modules)
+    return _servers[modules].run(command, cwd, env=env)
 
 
 def serve(modules: list[str]) -> None:
