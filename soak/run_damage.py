@@ -255,9 +255,8 @@ def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, 
     # the log's end and the only file that knows of it are gone: nothing is left that could tell
     unsure = {"journal-witness.jsonl", LOG} <= harm.names
     for place, curves in curves_of(run_dir, mlflow=mlflow).items():
-        # what is shown and lost is shown a second time when the run goes on from before it, and that is said; in the
-        # history, too, where items of lost records got other indices, which the rewind does not reach (not mended yet)
-        may_repeat = unsure or (is_said and (place != "history" or bool({"journal.db", LOG} & harm.names)))
+        # what is shown and lost is shown a second time when the run goes on from before it, and that is said
+        may_repeat = (is_said or unsure) and place != "history"
         yield from (f"{place}: {text}" for text in wrong(curves, may_repeat=may_repeat))
         shown, then = ({step for step, _ in found.get("value", [])} for found in (before[place], curves))
         gone = sorted(step for step in shown - then if step < min(original.sure_before, last))

@@ -1,9 +1,10 @@
 """What a ledger makes of faults at the worst moment: a full disk, a death, a damaged journal, threads."""
 
+import contextlib
 import shutil
+import sqlite3
 import sys
 import threading
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from trieye.persistence.run_record import RunRecord
 from trieye.schemas import RawMetricEvent
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
+from trieye.stats.point import Point
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def test_a_full_disk_leaves_memory_and_journal_alike(hub, monkeypatch, method):
             ("rewind", [state], {}),
             ("finish", [], {"force": True}),
         ):
-            with monkeypatch.context() as patch, suppress(JournalFullError):
+            with monkeypatch.context() as patch, contextlib.suppress(JournalFullError):
                 fails(patch, method, after=after)
                 getattr(hub.ledger, name)(*values, **named)
             live, counts = all_items(hub), hub.ledger.counts
@@ -231,6 +233,57 @@ def test_a_checkpoint_ahead_of_a_journal_that_lost_its_end_doubles_nothing(hub, 
     hub.die()
     hub.start(attempt=hub.attempt)
     assert steps_of(hub.points("every")) == [*range(1, 21), *range(101, 111)]
+
+
+def lose_records(hub, first, last):
+    with contextlib.closing(sqlite3.connect(hub.directory / "journal.db")) as connection, connection:
+        connection.execute("DELETE FROM records WHERE pos BETWEEN ? AND ?", (first, last))
+
+
+def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
+    hub.start()
+    for step in range(1, 31):
+        hub.log(step, name="every")
+        hub.ledger.advance(step=step)
+        if step == 20:
+            state = hub.ledger.to_state(20)
+            hub.ledger.record(LogText("note", 20, NOW, "dead branch"))
+    places = {(p.metric, p.step): index for index, p in enumerate(all_items(hub)) if isinstance(p, Point)}
+    hub.ledger.record(LogText("note", 30, NOW, "dead branch"))
+    hub.die()
+    lose_records(hub, 3, 22)
+    hub.start()
+    assert hub.journal.num_lost == 20
+    kept = [step for step in range(1, 31) if not 2 <= step <= 11]
+    assert steps_of(hub.points("every")) == kept
+    for step in kept:  # a sink that has seen them goes on where it was
+        (item,) = hub.history.read(places["every", step], 1)[0]
+        assert item.step == step
+    hub.ledger.rewind(state)
+    hub.log(*range(21, 26), name="every")
+    hub.ledger.advance(force=True)
+    for _ in range(2):
+        assert steps_of(hub.points("every")) == [step for step in range(1, 26) if not 2 <= step <= 11]
+        assert not any(isinstance(item, LogText) for item in all_items(hub))
+        assert not hub.history.is_whole
+        hub.die()
+        hub.start(attempt=hub.attempt)
+
+
+def test_points_that_are_stored_come_once_when_the_state_of_the_metrics_is_lost(hub):
+    hub.start()
+    for step in range(1, 31):
+        hub.log(step, name="every")
+        hub.ledger.advance(step=step)
+        if step in {10, 20}:
+            hub.ledger.snapshot()
+    hub.die()
+    with contextlib.closing(sqlite3.connect(hub.directory / "journal.db")) as connection, connection:
+        connection.execute("DELETE FROM snapshots")
+    hub.start(attempt=hub.attempt)
+    hub.log(31, name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 32)]
 
 
 @pytest.mark.parametrize("is_restart", [True, False])
@@ -399,7 +452,7 @@ def event(step):
 def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full(open_logic, monkeypatch):
     logic = open_logic()
     with monkeypatch.context() as patch:
-        fails(patch, "append", after=1)
+        fails(patch, "append", after=2)
         logic.save_training_state(**saved(1))
     assert logic.load_initial_state().checkpoint_data.global_step == 1
 
@@ -407,7 +460,7 @@ def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full
 def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monkeypatch):
     logic = open_logic()
     with monkeypatch.context() as patch:
-        fails(patch, "append", after=1)
+        fails(patch, "append", after=2)
         with pytest.raises(CheckpointError):
             logic.save_training_state(**{**saved(1), "nn_state_dict": 5})
     assert logic.health()["save_failures"] == 1

@@ -36,14 +36,15 @@ class Fold:
         num_accepted: Events accepted, over all attempts.
         num_processed: Events put into windows.
         has_news: Whether a pass may find windows that are complete.
-        num_known: Items that are in the history already, and are to come first.
+        next_index: Index of the next item; what is before the end of the history is there already, as it is when
+            records are replayed that gave it before the death of a hub.
     """
 
     def __init__(self, config: StatsConfig, history: History, queue: ActorState) -> None:
         self.queue = queue
         self.num_accepted = self.num_processed = 0
         self.has_news = False
-        self.num_known = 0
+        self.next_index = history.end
         self._history = history
         self.stats = self.processor(config)
 
@@ -124,6 +125,7 @@ class Fold:
         self.has_news = True
 
     def _pass(self, asked: Pass, at: float) -> list[Point]:
+        self.skip_to(asked.index)
         for batch in self.queue.take():
             self._ingest(batch, at)
         if asked.ingest_only:
@@ -143,11 +145,16 @@ class Fold:
             logger.exception("a batch of %d events could not be put into windows", len(batch))
             self.stats.aggregator.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
 
+    def skip_to(self, index: int) -> None:
+        """Give the next item this index or a higher one; what gave the items before it is lost."""
+        self._history.skip_to(index)
+        self.next_index = max(self.next_index, index)
+
     def write(self, points: Sequence[Item]) -> None:
-        """Put points or operations into the history, unless they are there from before the death of a hub."""
-        known = min(self.num_known, len(points))
-        self.num_known -= known
-        self._history.append(points[known:])
+        """Put points or operations into the history, unless they are there already."""
+        num_known = max(self._history.end - self.next_index, 0)
+        self.next_index += len(points)
+        self._history.append(points[num_known:])
 
 
 def counts_again(record: Record) -> bool:

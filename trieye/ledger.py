@@ -70,8 +70,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._zero = clock()
         self._mark: AttemptMark
-        self._applied = 0
-        self._unsaved_bytes = self._undecided_bytes = 0
+        self._applied = self._unsaved_bytes = self._undecided_bytes = 0
         self._snapshot_at = 0.0
         self._is_finished = False
 
@@ -106,11 +105,14 @@ class Ledger:
             self._fold.stats = self._fold.processor(earlier.stats_config() or self._config, earlier)
         snapshot = self._journal.snapshot()
         if snapshot is not None:
+            self._fold.next_index = snapshot.index
             self._history.skip_to(snapshot.index)
-            self._fold.num_known = self._history.end - snapshot.index
             self._fold.load(LedgerState.from_bytes(snapshot.payload))
             self._applied = snapshot.pos
+        elif passes := [Pass.from_bytes(r.payload) for r in self._journal.records(0) if r.kind == PASS]:
+            self._fold.next_index = passes[0].index if passes[0].index >= 0 else self._history.end
         self._catch_up()
+        self._fold.skip_to(self._history.end)  # what came after it was lost
 
     def _catch_up(self) -> None:
         for record in self._journal.records(self._applied):
@@ -207,14 +209,10 @@ class Ledger:
         with self._lock:
             has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
             if has_news or self._fold.stats.aggregator.waits_for_time:
-                self._append(PASS, Pass(step=step, force=force).to_bytes())
+                self._append_pass(Pass(step=step, force=force))
 
     def finish(self, *, force: bool) -> None:
-        """Make the last pass, and accept nothing more.
-
-        Args:
-            force: Close open windows, too.
-        """
+        """Make the last pass, which closes open windows if `force` says so, and accept nothing more."""
         with self._lock:
             self.advance(force=force)
             self._is_finished = True
@@ -222,7 +220,10 @@ class Ledger:
     def ingest(self) -> None:
         """Put what was accepted into windows and close none, so that memory stays bounded."""
         with self._lock:
-            self._append(PASS, Pass(ingest_only=True).to_bytes())
+            self._append_pass(Pass(ingest_only=True))
+
+    def _append_pass(self, asked: Pass) -> None:
+        self._append(PASS, msgspec.structs.replace(asked, index=self._history.end).to_bytes())
 
     def _append(self, kind: str, payload: bytes, client: str = "", seq: int | None = None) -> bool:
         """Store a record and apply it; return False if it was taken before."""
@@ -282,7 +283,7 @@ class Ledger:
             discontinuous=discontinuous,
         )
         self._history.committed(end)
-        self._history.skip_to(snapshot.index)
+        self._fold.skip_to(snapshot.index)
         self._unsaved_bytes, self._snapshot_at = 0, at
         self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
 
@@ -295,10 +296,10 @@ class Ledger:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
         """
         with self._lock:
-            asked = Pass(ingest_only=True) if complete_step is None else Pass(step=complete_step)
-            self._append(PASS, asked.to_bytes())
-            ranges = self._history.superseded_ranges
-            place = self._mark.place(index=self._history.end, at=self._at(), superseded=ranges)
+            if complete_step is not None:
+                self._append_pass(Pass(step=complete_step))
+            self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
+            place = self._mark.place(index=self._history.end, at=self._at(), superseded=self._history.superseded_ranges)
             stats = self._fold.stats.aggregator.to_state()
             return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
 
@@ -358,8 +359,7 @@ class Ledger:
     def is_under_way(self, state: Mapping[str, Any]) -> bool:
         """Tell whether this attempt went on from a state before, or made this one itself."""
         with self._lock:
-            made_by = place_of(self._mark.own(state)).get("attempt")
-            return self._mark.resumed or made_by == self._mark.number
+            return self._mark.resumed or place_of(self._mark.own(state)).get("attempt") == self._mark.number
 
     def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
         """Return what of this attempt counts again, and from which index (the state's if lower) to which all dies."""
@@ -367,7 +367,7 @@ class Ledger:
         if self._mark.resumed or place_of(state).get("attempt") == self._mark.number:
             return [], end, end
         if self._mark.decided:  # too many to be kept: what they gave so far stays
-            self._append(PASS, Pass(force=True).to_bytes())
+            self._append_pass(Pass(force=True))
             return [], self._mark.index, self._mark.index
         self._catch_up()
         records = self._journal.records(self._mark.pos)

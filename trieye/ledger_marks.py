@@ -29,11 +29,14 @@ class Pass(_Stored, frozen=True, omit_defaults=True):
         step: The step that is complete; None: the one before each metric's highest.
         force: Open windows are closed, too.
         ingest_only: None is closed.
+        index: Index of the first item that it or a later record gives, so that items keep their indices when the
+            journal loses records before it; -1 in journals of earlier versions.
     """
 
     step: int | None = None
     force: bool = False
     ingest_only: bool = False
+    index: int = -1
 
 
 class LedgerState(_Stored, frozen=True):

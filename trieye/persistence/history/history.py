@@ -180,9 +180,9 @@ class History:
 
     def _read(self, start: int, limit: int) -> tuple[int, list[Item], int]:
         """Return the index of the first item, the items, and the index to go on with."""
-        items = self._tail.read(start, limit)
-        if items is not None:
-            return start, items, start + len(items)
+        recent = self._tail.read(start, limit)
+        if recent is not None:
+            return start, *recent
         found = self._store.load(start)
         if found is None:
             return start, [], self._tail.first

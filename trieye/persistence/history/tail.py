@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Sequence
 
-from trieye.persistence.history.columns import Columns, cut
+from trieye.persistence.history.columns import BLANK, Columns, cut
+from trieye.persistence.history.ranges import Range, uncovered
 from trieye.stats.operations import Item, to_bytes
 from trieye.stats.point import Point
 
@@ -28,7 +29,8 @@ class Tail:
 
     def __init__(self, first: int) -> None:
         self._first = self._stored_end = first
-        self._items: list[Item] = []
+        self._items: list[Item] = []  # a blank in the place of one that is lost
+        self._lost: list[Range] = []
         # index and bytes of each operation that is in memory
         self._sizes: list[tuple[int, int]] = []
         self._lock = threading.Lock()
@@ -59,17 +61,31 @@ class Tail:
             self._sizes += [(end + offset, size) for offset, size in sizes]
 
     def skip_to(self, index: int) -> None:
-        """Give the next item a higher index; nothing may be pending."""
+        """Give the next item a higher index."""
         with self._lock:
-            assert self._stored_end == self._first + len(self._items), "what is pending would be lost"  # noqa: S101 - our own mistake
-            self._items, self._sizes = [], []
-            self._first = self._stored_end = index
+            end = self._first + len(self._items)
+            if self._stored_end < end:
+                self._items += [BLANK] * (index - end)
+                self._lost.append((end, index))
+            else:
+                self._items, self._sizes, self._lost = [], [], []
+                self._first = self._stored_end = index
 
-    def read(self, start: int, limit: int) -> list[Item] | None:
-        """Return at most `limit` items from an index on; None if it is not in memory any more."""
+    def read(self, start: int, limit: int) -> tuple[list[Item], int] | None:
+        """Return at most `limit` items from an index on, and the index to go on with.
+
+        It stops where items are lost, and begins after them; None if the first is not in memory any more.
+        """
         with self._lock:
-            offset = start - self._first
-            return self._items[offset : offset + limit] if offset >= 0 else None
+            offset, stop = start - self._first, start + limit
+            if offset < 0:
+                return None
+            for low, high in self._lost:
+                if low <= start < high:
+                    return [], high
+                stop = min(stop, low) if start < low else stop
+            items = self._items[offset : stop - self._first]
+            return items, start + len(items)
 
     def pending(self) -> list[Columns]:
         """Return what is in memory only, in pieces of which each makes one chunk."""
@@ -77,11 +93,14 @@ class Tail:
             first, end = self._stored_end, self._first + len(self._items)
             items = self._items[first - self._first :]
             sizes = [(index, size) for index, size in self._sizes if index >= first]
-        pieces, start = [], first
-        while start < end:
-            stop = cut((start, min(end, start + CHUNK_ITEMS)), sizes, max_bytes=CHUNK_BYTES)
-            pieces.append(Columns.from_items(start, items[start - first : stop - first]))
-            start = stop
+            whole = uncovered(first, end, self._lost)
+        pieces = []
+        for low, high in whole:
+            start = low
+            while start < high:
+                stop = cut((start, min(high, start + CHUNK_ITEMS)), sizes, max_bytes=CHUNK_BYTES)
+                pieces.append(Columns.from_items(start, items[start - first : stop - first]))
+                start = stop
         return pieces
 
     def stored(self, end: int) -> None:
@@ -99,4 +118,5 @@ class Tail:
             first = min(first, end)
             del self._items[: first - self._first]
             self._sizes = [(index, size) for index, size in self._sizes if index >= first]
+            self._lost = [span for span in self._lost if span[1] > first]
             self._first = first
