@@ -290,7 +290,7 @@ def test_configs_json_keeps_the_config_and_what_is_added(open_logic):
 
 def test_the_log_file_holds_records_of_the_whole_library(open_logic):
     logic = open_logic()
-    logging.getLogger("trieye.persistence.resume").warning("something to remember")
+    logging.getLogger("trieye.persistence.choose").warning("something to remember")
     logic.shutdown()
     assert "something to remember" in logic.files.paths.get_log_file_path().read_text()
 

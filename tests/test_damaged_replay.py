@@ -6,8 +6,9 @@ import pytest
 import trieye
 from trieye.cli.saved_files import saved_in
 from trieye.exceptions import CheckpointError
-from trieye.persistence.checkpoints import CHECKPOINT_PREFIX, load_checkpoint
+from trieye.persistence.checkpoints import load_checkpoint
 from trieye.persistence.manifest import verify
+from trieye.persistence.run_files import CHECKPOINT_PREFIX
 from trieye.persistence.state_directory import VERIFIED_EVERY
 from trieye.replay import ReplayBuffer
 

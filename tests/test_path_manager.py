@@ -7,8 +7,9 @@ import pytest
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError
 from trieye.path_manager import PathManager
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
+from trieye.persistence.run_files import BUFFER_PREFIX
 
 
 def make(root, run_name="r", **changes):

@@ -36,7 +36,7 @@ def check_start(config: TrieyeConfig) -> None:
     """
     config.check()
     if config.persistence.load_checkpoint_path is not None:
-        from trieye.path_manager import PathManager
-        from trieye.persistence.resume import check_reference  # here, for a mistyped key should not wait for NumPy
+        from trieye.persistence.choose import check_reference  # here, for a mistyped key should not wait for NumPy
+        from trieye.persistence.run_files import RunFiles
 
-        check_reference(PathManager(config.trieye.persistence), config.trieye.persistence)
+        check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)

@@ -13,10 +13,10 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.exceptions import CheckpointError
-from trieye.path_manager import PathManager
 from trieye.persistence import signing
 from trieye.persistence.artifacts import Artifacts
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.choose import ResumePoint, choose, choose_buffer
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.history.history import History
 from trieye.persistence.journal.journal import Journal
@@ -24,8 +24,8 @@ from trieye.persistence.legacy import unreadable
 from trieye.persistence.manifest import read_manifest
 from trieye.persistence.mirror.mirror import Mirror
 from trieye.persistence.mirror.restore import restore_run
-from trieye.persistence.resume import ResumePoint, find_resume
 from trieye.persistence.retention import Mode, Retention
+from trieye.persistence.run_files import BUFFER_PREFIX, RunFiles
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.run_lock import RunLock
 from trieye.schemas import LoadedTrainingState, MetricSummary, RunStatus
@@ -77,9 +77,9 @@ class HubFiles:
         mirror: Copies the run to an object store, if the config asks for it; set by `open`.
     """
 
-    def __init__(self, config: TrieyeConfig, paths: PathManager | None, serializer: Serializer) -> None:
+    def __init__(self, config: TrieyeConfig, paths: RunFiles | None, serializer: Serializer) -> None:
         self.makes_run = paths is None
-        self.paths = paths or PathManager(config.persistence)
+        self.paths = paths or RunFiles(config.persistence)
         self.record: RunRecord
         self.journal: Journal
         self.history: History
@@ -251,24 +251,20 @@ class HubFiles:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         persistence = self._config.persistence
-        point = find_resume(self.paths, persistence, own_first=False, strict=False, read=self._serializer.read)
+        point = choose(self.paths, persistence, own_first=False, strict=False, read=self._serializer.read)
         if point is None:
-            buffer = (
-                self.paths.determine_buffer_to_load(persistence.load_buffer_path, persistence.auto_resume_latest, None)
-                if persistence.save_buffer
-                else None
-            )
+            path, auto = persistence.load_buffer_path, persistence.auto_resume_latest
+            buffer = choose_buffer(self.paths, path, None, None, auto_resume=auto) if persistence.save_buffer else None
             return LoadedTrainingState(buffer_data=buffer and self._serializer.load_buffer(buffer)), None
         logger.info("%s", point.reason)
-        checkpoint = self._serializer.load_checkpoint(point.path, state=point.state)
+        path, _, state = point.checkpoint
+        checkpoint = self._serializer.load_checkpoint(path, state=state)
         if checkpoint is None:
-            raise CheckpointError(f"{point.path} is no checkpoint of save_training_state")
-        loaded = LoadedTrainingState(
-            checkpoint_data=checkpoint,
-            buffer_data=point.buffer_path and self._serializer.load_buffer(point.buffer_path, state=point.buffer_state),
-            buffer_step=point.buffer_step,
-            resumed_from=point.run_name,
-        )
+            raise CheckpointError(f"{path} is no checkpoint of save_training_state")
+        loaded = LoadedTrainingState(checkpoint_data=checkpoint, resumed_from=point.run_name)
+        if point.buffer is not None:
+            path, loaded.buffer_step, state = point.buffer
+            loaded.buffer_data = self._serializer.load_buffer(path, state=state)
         return loaded, self._restored(point, None, checkpoint.actor_state)
 
     def find_checkpoint(self, *, group: str | None, config_hash: str | None) -> Restored | None:
@@ -280,29 +276,31 @@ class HubFiles:
             UntrustedPickleError: It is a file of trieye 0.1.5.
         """
         read = self._checkpoints.read
-        point = find_resume(self.paths, self._config.persistence, config_hash=config_hash, group=group, read=read)
+        point = choose(self.paths, self._config.persistence, config_hash=config_hash, group=group, read=read)
         if point is None:
             return None
-        if (state := point.state) is None:
-            raise unreadable(point.path)
-        hub_state = read_manifest(point.path).metadata.get("hub", {})
+        path, _, state = point.checkpoint
+        if state is None:
+            raise unreadable(path)
+        hub_state = read_manifest(path).metadata.get("hub", {})
         if "model_state_dict" in state.tree:
             raise CheckpointError(
-                f"{point.path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
+                f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
         return self._restored(point, state, hub_state)
 
     def _restored(self, point: ResumePoint, state: EncodedState | None, hub_state: Mapping[str, Any]) -> Restored:
         self._note_origin(point)
+        path = point.checkpoint.path
         # a file of 0.1.5 has no curves of ours that could go on
         own = self.paths.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
-        is_own = own in point.path.resolve().parents and point.path.is_dir()
+        is_own = own in path.resolve().parents and path.is_dir()
         return Restored(
             state=state,
             hub_state=hub_state if is_own else {},
-            identity=_identity(point.path) if is_own else "",
-            origin={"path": str(point.path), "reason": point.reason, "run_name": point.run_name, "is_own": is_own},
+            identity=_identity(path) if is_own else "",
+            origin={"path": str(path), "reason": point.reason, "run_name": point.run_name, "is_own": is_own},
         )
 
     def final_checkpoint(self, highest_step: int) -> str | None:
@@ -315,7 +313,7 @@ class HubFiles:
         return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
 
     def _note_origin(self, point: ResumePoint) -> None:
-        self.record.resumed_from = str(point.path)
+        self.record.resumed_from = str(point.checkpoint.path)
         if point.went_back_to is not None:
             self.record.went_back_to, self.record.went_back_in = point.went_back_to, self.record.attempt
         elif self.record.went_back_to != self._config.persistence.load_checkpoint_path:

@@ -7,9 +7,10 @@ import pytest
 
 from tests.cli.conftest import contents
 from trieye.cli import main
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
 from trieye.persistence.nodes import StateParts
+from trieye.persistence.run_files import BUFFER_PREFIX
 from trieye.persistence.run_record import RunRecord
 
 DATA = Path(__file__).parents[1] / "persistence" / "data"

@@ -4,13 +4,14 @@ import numpy as np
 
 from trieye.config import PersistenceConfig
 from trieye.path_manager import PathManager
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import encode
 from trieye.persistence.journal.journal import Journal
 from trieye.persistence.mirror.local import LocalRun
 from trieye.persistence.mirror.store import MirrorStore
 from trieye.persistence.mirror.upload import MirrorUpload
 from trieye.persistence.retention import Retention
+from trieye.persistence.run_files import BUFFER_PREFIX
 from trieye.persistence.run_record import RunRecord, open_run_record
 
 APP, RUN = "app", "first [1] ü"

@@ -72,7 +72,7 @@ def _saved_of(run_dir: Path, *, checksums: bool) -> tuple[list["Saved"], list["S
     from trieye.cli.saved_files import saved_in
     from trieye.config import PersistenceConfig
     from trieye.exceptions import ConfigurationError
-    from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
+    from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
 
     try:
         names = recorded_config(run_dir).persistence

@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.legacy import is_whole_pickle, load_pickle
+from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.schemas import BufferData, CheckpointData
 from trieye.serializer import Serializer
 

@@ -12,9 +12,9 @@ from trieye.cli.saved_files import Saved, saved_in
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.hub_status import read_status
-from trieye.persistence.checkpoints import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.journal.inspection import Inspection, inspect
 from trieye.persistence.journal.witness import Expected, read_witness, witness_path
+from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5

@@ -14,7 +14,8 @@ from rich.text import Text
 from trieye.cli.run_status import is_alive
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_status import last_status, read_status
-from trieye.persistence.checkpoints import CHECKPOINT_DIRECTORY, CheckpointStore
+from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.run_files import CHECKPOINTS
 from trieye.persistence.run_record import RunRecord
 
 STALE_AFTER_S = 10.0
@@ -101,7 +102,7 @@ def read_view(run_dir: Path, before: RunView | None) -> RunView:
         is_alive=alive,
         status=status,
         samples=_samples(status, () if before is None else before.samples),
-        checkpoint=_checkpoint(run_dir / CHECKPOINT_DIRECTORY, None if before is None else before.checkpoint),
+        checkpoint=_checkpoint(run_dir / CHECKPOINTS, None if before is None else before.checkpoint),
         problem=problem,
     )
 

@@ -14,13 +14,11 @@ from trieye.persistence.checksum import Checksum
 from trieye.persistence.encoding import EncodedState, decode
 from trieye.persistence.manifest import MANIFEST_NAME, Manifest, read_manifest, verify
 from trieye.persistence.retention import Mode, Retention
+from trieye.persistence.run_files import CHECKPOINT_PREFIX, CHECKPOINTS
 from trieye.persistence.state_directory import load_state, parts_in, save_state
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_DIRECTORY = "checkpoints"
-CHECKPOINT_PREFIX = "checkpoint_step_"
-BUFFER_PREFIX = "buffer_step_"
 _DAMAGED = ".damaged"
 
 _Mark = tuple[int, int, int]
@@ -179,10 +177,18 @@ class CheckpointStore:
         if max_step is not None:
             entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
         chosen = self._first_whole(reversed(entries), read)
-        if chosen is None and (damaged := self._damaged(max_step)):
+        named = self._named(max_step)
+        for link in (links := [path for path in named if path.is_symlink()]):
+            logger.warning("%s is a link and is not used", link)
+        if chosen is None and links:
             raise CheckpointError(
-                f"{self.directory} holds {len(damaged)} saved state(s) and none is whole: "
-                f"{', '.join(path.name for path in damaged[:5])}; restore one from a backup, or, to start afresh, "
+                f"{links[0]} is a link, which somebody else may have made, and is not followed; if you trust it, give "
+                f"load_checkpoint_path={links[0].resolve()} to a new run"
+            )
+        if chosen is None and named:
+            raise CheckpointError(
+                f"{self.directory} holds {len(named)} saved state(s) and none is whole: "
+                f"{', '.join(path.name for path in named[:5])}; restore one from a backup, or, to start afresh, "
                 "delete them or choose another run_name"
             )
         return chosen
@@ -273,8 +279,11 @@ class CheckpointStore:
         path.rename(aside)
         logger.warning("%s; it is set aside as %s", error, aside.name)
 
-    def _damaged(self, max_step: int | None) -> list[Path]:
-        """Damaged states, those set aside by an earlier attempt too: a restart must not start afresh either."""
+    def _named(self, max_step: int | None) -> list[Path]:
+        """Return what has the name of a state, links and those that an earlier attempt set aside included.
+
+        A restart must not start afresh either where all of them are damaged.
+        """
         if not self.directory.is_dir():
             return []
         found = []
@@ -315,7 +324,7 @@ def load_checkpoint(
         UntrustedPickleError: It has pickled parts that are not signed by this user.
     """
     given = Path(run_dir)
-    directory = given / CHECKPOINT_DIRECTORY if (given / CHECKPOINT_DIRECTORY).is_dir() else given
+    directory = given / CHECKPOINTS if (given / CHECKPOINTS).is_dir() else given
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = _chosen(store, which)
     if entry is None:

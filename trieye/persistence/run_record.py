@@ -1,10 +1,13 @@
-"""RunRecord: the identity and history of a run, in its run.json."""
+"""RunRecord: the identity and history of a run, in its run.json, and those of the runs before it."""
 
+import logging
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
@@ -12,7 +15,12 @@ from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.persistence.atomic import write_atomic
 from trieye.persistence.journal.witness import Expected
+from trieye.persistence.run_files import RUN_RECORD, RunFiles
 from trieye.schemas import MetricSummary, RunStatus
+
+logger = logging.getLogger(__name__)
+
+_DATE_IN_NAME = re.compile(r"\d{8}_\d{6}")
 
 
 def _checked(name: str, info: ValidationInfo) -> str:
@@ -155,3 +163,51 @@ def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mappi
     before = {"status_before": earlier.status}
     names = {"app_name": app_name, "run_name": run_name}
     return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **before, **merged})
+
+
+class EarlierRun(NamedTuple):
+    """A run of the app that was begun before another one, and when, in Unix seconds; one of 0.1.5 has no record."""
+
+    directory: Path
+    created: float
+    record: RunRecord | None
+
+
+def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
+    """Return the other runs of the app that were begun before `run_name`, the newest first.
+
+    They lie beside it, or below one of `resume_dirs`, where a run of the same name counts as another one, too. When a
+    run was begun stands in its run.json; for a run of trieye 0.1.5 it is the date in the name, else the time of the
+    directory.
+
+    Raises:
+        ConfigurationError: One of `resume_dirs` does not exist.
+    """
+    own = files.runs_root_dir / run_name
+    own_record = RunRecord.read(own / RUN_RECORD)
+    before = time.time() if own_record is None else own_record.created
+    earlier = [run for run in _other_runs(files, own) if run.created <= before]
+    return sorted(earlier, key=lambda run: (run.created, run.directory.name), reverse=True)
+
+
+def _other_runs(files: RunFiles, own: Path) -> Iterator[EarlierRun]:
+    for root in files.run_roots():
+        for path in root.iterdir() if root.is_dir() else ():
+            if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+                logger.warning("%s is a link that leaves %s and is not looked at", path, root)
+            elif path != own and path.is_dir():
+                try:
+                    record = RunRecord.read(path / RUN_RECORD)
+                except SerializationError as error:
+                    logger.warning("run %r is not resumed from: %s", path.name, error)
+                else:
+                    yield EarlierRun(path, _begun(path) if record is None else record.created, record)
+
+
+def _begun(directory: Path) -> float:
+    for text in _DATE_IN_NAME.findall(directory.name):
+        try:
+            return datetime.strptime(text, "%Y%m%d_%H%M%S").astimezone().timestamp()
+        except ValueError:
+            continue
+    return directory.stat().st_mtime

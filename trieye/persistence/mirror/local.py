@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,13 +19,11 @@ from trieye.persistence.journal.reading import connect_read_only
 from trieye.persistence.journal.schema import checked_name
 from trieye.persistence.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
 from trieye.persistence.mirror.layout import BUFFERS, CHECKPOINTS, PARTS, Folder, SavedName, save_directory
-
-if TYPE_CHECKING:
-    from trieye.path_manager import PathManager
+from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RunFiles
 
 MIRROR_DIRECTORY = "mirror"
 _KNOWN, _RESTORING = "known.json", "restoring"
-_PREFIX: dict[Folder, str] = {CHECKPOINTS: "checkpoint_step_", BUFFERS: "buffer_step_"}
+_PREFIX: dict[Folder, str] = {CHECKPOINTS: CHECKPOINT_PREFIX, BUFFERS: BUFFER_PREFIX}
 
 
 class MirrorRecord(BaseModel):
@@ -81,7 +78,7 @@ class LocalRun:
         paths: File names of the run.
     """
 
-    def __init__(self, paths: "PathManager") -> None:
+    def __init__(self, paths: RunFiles) -> None:
         self.paths = paths
         self.directory = paths.run_base_dir / MIRROR_DIRECTORY
         self.folders: dict[Folder, Path] = {CHECKPOINTS: paths.checkpoint_dir, BUFFERS: paths.buffer_dir}

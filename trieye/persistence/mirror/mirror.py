@@ -12,11 +12,11 @@ from trieye.persistence.mirror.local import LocalRun
 from trieye.persistence.mirror.restore import fetch_save
 from trieye.persistence.mirror.store import MirrorStore
 from trieye.persistence.mirror.upload import MirrorUpload
+from trieye.persistence.run_files import RunFiles
 from trieye.waiting import moved_bytes, wait_while_moving
 
 if TYPE_CHECKING:
     from trieye.config import PersistenceConfig
-    from trieye.path_manager import PathManager
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Mirror:
     def __init__(
         self,
         url: str,
-        paths: "PathManager",
+        paths: RunFiles,
         *,
         every_s: float,
         fetches_rest: bool = False,
@@ -91,7 +91,7 @@ class Mirror:
         self._thread.start()
 
     @classmethod
-    def of(cls, config: "PersistenceConfig", paths: "PathManager") -> Self | None:
+    def of(cls, config: "PersistenceConfig", paths: RunFiles) -> Self | None:
         """Return the mirror that a config asks for, None if it asks for none."""
         if config.mirror is None:
             return None

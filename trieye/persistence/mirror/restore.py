@@ -6,7 +6,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trieye.config.mirror import require_package
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
@@ -31,15 +30,13 @@ from trieye.persistence.mirror.layout import (
 )
 from trieye.persistence.mirror.local import LocalRun, MirrorRecord
 from trieye.persistence.mirror.store import MirrorStore
+from trieye.persistence.run_files import RunFiles
 from trieye.persistence.run_record import RunRecord
-
-if TYPE_CHECKING:
-    from trieye.path_manager import PathManager
 
 logger = logging.getLogger(__name__)
 
 
-def restore_run(paths: "PathManager", url: str | None) -> str | None:
+def restore_run(paths: RunFiles, url: str | None) -> str | None:
     """Bring back a run of which this machine has nothing, if its mirror has it; the caller holds the lock of the run.
 
     A kill at any moment leaves a directory that is restored again, or one that is complete.
