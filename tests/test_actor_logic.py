@@ -190,7 +190,7 @@ def test_an_own_checkpoint_that_was_named_by_a_link_is_an_own_one(open_logic, tm
     first.save_training_state(**saved(4))
     first.shutdown()
     path = str(first.files.paths.get_checkpoint_path(4))
-    _, restored = open_logic(persistence={**root, "load_checkpoint_path": path}).files.load_initial_state()
+    _, restored = open_logic(persistence={**root, "load_checkpoint_path": path}).files.states.find_training()
     assert restored.origin["is_own"]
     assert restored.hub_state
 

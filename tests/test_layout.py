@@ -36,7 +36,7 @@ LAYERS = [
         "fold",
         "ledger",
         "hub_files",
-        "training_states",
+        "saved_states",
         "hub_status",
         "ticker",
         "tracking",

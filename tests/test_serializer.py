@@ -61,6 +61,13 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path, trained):
     assert not (path / "objects.bin").exists()
 
 
+def test_parts_that_another_user_signed_are_read_when_pickles_are_allowed(tmp_path, trained):
+    Serializer(key=b"of a colleague").save_checkpoint(checkpoint(*trained, user_data={"r": range(3)}), tmp_path / "c")
+    with pytest.raises(UntrustedPickleError, match="allow_pickle=True"):
+        Serializer().load_checkpoint(tmp_path / "c")
+    assert Serializer(allow_pickle=True).load_checkpoint(tmp_path / "c").user_data == {"r": range(3)}
+
+
 def test_a_buffer_comes_back_as_it_was(tmp_path):
     items = [(np.arange(3.0), 1, 0.5, None), {"obs": torch.ones(2)}, "x"]
     Serializer().save_buffer(BufferData(buffer_list=items), tmp_path / "b")

@@ -10,12 +10,13 @@ from typing import Any
 from trieye.actor_state import ActorState, SentEvents, plain_step, rows_of
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
-from trieye.hub_files import HubFiles, Restored
+from trieye.hub_files import HubFiles
 from trieye.hub_status import HubStatus
 from trieye.ledger import Ledger
 from trieye.path_manager import PathManager
 from trieye.persistence.encoding import EncodedState
 from trieye.persistence.run_record import RunRecord
+from trieye.saved_states import Restored
 from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.serializer import Serializer
 from trieye.sinks.fan_out import FanOut
@@ -69,14 +70,12 @@ class ActorLogic:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.config = config
+        self.config, self._injected_run_id = config, mlflow_run_id
         self._clock, self._wall_clock = clock, wall_clock
         self._state = actor_state or ActorState()
         self.files = HubFiles(config, path_manager, serializer or Serializer())
-        self._injected_run_id = mlflow_run_id
         self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
-        self._last_asked = clock()
-        self._closed = False
+        self._last_asked, self._closed = clock(), False
         self._ledger: Ledger
         self._sinks: FanOut
         self.status: HubStatus
@@ -254,7 +253,7 @@ class ActorLogic:
         Raises:
             CheckpointError: It could not be written; counted in `persistence/save_failures`.
         """
-        return str(self._saved(step, lambda: self.files.save_checkpoint(step, state, {**metadata, "hub": hub_state})))
+        return str(self._saved(step, lambda: self.files.states.save(step, state, {**metadata, "hub": hub_state})))
 
     def save_training_state(
         self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any
@@ -272,7 +271,7 @@ class ActorLogic:
         """
         step = state["global_step"]
         hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
-        self._saved(step, lambda: self.files.save_training_state(hub_state, **resolve(state)))
+        self._saved(step, lambda: self.files.states.save_training(hub_state, resolve(state)))
 
     def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
         self._check_open()
@@ -291,7 +290,7 @@ class ActorLogic:
         """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
         self._check_open()
         with self.status.doing("reading a checkpoint"):
-            loaded, restored = self.files.load_initial_state()
+            loaded, restored = self.files.states.find_training()
         if restored is None or not self._ledger.is_under_way(restored.hub_state):
             self._go_on_from(restored, key)
         return loaded
@@ -314,11 +313,12 @@ class ActorLogic:
         """
         self._check_open()
         with self.status.doing("reading a checkpoint"):
-            restored = self.files.find_checkpoint(group=group, config_hash=config_hash)
+            restored = self.files.states.find(group=group, config_hash=config_hash)
         self._go_on_from(restored, key)
         return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
     def _go_on_from(self, restored: Restored | None, key: str) -> None:
+        self.files.note_restored(restored)
         if restored is not None and self._ledger.is_final(restored.identity):
             self._ledger.keep()
         else:
@@ -384,8 +384,8 @@ class ActorLogic:
 
     def _last_pass(self, status: RunStatus) -> None:
         """Log what is left; after a preemption another attempt closes the open windows, with what is still to come."""
-        self._ledger.finish(force=not (status == "KILLED" and self.files.has_checkpoint))
-        if status == "FINISHED" and (final := self.files.final_checkpoint(self._ledger.stats.highest_step)):
+        self._ledger.finish(force=not (status == "KILLED" and self.files.states.has_checkpoint))
+        if status == "FINISHED" and (final := self.files.states.final(self._ledger.stats.highest_step)):
             self._ledger.note_final(final)
         self.status.publish()
         self._ledger.snapshot()

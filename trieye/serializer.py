@@ -56,25 +56,6 @@ class Serializer:
             key = signing.load_key()
         return cls(key=key, allow_pickle=signing.pickles_allowed(None) or None)
 
-    def write(
-        self, encoded: EncodedState, path: Path, *, step: int | None = None, metadata: Mapping[str, Any] | None = None
-    ) -> Path:
-        """Write a state as the directory `path`, whole or not at all; what was there is replaced.
-
-        Raises:
-            SerializationError: It could not be written.
-        """
-        return save_state(path, encoded, step=step, metadata=metadata, key=self.key)
-
-    def read(self, path: Path) -> EncodedState:
-        """Return the state of the directory `path`, encoded; each byte is read once, and verified meanwhile.
-
-        Raises:
-            CheckpointError: A file is missing or damaged.
-            UntrustedPickleError: It has pickled parts that this user did not sign, and they were not allowed.
-        """
-        return load_state(path, key=self.key)
-
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.persistence.checkpoints.CheckpointStore.save` takes."""
         # not model_dump: it would walk and rebuild the user's values
@@ -87,7 +68,7 @@ class Serializer:
             SerializationError: It could not be written; what was there before is untouched.
         """
         metadata = {"run_name": data.run_name}
-        self.write(self.encode(data, copy=False), Path(path), step=data.global_step, metadata=metadata)
+        save_state(Path(path), self.encode(data, copy=False), step=data.global_step, metadata=metadata, key=self.key)
 
     def load_checkpoint(self, path: Path, *, state: EncodedState | None = None) -> CheckpointData | None:
         """Return the checkpoint at `path`, a directory or a file of 0.1.5; None if it is missing or something else.
@@ -108,7 +89,7 @@ class Serializer:
         Raises:
             SerializationError: It could not be written; what was there before is untouched.
         """
-        self.write(self.encode(data, copy=False), Path(path))
+        save_state(Path(path), self.encode(data, copy=False), key=self.key)
 
     def load_buffer(self, path: Path, *, state: EncodedState | None = None) -> BufferData | None:
         """Return the buffer at `path`; as `load_checkpoint`."""
@@ -178,7 +159,8 @@ class Serializer:
 
     def _content(self, path: Path, state: EncodedState | None) -> Any:
         if path.is_dir():
-            return decode(state or self.read(path), copy=False, on_damage=self.on_damage)
+            held = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
+            return decode(held, copy=False, on_damage=self.on_damage)
         loaded = load_pickle(path, allow_pickle=self.allow_pickle)
         # the fields of 0.1.5, not its object: classes of a pickle are what they were then
         return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded

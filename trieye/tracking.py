@@ -113,7 +113,9 @@ class Tracking:
         self._record(LogArtifact(self._in_run(self._files.add_to_config(configs)), "config"))
 
     def note_checkpoint(self, path: Path) -> None:
-        """Point from the trackers to a checkpoint, and hand it to them if the config says so."""
+        """Tell the mirror of a checkpoint, point from the trackers to it, hand it to them if the config says so."""
+        if self._files.mirror is not None:
+            self._files.mirror.wake()
         is_best = self._files.paths.best_checkpoint_path.resolve() == path.resolve()
         place = str(path.relative_to(self._files.paths.app_root_dir))  # which may be moved
         self._record(

@@ -221,17 +221,17 @@ class CheckpointStore:
     def prune(self, retention: Retention) -> list[Path]:
         """Delete what need not be kept; return what was deleted. What cannot be is left for the next time."""
         with self._lock:
-            surplus = [entry.path for entry in retention.surplus(self.entries(), self.ranked(retention.mode))]
-            return [path for path in surplus if self.remove(path.name)]
+            surplus = [entry.step for entry in retention.surplus(self.entries(), self.ranked(retention.mode))]
+            return [self.path(step) for step in surplus if self.remove(step)]
 
-    def remove(self, name: str) -> bool:
-        """Delete the state in a directory; tell whether it is gone, since the save before it is whole either way."""
+    def remove(self, step: int) -> bool:
+        """Delete the state of a step; tell whether it is gone: what stays costs room, and nothing else."""
         try:
-            remove_directory(self.directory / name)
+            remove_directory(self.path(step))
         except FileNotFoundError:
             return True
         except OSError as error:
-            logger.warning("%s is not needed any more and cannot be deleted: %s", self.directory / name, error)
+            logger.warning("%s is not needed any more and cannot be deleted: %s", self.path(step), error)
             return False
         return True
 
