@@ -43,12 +43,6 @@ def add(saves, writer, step, *, rated=False, parts=()):
     return handle
 
 
-def settle():
-    for thread in threading.enumerate():
-        if thread.name == "trieye-next-save":
-            thread.join()
-
-
 def test_a_handle_tells_when_its_save_is_done(writer):
     handle = add(PendingSaves("run"), writer, 5)
     assert not handle.done
@@ -104,7 +98,6 @@ def test_coalescing_saves_replace_the_one_that_was_not_begun(writer):
     assert [step for step, _ in writer.begun] == [1]
     assert [handle.superseded for handle in handles] == [False, True, True, False]
     writer.end()
-    settle()
     assert [step for step, _ in writer.begun] == [1, 4]
     assert not handles[1].done
     writer.end()
@@ -122,9 +115,7 @@ def test_a_save_that_says_how_good_it_is_is_never_replaced(writer):
             third.result(0.05)
         writer.end(0)
         third.result(10)
-    settle()
     writer.end(1)
-    settle()
     assert rated.wait().name == "checkpoint_step_2"
     assert [step for step, _ in writer.begun] == [1, 2, 3]
 
@@ -137,7 +128,6 @@ def test_a_waiting_save_that_cannot_begin_is_reported(writer):
     add(saves, writer, 1)
     late = saves.add(2, begin, parts=(), rated=False)
     writer.end()
-    settle()
     with pytest.raises(CheckpointError, match="the hub is gone"):
         saves.report(wait=True)
     assert late.done
@@ -174,7 +164,6 @@ def test_a_failed_save_keeps_nobody_from_waiting_for_the_others(writer):
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(saves.report, wait=True)
         writer.end(0, error=OSError("disk full"))
-        settle()
         with pytest.raises(TimeoutError):
             closing.result(0.05)
         writer.end(1)
@@ -205,7 +194,6 @@ def test_a_save_that_comes_as_another_one_ends_never_overtakes_it(writer):
         first.wait(10)
         third = add(saves, writer, 3)
     ending.join()
-    settle()
     assert [step for step, _ in writer.begun] == [1, 3]
     assert second.superseded
     writer.end(1)
@@ -222,7 +210,6 @@ def test_whoever_waits_for_a_save_that_is_replaced_gets_its_successor(writer):
             waiting.result(0.05)
         add(saves, writer, 3)
         writer.end(0)
-        settle()
         writer.end(1)
         assert waiting.result(10).name == "checkpoint_step_3"
 
@@ -237,11 +224,11 @@ def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
     saves = PendingSaves("run", "coalesce")
     add(saves, writer, 1)
     saves.add(2, begin, parts=(), rated=True)
-    writer.end()
+    ending = threading.Thread(target=writer.end)
+    ending.start()
     third = saves.add(3, writer.begin(3), parts=(), rated=False)
     held.set()
-    settle()
-    settle()
+    ending.join()
     writer.end()
     assert third.wait(10).name == "checkpoint_step_3"
 

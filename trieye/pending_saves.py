@@ -1,5 +1,6 @@
 """PendingSaves: checkpoints that are being written, and those of which the user does not know yet how they ended."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection
 from concurrent import futures
@@ -14,7 +15,7 @@ MAX_IN_FLIGHT = 2
 """Never more states in memory than that: a save beyond it waits for the oldest, or replaces the newest."""
 
 Begin = Callable[[], "Future[str]"]
-"""Hands a state over to be written; the result is the path of the checkpoint."""
+"""Hands a state over to be written, without waiting for anything; the result is the path of the checkpoint."""
 
 
 class SaveHandle:
@@ -99,7 +100,9 @@ class PendingSaves:
         self._waiting: tuple[SaveHandle, Begin, bool] | None = None
         self._known: frozenset[str] = frozenset()
         self._damaged: set[str] = set()  # not to be linked, although a save that was begun before that is known may
-        self._lock = threading.RLock()  # results arrive in other threads
+        # guards `_waiting` and its place in `_saves`, for the end of a save arrives in the thread that wrote it; taken
+        # with no other lock held
+        self._lock = threading.RLock()
 
     @property
     def known_parts(self) -> frozenset[str]:
@@ -194,16 +197,15 @@ class PendingSaves:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, None
-        if waiting is not None:  # in a thread of its own: this one may be Ray's, which must not wait
-            threading.Thread(target=self._begin_late, args=waiting[:2], name="trieye-next-save").start()
-
-    def _begin_late(self, handle: SaveHandle, begin: Begin) -> None:
-        try:
-            self._begin(handle, begin)
-        except Exception:  # noqa: BLE001 - whatever it is, the handle has it, and `report` raises it
-            self._begin_next()
+        """Begin the save that waits, here: `Begin` never blocks. Where it fails another one may be waiting by then."""
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, None
+            if waiting is None:
+                return
+            with contextlib.suppress(Exception):  # whatever it is, the handle has it, and `report` raises it
+                self._begin(*waiting[:2])
+                return
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
         self._known = frozenset()  # whatever may be gone is written with the next save
