@@ -11,7 +11,6 @@ from typing import Any
 
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.persistence.atomic import remove_directory
 from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.choose import ResumePoint, choose, choose_buffer
 from trieye.persistence.encoding import EncodedState
@@ -106,7 +105,7 @@ class SavedStates:
             yield
         except BaseException:
             if is_new:
-                remove_directory(path)
+                self._buffers.remove(step)
             raise
         self._files.update_buffer_link(path)
         if self._config.keep_last:

@@ -1,7 +1,6 @@
 """Conversion: pickles of trieye 0.1.5 read once, with permission, and saved as this version saves."""
 
 import filecmp
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.legacy import is_whole_pickle, load_pickle
-from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
+from trieye.persistence.legacy import is_whole_pickle, load_pickle, numbered_pickles
+from trieye.persistence.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, step_in
 from trieye.schemas import BufferData, CheckpointData
 from trieye.serializer import Serializer
 
@@ -42,12 +41,12 @@ class Conversion:
             ConfigurationError: It has none of trieye 0.1.5.
             UntrustedPickleError: Pickles were not allowed.
         """
-        checkpoints = _numbered(run_dir / "checkpoints", CHECKPOINT_PREFIX, LATEST)
-        buffers = _numbered(run_dir / "buffers", BUFFER_PREFIX, BUFFER)
+        checkpoints = _numbered(run_dir / CHECKPOINTS, CHECKPOINT_PREFIX, LATEST)
+        buffers = _numbered(run_dir / BUFFERS, BUFFER_PREFIX, BUFFER)
         if not checkpoints and not buffers:
             raise ConfigurationError(
                 f"run {run_dir.name!r}: there is nothing to convert: no {CHECKPOINT_PREFIX}<step>.pkl or {LATEST} in "
-                f"{run_dir / 'checkpoints'}, and no {BUFFER_PREFIX}<step>.pkl or {BUFFER} in {run_dir / 'buffers'}"
+                f"{run_dir / CHECKPOINTS}, and no {BUFFER_PREFIX}<step>.pkl or {BUFFER} in {run_dir / BUFFERS}"
             )
         newest = -1
         for _, path in checkpoints:
@@ -61,8 +60,7 @@ class Conversion:
         Raises:
             UntrustedPickleError: Pickles were not allowed.
         """
-        match = re.search(r"_step_(\d+)", path.name)
-        self._convert(path, int(match[1]) if match else 0)
+        self._convert(path, step_in(path.name) or 0)
 
     def _convert(self, path: Path, buffer_step: int | None) -> int:
         """Convert one file and return the step of the checkpoint, -1 if it is none."""
@@ -107,13 +105,8 @@ class Conversion:
 
 def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[int, Path]]:
     """Return the old files with their steps, the lowest first; the link, as -1, where no file has a step."""
-    pattern = re.compile(re.escape(prefix) + r"(\d+)\.pkl")
-    paths = list(directory.iterdir()) if directory.is_dir() else []
-    found = sorted(
-        (int(match[1]), path) for path in paths if (match := pattern.fullmatch(path.name)) and path.is_file()
-    )
     link = directory / link_name
-    return found or ([(-1, link)] if link.is_file() and not link.is_symlink() else [])
+    return numbered_pickles(directory, prefix) or ([(-1, link)] if link.is_file() and not link.is_symlink() else [])
 
 
 def _is_best(path: Path) -> bool:

@@ -92,17 +92,13 @@ def _install(scratch: Path, path: Path) -> None:
                 old.rename(path)
             raise
         fsync_directory(path.parent)
-        _discard(old)
+        remove_directory(old)
     finally:
         _in_use.discard(old)
 
 
 def remove_directory(path: Path) -> None:
     """Delete a directory; a kill half-way leaves no half directory under its name."""
-    _discard(path)
-
-
-def _discard(path: Path) -> None:
     scratch = _beside(path, "tmp")
     path.rename(scratch)
     remove(scratch)

@@ -72,6 +72,13 @@ def is_whole_pickle(path: Path) -> bool:
         return False
 
 
+def numbered_pickles(directory: Path, prefix: str) -> list[tuple[int, Path]]:
+    """Return the files `<prefix><step>.pkl`, whole or not, with their steps, the lowest first."""
+    pattern = re.compile(re.escape(prefix) + r"(\d+)\.pkl")
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return sorted((int(match[1]), path) for path in paths if (match := pattern.fullmatch(path.name)) and path.is_file())
+
+
 def newest_pickle(
     directory: Path, prefix: str, link_name: str, *, max_step: int | None = None
 ) -> tuple[Path, int | None] | None:
@@ -79,17 +86,9 @@ def newest_pickle(
 
     Where no file has a step in its name, it is the file `link_name`, of which only its content knows the step.
     """
-    pattern = re.compile(re.escape(prefix) + r"(\d+)\.pkl")
-    if not directory.is_dir():
-        return None
-    names = [
-        (match, path) for path in directory.iterdir() if (match := pattern.fullmatch(path.name)) and path.is_file()
-    ]
-    numbered = sorted(((int(match[1]), path) for match, path in names), reverse=True)
-    for step, path in numbered:
+    numbered = numbered_pickles(directory, prefix)
+    for step, path in reversed(numbered):
         if (max_step is None or step <= max_step) and is_whole_pickle(path):
             return path, step
     link = directory / link_name
-    if not numbered and link.is_file() and is_whole_pickle(link):
-        return link, None
-    return None
+    return (link, None) if not numbered and link.is_file() and is_whole_pickle(link) else None

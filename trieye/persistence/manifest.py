@@ -88,16 +88,6 @@ class Manifest(BaseModel):
         """Names of the parts that are here; see `trieye.persistence.nodes.StateParts`."""
         return {Path(name).stem for name in self.files if name.startswith(f"{PARTS_DIRECTORY}/")}
 
-    @property
-    def own_files(self) -> dict[str, FileEntry]:
-        """The files but for the parts: what a state cannot do without."""
-        return {name: entry for name, entry in self.files.items() if not name.startswith(f"{PARTS_DIRECTORY}/")}
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all files."""
-        return sum(entry.size_bytes for entry in self.files.values())
-
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest, with a checksum of itself, as the last file of a directory."""
@@ -140,11 +130,8 @@ def verify(directory: Path, *, parts: bool = True) -> Manifest:
     """
     manifest = read_manifest(directory)
     check_no_link(directory)
-    chosen = manifest.files.items() if parts else manifest.own_files.items()
+    chosen = [item for item in manifest.files.items() if parts or not item[0].startswith(f"{PARTS_DIRECTORY}/")]
     files = sorted(chosen, key=lambda item: -item[1].size_bytes)
-    if len(files) == 1:
-        verify_file(directory / files[0][0], files[0][1])
-        return manifest
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # checksums are computed outside of the GIL
         for _ in pool.map(lambda item: verify_file(directory / item[0], item[1]), files):
             pass

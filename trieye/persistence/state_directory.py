@@ -81,7 +81,7 @@ def save_state(
     kept = plain_metadata(metadata or {})
     try:
         with new_directory(path) as scratch:
-            files = write_state(scratch, encoded, key=key, checksum=checksum)
+            files = _write_own_files(scratch, encoded, key, checksum)
             files |= _write_parts(scratch, encoded, checksum, find_part or parts_in([path]))
             write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=kept))
     except OSError as error:
@@ -176,14 +176,9 @@ def _files_of(directory: Path) -> Mapping[str, FileEntry]:
         return {}
 
 
-def write_state(
-    directory: Path,
-    encoded: EncodedState,
-    *,
-    key: bytes | None = None,
-    checksum: Checksum = "crc32",
+def _write_own_files(
+    directory: Path, encoded: EncodedState, key: bytes | None, checksum: Checksum
 ) -> dict[str, FileEntry]:
-    """Write the files of a state, but for its parts, into an existing directory; return what the manifest says."""
     entries: dict[str, FileEntry] = {}
     with ChecksumFile(directory / TREE_NAME, checksum) as file:
         file.write(json.dumps(encoded.tree, allow_nan=False, separators=(",", ":")).encode())
