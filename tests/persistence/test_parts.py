@@ -12,9 +12,15 @@ from trieye.persistence.checkpoints import CheckpointStore
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.manifest import read_manifest
 from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts_directory import has_parts, load_parts, save_parts
 from trieye.persistence.retention import Retention
-from trieye.persistence.state_directory import VERIFIED_EVERY, damaged_parts, part_file
+from trieye.persistence.state_directory import (
+    VERIFIED_EVERY,
+    damaged_parts,
+    has_parts,
+    load_parts,
+    part_file,
+    save_parts,
+)
 
 
 @pytest.fixture

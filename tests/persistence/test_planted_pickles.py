@@ -20,8 +20,7 @@ from trieye.persistence import signing
 from trieye.persistence.encoding import encode
 from trieye.persistence.manifest import MANIFEST_NAME, FileEntry, read_manifest, write_manifest
 from trieye.persistence.nodes import KIND, StateParts
-from trieye.persistence.parts_directory import load_parts, save_parts
-from trieye.persistence.state_directory import OBJECTS_NAME, TREE_NAME, load_state, save_state
+from trieye.persistence.state_directory import OBJECTS_NAME, TREE_NAME, load_parts, load_state, save_parts, save_state
 
 PACKAGE = Path(__file__).parents[2] / "trieye"
 OTHER_KEY = b"the key of somebody else"

@@ -11,7 +11,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.persistence.decoding import decode
 from trieye.persistence.encoding import encode
 from trieye.persistence.nodes import EncodedState, StateParts
-from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.checks import FORMAT, checked_state, saved_columns
 from trieye.replay.eligibility import EligibleSampler
 from trieye.replay.layout import Layout, RowOptions

@@ -11,7 +11,7 @@ import pytest
 
 from tests.replay.remote.conftest import FlakyChannel
 from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
-from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.fragments import FragmentMeta
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteFragments
 

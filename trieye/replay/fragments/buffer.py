@@ -14,7 +14,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.persistence.nodes import StateParts
 from trieye.persistence.parts import SavedParts
-from trieye.persistence.parts_directory import load_parts, save_parts
+from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.fragments.content import Content, check_count
 from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.payloads import BlockStore, HeapBlocks

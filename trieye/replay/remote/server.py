@@ -12,7 +12,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.persistence.nodes import StateParts
 from trieye.persistence.parts import SavedParts
-from trieye.persistence.parts_directory import load_parts
+from trieye.persistence.state_directory import load_parts
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter

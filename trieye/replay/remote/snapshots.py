@@ -7,7 +7,7 @@ from typing import Any
 
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.persistence.parts import Growing
-from trieye.persistence.parts_directory import has_parts, load_parts, save_parts
+from trieye.persistence.state_directory import has_parts, load_parts, save_parts
 from trieye.progress import say
 
 
