@@ -13,10 +13,10 @@ from trieye.config.redaction import recorded, redacted
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.flusher import flusher_of
 from trieye.hub_files import HUB_GONE_AFTER_S
-from trieye.path_manager import PathManager
 from trieye.pending_saves import PendingSaves
 from trieye.persistence import signing
 from trieye.persistence.mirror.restore import restore_run
+from trieye.persistence.run_files import RunFiles
 from trieye.persistence.run_record import RunRecord, open_run_record
 from trieye.progress import say
 from trieye.run_lock import RunLock
@@ -58,7 +58,7 @@ class Attempt:
         self.number = 0
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
-        self._paths = PathManager(config.trieye.persistence)
+        self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
         signing.check_key()
         self._paths.create_run_directories()
@@ -172,7 +172,7 @@ class Attempt:
             record.close(self._paths.run_record_path, status)
 
 
-def tell_changes(paths: PathManager, config: TrieyeConfig) -> None:
+def tell_changes(paths: RunFiles, config: TrieyeConfig) -> None:
     """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
     if changes := changed_values(paths.config_path, config):
         say(

@@ -16,12 +16,12 @@ from trieye.config.fingerprint import leaves
 from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.flusher import Flusher
-from trieye.path_manager import PathManager
 from trieye.pending_saves import SaveHandle
 from trieye.persistence import rng
 from trieye.persistence.adapters import stateful
 from trieye.persistence.encoding import decode, encode
 from trieye.persistence.parts import SavedParts
+from trieye.persistence.run_files import RunFiles
 from trieye.progress import say
 from trieye.recorder import Recorder
 from trieye.run_client import RunClient
@@ -70,7 +70,7 @@ class Run(Recorder):
         self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
-        self.dir = PathManager(config.trieye.persistence).run_base_dir
+        self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group = group
         self._attempt: Attempt | None = None
         self._replay: ReplayBuffer | None = None

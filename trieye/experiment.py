@@ -17,9 +17,9 @@ from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.finished import Progress, Result, finished, finished_sentence
-from trieye.path_manager import PathManager
 from trieye.persistence import rng
 from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.run_files import RunFiles
 from trieye.progress import say
 
 _MIN_PATIENCE_STEPS = 100
@@ -184,7 +184,7 @@ class _Loop:
     def result(self, stop_reason: str) -> Result:
         """Return how the training ended; the run is closed."""
         run = self._run
-        store = CheckpointStore(PathManager(run.config.trieye.persistence).checkpoint_dir, read_only=True)
+        store = CheckpointStore(RunFiles(run.config.trieye.persistence).checkpoint_dir, read_only=True)
         found = [*store.ranked(self._limits.mode), *reversed(store.entries())]  # by their manifests: they were verified
         best = found[0].path if found else None
         return Result(self._at.best, run.step, self._at.env_steps, stop_reason, run.dir, best)

@@ -9,8 +9,8 @@ from trieye.config.loop import LoopConfig
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import TrieyeError
 from trieye.hub_status import last_status
-from trieye.path_manager import PathManager
 from trieye.persistence.checkpoints import CheckpointStore
+from trieye.persistence.run_files import RunFiles
 from trieye.persistence.run_record import RunRecord
 from trieye.persistence.state_directory import peek
 from trieye.progress import say
@@ -71,7 +71,7 @@ def finished(config: TrieyeConfig) -> Result | None:
     persistence = config.trieye.persistence
     if persistence.load_checkpoint_path is not None or persistence.mirror is not None:
         return None  # it may go back to a checkpoint; the mirror may lack some
-    paths = PathManager(persistence)
+    paths = RunFiles(persistence)
     store = CheckpointStore(paths.checkpoint_dir, read_only=True)
     try:
         record, entries = RunRecord.read(paths.run_record_path), store.entries()
@@ -90,7 +90,7 @@ def finished(config: TrieyeConfig) -> Result | None:
     return Result(progress.best, newest.step, progress.env_steps, reason, paths.run_base_dir, kept)
 
 
-def _is_delivered(paths: PathManager, sinks: SinksConfig) -> bool:
+def _is_delivered(paths: RunFiles, sinks: SinksConfig) -> bool:
     """Tell whether each enabled sink has all of the run."""
     known = last_status(paths.run_base_dir).get("sinks", ())
     complete = {sink["name"] for sink in known if not sink["backlog"]}

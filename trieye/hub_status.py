@@ -16,6 +16,7 @@ from trieye.exceptions import JournalFullError
 from trieye.hub_files import HubFiles
 from trieye.ledger import Ledger
 from trieye.persistence.journal.reading import read_cursors, read_meta
+from trieye.persistence.run_files import JOURNAL
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.point import Point
 from trieye.stats_processor import StatsProcessor
@@ -159,7 +160,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     Raises:
         JournalError: The journal cannot be read.
     """
-    held = read_meta(run_dir / "journal.db", STATUS_KEY)
+    held = read_meta(run_dir / JOURNAL, STATUS_KEY)
     status: dict[str, Any] = {} if held is None else json.loads(held)
     return status
 
@@ -170,7 +171,7 @@ def last_status(run_dir: Path) -> dict[str, Any]:
     Raises:
         JournalError: The journal cannot be read.
     """
-    status, cursors = read_status(run_dir), read_cursors(run_dir / "journal.db")
+    status, cursors = read_status(run_dir), read_cursors(run_dir / JOURNAL)
     for sink in status.get("sinks", ()):
         sink["backlog"] = max(status["points"] - cursors.get(sink["name"], 0), 0)
         sink["lag_s"] = 0.0

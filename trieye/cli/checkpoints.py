@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.run_argument import RECORD, add_run_argument, find_run
+from trieye.cli.run_argument import add_run_argument, find_run
+from trieye.persistence.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, RUN_RECORD
 
 if TYPE_CHECKING:
     from trieye.cli.saved_files import Saved
@@ -22,7 +23,7 @@ examples:
   trieye checkpoints my_agent/first --verify --json
 """
 EXIT_DAMAGED = 1
-DIRECTORIES = ("checkpoints", "buffers")
+DIRECTORIES = (CHECKPOINTS, BUFFERS)
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     from trieye.cli.saved_files import disk_bytes
 
-    run_dir = find_run(options.run_name, options.root, marks=(RECORD, *DIRECTORIES))
+    run_dir = find_run(options.run_name, options.root, marks=(RUN_RECORD, *DIRECTORIES))
     with Console(stderr=True).status(f"reading {run_dir.name}"):
         checkpoints, buffers, directories = _saved_of(run_dir, checksums=options.verify)
         size_bytes = sum(disk_bytes(directory) for directory in directories)
@@ -72,7 +73,6 @@ def _saved_of(run_dir: Path, *, checksums: bool) -> tuple[list["Saved"], list["S
     from trieye.cli.saved_files import saved_in
     from trieye.config import PersistenceConfig
     from trieye.exceptions import ConfigurationError
-    from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
 
     try:
         names = recorded_config(run_dir).persistence

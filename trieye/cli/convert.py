@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.run_argument import RECORD, add_run_argument, find_run
+from trieye.cli.run_argument import add_run_argument, find_run
+from trieye.persistence.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
 
 if TYPE_CHECKING:
     from trieye.cli.conversion import Conversion
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         with _locked(given.absolute().parent.parent, options.output):
             conversion.file(given.absolute())
     else:
-        run_dir = find_run(options.run_name, options.root, marks=(RECORD, "checkpoints", "buffers"))
+        run_dir = find_run(options.run_name, options.root, marks=(RUN_RECORD, CHECKPOINTS, BUFFERS))
         with _locked(run_dir, options.output):
             conversion.run(run_dir)
     _tell(conversion)
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 def _locked(run_dir: Path, output: Path | None) -> Iterator[None]:
     from trieye.run_lock import RunLock
 
-    if output is not None or not (run_dir / RECORD).is_file():
+    if output is not None or not (run_dir / RUN_RECORD).is_file():
         yield
         return
     lock = RunLock(run_dir / "run.lock").acquire()

@@ -16,8 +16,8 @@ from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_files import HubFiles
 from trieye.hub_status import read_status
 from trieye.ledger_marks import AttemptMark
-from trieye.path_manager import PathManager
 from trieye.persistence.journal.inspection import inspect
+from trieye.persistence.run_files import RUN_RECORD, RunFiles
 from trieye.persistence.run_record import RunRecord
 from trieye.run_lock import RunLock
 from trieye.schemas import RunStatus
@@ -50,7 +50,7 @@ class OfflineHub:
         self.config = config_of(run_dir)
         self.findings: list[str] = []
         self._run_dir = run_dir
-        self._paths = PathManager(self.config.persistence)
+        self._paths = RunFiles(self.config.persistence)
         self._anew: tuple[str, ...] = ()
         for lock in (self._paths.lock_path, self._paths.hub_lock_path):
             RunLock.check(lock)
@@ -203,7 +203,7 @@ class _Files(HubFiles):
 
 
 def _record_of(run_dir: Path) -> RunRecord:
-    record = RunRecord.read(run_dir / "run.json")
+    record = RunRecord.read(run_dir / RUN_RECORD)
     if record is None:
-        raise ConfigurationError(f"{run_dir} is no run: it has no run.json")
+        raise ConfigurationError(f"{run_dir} is no run: it has no {RUN_RECORD}")
     return record

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
+from trieye.persistence.run_files import RUN_RECORD
 
-RECORD = "run.json"
 DEFAULT_ROOT = ".trieye_data"
 MAX_SHOWN = 10
 
@@ -23,7 +23,7 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def find_run(given: str, root: Path, *, marks: Sequence[str] = (RECORD,)) -> Path:
+def find_run(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
     """Return the absolute directory of a run, of which links are followed: its names are those on the disk.
 
     Args:

@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.hub_status import read_status
 from trieye.persistence.journal.inspection import Inspection, inspect
 from trieye.persistence.journal.witness import Expected, read_witness, witness_path
-from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX
+from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, JOURNAL, RUN_RECORD
 from trieye.persistence.run_record import RunRecord
 
 MAX_TRIES = 5
@@ -88,13 +88,13 @@ def check_run(run_dir: Path) -> RunCheck:
 
 
 def _record(run_dir: Path) -> tuple[RunRecord | None, Part]:
-    path = run_dir / "run.json"
+    path = run_dir / RUN_RECORD
     try:
         record = RunRecord.read(path)
     except SerializationError as error:
-        return None, Part("run.json", "who the run is", size_of(path), [Damage(*_in_three(str(error)))])
+        return None, Part(RUN_RECORD, "who the run is", size_of(path), [Damage(*_in_three(str(error)))])
     found = f"attempt {record.attempt}, {record.status}" if record is not None else "nothing"
-    return record, Part("run.json", found, size_of(path))
+    return record, Part(RUN_RECORD, found, size_of(path))
 
 
 def _in_three(message: str) -> tuple[str, str, str]:
@@ -138,7 +138,7 @@ def _journal_and_history(
 
 
 def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Inspection | None, Part]:
-    path = run_dir / "journal.db"
+    path = run_dir / JOURNAL
     expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
     size_bytes = sum(size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
     if not size_bytes:
@@ -231,7 +231,7 @@ def _sinks(run_dir: Path, held: Inspection | None, enabled: list[str]) -> list[S
 
 
 def _set_aside(run_dir: Path, *directories: Path) -> Iterator[str]:
-    found = [*run_dir.glob("journal.db.damaged-*")]
+    found = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
     found += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
     for path in sorted(found):
         if not path.name.endswith(("-wal", "-shm")):

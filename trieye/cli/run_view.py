@@ -15,7 +15,7 @@ from trieye.cli.run_status import is_alive
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub_status import last_status, read_status
 from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.run_files import CHECKPOINTS
+from trieye.persistence.run_files import CHECKPOINTS, RUN_RECORD
 from trieye.persistence.run_record import RunRecord
 
 STALE_AFTER_S = 10.0
@@ -88,7 +88,7 @@ def read_view(run_dir: Path, before: RunView | None) -> RunView:
     Raises:
         ConfigurationError: The run is gone.
     """
-    record = RunRecord.read(run_dir / "run.json")
+    record = RunRecord.read(run_dir / RUN_RECORD)
     if record is None:
         raise ConfigurationError(f"the run {run_dir} is gone")
     problem, status = None, {} if before is None else before.status

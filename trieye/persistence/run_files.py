@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError
 from trieye.persistence.atomic import relink
 
@@ -106,7 +105,7 @@ class RunFiles:
             ConfigurationError: The name, which may come from inside a checkpoint, is not safe.
         """
         try:
-            name = check_name("run_name", run_name)
+            name = _safe("run_name", run_name)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         return [root / name for root in self.run_roots()]
@@ -130,7 +129,7 @@ class RunFiles:
         self.history_dir = run_dir / HISTORY
 
     def _inside(self, key: str, name: str) -> Path:
-        return self.run_base_dir / check_name(key, name)
+        return self.run_base_dir / _safe(key, name)
 
     def create_run_directories(self) -> None:
         """Make the directories of the run; that of buffers only if buffers are saved.
@@ -230,3 +229,9 @@ class RunFiles:
         return ConfigurationError(
             f"root_data_dir={root!r}: {path} cannot be written: {reason}; give a directory that this user may write to"
         )
+
+
+def _safe(kind: str, name: str) -> str:
+    from trieye.config.names import check_name  # here, for the command line takes names from above without pydantic
+
+    return check_name(kind, name)
