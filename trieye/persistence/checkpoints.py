@@ -117,6 +117,7 @@ class CheckpointStore:
         self._allow_pickle = allow_pickle
         self._read_only = read_only
         self._checksum = checksum
+        # guards `_seen`, and the directory while a state is written or deleted; taken with no other lock held
         self._lock = threading.RLock()
         self._seen: dict[Path, tuple[_Mark, CheckpointEntry]] = {}
 
