@@ -3,7 +3,7 @@
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 _DAMAGED = ".damaged"
 
 _Mark = tuple[int, int, int]
+
+Which = Literal["best", "latest"] | int
+"""The best state by its objective, the newest one, or that of a step."""
 
 Read = Callable[[Path], EncodedState | None]
 """Finds out whether a saved directory is whole but for its parts, and may return what it has read."""
@@ -194,17 +197,35 @@ class CheckpointStore:
             )
         return chosen
 
-    def best(self, mode: Mode = "max", *, read: Read = check) -> CheckpointEntry | None:
+    def best(self, mode: Mode | None = None, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best state that is whole: by `objective`, else the newest that was saved as `is_best`."""
         return self._first_whole(self.ranked(mode), read)
 
-    def ranked(self, mode: Mode = "max") -> list[CheckpointEntry]:
-        """Return the states that say how good they are, the best first, by their manifests: files are not looked at."""
+    def ranked(self, mode: Mode | None = None) -> list[CheckpointEntry]:
+        """Return the states that say how good they are, the best first, by their manifests: files are not looked at.
+
+        Args:
+            mode: Whether a higher or a lower objective is better; None: as the newest state says.
+        """
         entries = list(reversed(self.entries()))
+        mode = mode or ("min" if entries and entries[0].metadata.get("mode") == "min" else "max")
         sign = 1 if mode == "max" else -1
         rated = [(sign * entry.objective, entry) for entry in entries if entry.objective is not None]
         by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
         return [*by_objective, *(entry for entry in entries if entry.is_best and entry.objective is None)]
+
+    def find(self, which: Which, *, read: Read = check) -> CheckpointEntry | None:
+        """Return the best state that is whole, or the newest, or that of a step; None if there is none of that kind.
+
+        Raises:
+            CheckpointError: That of the step is damaged, or all are.
+        """
+        if which == "best":
+            return self.best(read=read)
+        if which == "latest":
+            return self.latest(read=read)
+        of_step = next((entry for entry in self.entries() if entry.step == which), None)
+        return None if of_step is None else replace(of_step, state=read(of_step.path))
 
     def read(self, path: Path) -> EncodedState:
         """Return a state encoded, for another process to decode; each byte is read once, and verified meanwhile.
@@ -295,11 +316,6 @@ class CheckpointStore:
         return found
 
 
-def mode_of(entries: Sequence[CheckpointEntry]) -> Mode:
-    """Return whether a higher or a lower objective was better when the newest state was saved."""
-    return "min" if entries and entries[-1].metadata.get("mode") == "min" else "max"
-
-
 def _mark_of(path: Path) -> _Mark | None:
     """Return what tells a manifest from every other one: to read all of them takes 2 ms for each, at each save."""
     try:
@@ -310,7 +326,7 @@ def _mark_of(path: Path) -> _Mark | None:
 
 
 def load_checkpoint(
-    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", *, allow_pickle: bool | None = None
+    run_dir: str | Path, which: Which = "best", *, allow_pickle: bool | None = None
 ) -> LoadedCheckpoint:
     """Read a checkpoint of a run without opening the run; nothing is changed or locked.
 
@@ -327,7 +343,9 @@ def load_checkpoint(
     given = Path(run_dir)
     directory = given / CHECKPOINTS if (given / CHECKPOINTS).is_dir() else given
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
-    entry = _chosen(store, which)
+    entry = store.find(which, read=store.read)
+    if entry is None and which == "best":
+        entry = store.latest(read=store.read)
     if entry is None:
         steps = sorted(found.step for found in store.entries())
         raise CheckpointError(
@@ -335,11 +353,3 @@ def load_checkpoint(
         )
     state = decode(entry.state or store.read(entry.path), copy=False)
     return LoadedCheckpoint(entry.path, entry.step, entry.objective, state["objects"])
-
-
-def _chosen(store: CheckpointStore, which: Literal["best", "latest"] | int) -> CheckpointEntry | None:
-    entries = store.entries()
-    if isinstance(which, int):
-        return next((entry for entry in entries if entry.step == which), None)
-    best = store.best(mode_of(entries), read=store.read) if which == "best" else None
-    return best or store.latest(read=store.read)

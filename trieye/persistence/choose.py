@@ -10,7 +10,7 @@ from trieye.config import PersistenceConfig
 from trieye.config.base import did_you_mean
 from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.checkpoints import CheckpointEntry, CheckpointStore, Read, check, mode_of
+from trieye.persistence.checkpoints import CheckpointEntry, CheckpointStore, Read, check
 from trieye.persistence.legacy import is_whole_pickle, newest_pickle
 from trieye.persistence.manifest import MANIFEST_NAME, read_manifest
 from trieye.persistence.nodes import EncodedState
@@ -274,25 +274,20 @@ class _Choice:
             pickled = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
             convert = f"`trieye convert {files.run_base_dir}` makes one of {pickled[0].name}" if pickled else ""
             raise ConfigurationError(f"{asked} has no checkpoint{convert and f' of this version; {convert}'}")
-        if which == "latest":
-            return store.latest(read=self._read) or entries[-1]  # it raises where none is whole
-        if which == "best":
-            ranked, best = store.ranked(mode_of(entries)), store.best(mode_of(entries), read=self._read)
-            if not ranked:
-                raise ConfigurationError(
-                    f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to "
-                    f"the save, or choose one: latest, step:{entries[-1].step}"
-                )
-            if best is None:
-                names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
-                raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {names} are damaged")
-            return best
-        for entry in entries:
-            if entry.step == which:
-                return replace(entry, state=self._read(entry.path))
-        near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
-        shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
-        raise ConfigurationError(f"{asked} has no checkpoint of step {which} (steps: {shown or 'none'})")
+        ranked = store.ranked()
+        if (found := store.find(which, read=self._read)) is not None:
+            return found
+        if isinstance(which, int):
+            near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
+            shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
+            raise ConfigurationError(f"{asked} has no checkpoint of step {which} (steps: {shown or 'none'})")
+        if ranked:
+            names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
+            raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {names} are damaged")
+        raise ConfigurationError(
+            f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
+            f"save, or choose one: latest, step:{entries[-1].step}"
+        )
 
     def _store(self, files: RunFiles, directory: Path, prefix: str) -> CheckpointStore:
         """Return the saved states in a directory of a run; only in that of the run itself is anything set aside."""
