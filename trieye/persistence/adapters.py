@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from trieye.persistence.environment_values import is_environment
 from trieye.persistence.environments import EnvState
 from trieye.persistence.generators import generator_state, set_generator_state
-from trieye.persistence.graph_rules import is_environment
 
 
 class GeneratorState:

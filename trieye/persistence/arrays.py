@@ -32,7 +32,7 @@ def encode_array(encoder: "Encoder", value: NDArray[Any] | np.generic, path: str
     plain = np.asarray(value)
     if plain.dtype in FORMATS:
         return {KIND: "ndarray", "array": encoder.add_array(path, plain, owned=False)}
-    descr = _describe(plain.dtype)
+    descr = describe(plain.dtype)
     if descr is None:
         return None
     raw = np.array(plain, order="C", copy=True).reshape(-1).view(np.uint8)
@@ -54,13 +54,13 @@ def decode_scalar(node: dict[str, Any]) -> Any:
 
 def _encode_scalar(value: np.generic) -> Node | None:
     array = np.asarray(value)
-    descr = _describe(array.dtype)
+    descr = describe(array.dtype)
     if descr is None or not isinstance(array[()], type(value)):
         return None
     return {KIND: "scalar", "descr": descr, "hex": array.tobytes().hex()}
 
 
-def _describe(dtype: np.dtype[Any]) -> Node | None:
+def describe(dtype: np.dtype[Any]) -> Node | None:
     """Return the description of a dtype as JSON, or None if it does not describe it fully."""
     if dtype in FORMATS:
         return dtype.str

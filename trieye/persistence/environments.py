@@ -5,27 +5,31 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.persistence.generators import generator_state, new_generator, set_generator_state
-from trieye.persistence.graph_putting import GraphPutter
-from trieye.persistence.graph_rules import attributes, is_environment, layers, top_package
-from trieye.persistence.graph_taking import GraphTaker, Place
+from trieye.persistence.environment_objects import ObjectPutter, ObjectTaker
+from trieye.persistence.environment_values import is_environment
 
 logger = logging.getLogger(__name__)
 
 _said: set[str] = set()
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class EnvState:
     """The state of an environment, of its wrappers, and of the members of a `SyncVectorEnv`.
 
-    It is exact if everything that can change consists of numbers, strings, arrays, containers, random generators and
-    Python objects of such: so it is for the classic-control and toy-text environments of Gymnasium, whose episodes then
-    go on bit for bit in another process. Objects with `state_dict` and `load_state_dict`, and environments with
-    `get_state` and `set_state` or `clone_state` and `restore_state`, are asked for their state if that is plain data.
-    Objects of C libraries (Box2D, MuJoCo, the Arcade Learning Environment) are not exact: only the random generators
-    are saved, and restoring begins a new episode; what is saved between two episodes goes on exactly all the same. What
-    an environment keeps outside its objects, in modules, class attributes or a library it refers to by a number, is not
-    seen.
+    The attributes of each layer (a wrapper, the environment inside it, a member of a vector) are saved, and given to
+    the objects of an environment that was made in the same way. That is exact if the attributes are numbers, strings,
+    arrays, containers of such, random generators, and Python objects of such: so it is for the classic-control and
+    toy-text environments of Gymnasium, whose episodes then go on bit for bit in another process. Objects with
+    `state_dict` and `load_state_dict`, and environments with `get_state` and `set_state` or `clone_state` and
+    `restore_state`, are asked for their state if that is plain data.
+
+    Not exact are objects of C libraries (Box2D, MuJoCo, the Arcade Learning Environment), objects that are pickled in a
+    way of their own (`EzPickle`), that lie in containers or in two places, and arrays that share memory: `reason` names
+    the first. Of such a layer only the random generators are saved, and restoring begins a new episode; what is saved
+    between two episodes goes on exactly all the same, if `reset` begins the episode anew. What an environment keeps
+    outside its objects, in modules, class attributes, the memory of a C library that outlives `reset` or a library to
+    which it refers by a number, is not seen.
 
     The loop keeps `between_episodes` up to date, and resets the environment where it is true:
 
@@ -57,12 +61,11 @@ class EnvState:
         self.env = env
         self.between_episodes = False
         self._ignored = frozenset(ignored)
-        self._packages = {top_package(type(layer)) for layer in layers(env)}
 
     @property
     def reason(self) -> str | None:
         """The attribute because of which the state is not exact, and its type; None if it is exact."""
-        return self._take()[0].problem
+        return ObjectTaker(self.env, self._ignored).problem
 
     @property
     def is_exact(self) -> bool:
@@ -76,74 +79,50 @@ class EnvState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data and arrays of its own."""
-        taker, root = self._take()
-        state: dict[str, Any] = {"between_episodes": self.between_episodes, "reason": taker.problem}
-        if taker.problem is None:
-            return state | {"entries": taker.entries, "root": root}
-        if not self.between_episodes:
+        taker = ObjectTaker(self.env, self._ignored)
+        if taker.problem is not None and not self.between_episodes:
             _say_once(
                 f"{_name(self.env)} cannot be saved in the middle of an episode, because {taker.problem}: on resume a "
                 "new episode begins, which is exact only if the state is saved between two episodes"
             )
-        return state | {"generators": taker.generators}
+        return {
+            "between_episodes": self.between_episodes,
+            "reason": taker.problem,
+            "layers": taker.layers,
+            "same": taker.same,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring back what `state_dict` returned; the environment is made as it was made then, and is reset here.
 
-        Afterwards `between_episodes` says whether to begin an episode by `reset` now.
+        Where that state does not fit the environment, a warning says why, and a new episode begins. Afterwards
+        `between_episodes` says whether to begin an episode by `reset` now.
 
         Raises:
             SerializationError: This is not the state of an environment.
         """
+        self.env.reset()  # many attributes exist from then on only
         try:
-            self.env.reset()  # many attributes exist from then on only
-            self.between_episodes = bool(state["between_episodes"])
-            if state["reason"] is not None:
-                self._restore_generators(state)
-                return
-            GraphPutter(state["entries"], self._packages).value(state["root"], self.env)
-        except (SerializationError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            is_between, reason, why = bool(state["between_episodes"]), state["reason"], self._put(state)
+        except _MALFORMED as error:
             raise SerializationError(
-                f"the saved state of {_name(self.env)} does not fit this environment: {error}; make it as it was made "
-                "then, with the same wrappers and versions"
+                f"the saved state of {_name(self.env)} is not that of an environment: {type(error).__name__}: {error}"
             ) from error
+        if why is None and reason is not None and not is_between:
+            why = f"it was saved in the middle of an episode, which cannot be restored because {reason}"
+        if why is not None:
+            logger.warning("%s: a new episode has to begin, the resume is not exact: %s", _name(self.env), why)
+        self.between_episodes = is_between or reason is not None or why is not None
 
-    def _take(self) -> tuple[GraphTaker, Any]:
-        taker = GraphTaker(self._packages, self._ignored)
-        return taker, taker.node(self.env, Place((), type(self.env).__name__))
-
-    def _restore_generators(self, state: Mapping[str, Any]) -> None:
-        for steps, held in state["generators"]:
-            _set_generator(self.env, steps, held)
-        if not self.between_episodes:
-            logger.warning(
-                "%s was saved in the middle of an episode, which cannot be restored because %s: a new episode has to "
-                "begin, the resume is not exact",
-                _name(self.env),
-                state["reason"],
-            )
-        self.between_episodes = True
-
-
-def _set_generator(root: Any, steps: list[tuple[str, Any]], state: Mapping[str, Any]) -> None:
-    *before, last = steps
-    holder = root
-    for step in before:
-        holder = _at(holder, step)
-    generator = _at(holder, last)
-    if generator_state(generator) is not None:
-        set_generator_state(generator, state)
-    elif last[0] == "attribute" and hasattr(holder, "__dict__"):
-        vars(holder)[last[1]] = new_generator(state)
-
-
-def _at(holder: Any, step: tuple[str, Any]) -> Any:
-    kind, key = step
-    if kind == "attribute":
-        return attributes(holder).get(key)
-    if isinstance(holder, Mapping):
-        return holder.get(key)
-    return holder[key] if isinstance(holder, list | tuple) and key < len(holder) else None
+    def _put(self, state: Mapping[str, Any]) -> str | None:
+        """Put the state into the environment; return why that cannot be done."""
+        if "layers" not in state and ("entries" in state or "generators" in state):
+            return "its state was saved by an earlier version of trieye, in another format"
+        try:
+            ObjectPutter(self.env).put(state["layers"], state["same"])
+        except SerializationError as error:
+            return f"its state does not fit: {error}; make it as it was made then, with the same wrappers and versions"
+        return None
 
 
 def _name(env: Any) -> str:
