@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.persistence.event_payloads import encode_events
-from trieye.persistence.journal.journal import Durability, Journal
+from trieye.journal.event_payloads import encode_events
+from trieye.journal.journal import Durability, Journal
 from trieye.stats.batch import EventBatch, EventRow
 
 BATCH_EVENTS = 100

@@ -13,7 +13,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from trieye.sinks.base import MAX_POINTS_PER_WRITE
-from trieye.sinks.mlflow import MlflowSink
+from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 

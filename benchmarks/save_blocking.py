@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import trieye
-from trieye.persistence.checkpoints import load_checkpoint
-from trieye.persistence.encoding import encode
+from trieye.checkpoints.store import load_checkpoint
+from trieye.snapshot.encode import encode
 
 NUM_LAYERS = 50
 WIDTH = 1000

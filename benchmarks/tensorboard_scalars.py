@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from trieye.sinks.base import MAX_POINTS_PER_WRITE
-from trieye.sinks.tensorboard import TensorboardSink
+from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 

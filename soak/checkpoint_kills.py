@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import trieye
+from trieye.checkpoints.manifest import verify
 from trieye.exceptions import SerializationError
-from trieye.persistence.manifest import verify
 
 LIFE_SAVES = 4.0
 """A process is killed within the time that so many saves take."""

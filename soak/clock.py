@@ -72,7 +72,7 @@ def attempt(root: Path, first: int, steps: int) -> None:
 
 def soak(root: Path, *, steps: int) -> dict[str, Any]:
     """Run an attempt for each shift of the clock and return what is wrong with the points."""
-    from trieye.persistence.history.history import read_history
+    from trieye.history.history import read_history
 
     site = root / "site"
     site.mkdir()

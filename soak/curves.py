@@ -19,7 +19,7 @@ def curves_in_mlflow(run_dir: Path) -> dict[str, Curve]:
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
 
-    from trieye.persistence.run_record import RunRecord
+    from trieye.files.run_record import RunRecord
 
     record = RunRecord.read(run_dir / "run.json")
     assert record is not None
@@ -46,7 +46,7 @@ def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
 
 def curves_in_history(run_dir: Path) -> dict[str, Curve]:
     """Return the curves in the history of a run."""
-    from trieye.persistence.history.history import read_history
+    from trieye.history.history import read_history
 
     table = read_history(run_dir)
     curves: defaultdict[str, Curve] = defaultdict(list)

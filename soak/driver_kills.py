@@ -17,7 +17,7 @@ from local_kills import wait_for_acknowledgement
 from producer import RANGE, Producer, figures
 
 import trieye
-from trieye.persistence.run_record import RunRecord
+from trieye.files.run_record import RunRecord
 
 WINDOW = 1000
 

@@ -25,10 +25,10 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import trieye
+from trieye.checkpoints.store import CheckpointStore
 from trieye.cli.template import answers_of, bake
-from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.generators import generator_state
-from trieye.persistence.history.history import read_history
+from trieye.history.history import read_history
+from trieye.snapshot.generators import generator_state
 
 DEADLINE_S = 120.0
 MORE_STEPS = 20

@@ -26,7 +26,7 @@ from producer import Producer, figures
 
 import trieye
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "persistence"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "journal"))
 from journal_damage_cases import damaged, problems
 
 WINDOW = 100

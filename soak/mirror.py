@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import trieye
-from trieye.persistence.history.history import read_history
+from trieye.history.history import read_history
 
 DEADLINE_S = 120.0
 BUCKET = "soak"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trieye.persistence.atomic import recover
+from trieye.files.atomic import recover
 from trieye.replay import ReplayBuffer
 
 ROWS = 32

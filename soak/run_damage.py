@@ -29,9 +29,9 @@ import trieye
 from trieye.cli import main as trieye_command
 from trieye.cli.run_check import check_run
 from trieye.exceptions import CheckpointError
-from trieye.persistence.event_payloads import decode_events
-from trieye.persistence.journal.journal import Journal
-from trieye.persistence.journal.witness import read_witness
+from trieye.journal.event_payloads import decode_events
+from trieye.journal.journal import Journal
+from trieye.journal.witness import read_witness
 
 STEPS, MORE_STEPS = 300, 400
 SAVE_EVERY = 50

@@ -53,21 +53,21 @@ LAYERS = [
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 HOMES = {
-    "mlflow": {"sinks/mlflow.py"},
+    "mlflow": {"sinks/mlflow/sink.py"},
     "tensorboard": {"sinks/event_*.py"},
-    "hydra": {"config/compose.py", "config/_hydra_*.py"},
-    "omegaconf": {"config/compose.py", "config/_hydra_*.py"},
+    "hydra": {"config/hydra/compose.py", "config/_hydra_*.py"},
+    "omegaconf": {"config/hydra/compose.py", "config/_hydra_*.py"},
     "ray": {"actor.py", "actor_arguments.py", "detached_hub.py", "runtime/ray_*.py"},
     "torch": {"persistence/*.py", "replay/device.py"},
     "cloudpickle": {"persistence/*.py"},
     "safetensors": {"persistence/*.py"},
     "pyarrow": {"persistence/history/*.py", "replay/exchange/parquet.py"},
-    "fsspec": {"persistence/mirror/store.py"},
+    "fsspec": {"mirror/store.py"},
     "filelock": {"run_lock.py", "sinks/mlflow*.py"},
     "cookiecutter": {"cli/template.py"},
     "PIL": {"media.py", "sinks/wandb.py"},
     "wandb": {"sinks/wandb.py"},
-    "rich": {"progress.py", "config/tree.py", "cli/*.py"},
+    "rich": {"progress.py", "config/hydra/tree.py", "cli/*.py"},
 }
 
 MODULES = sorted(

@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-LIGHT = ("trieye.config.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
+LIGHT = ("trieye.config.hydra.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
 HEAVY = (
     *LIGHT, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "gymnasium", "pandas",
-    "pyarrow.parquet", "cookiecutter.main", "trieye.client", "trieye.sinks.mlflow", "trieye.sinks.tensorboard",
+    "pyarrow.parquet", "cookiecutter.main", "trieye.run.run",
+    "trieye.sinks.mlflow.sink", "trieye.sinks.tensorboard.sink",
 )  # fmt: skip
 
 

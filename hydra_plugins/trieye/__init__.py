@@ -11,6 +11,6 @@ class TrieyeSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add them behind the configs of the program, whose files win."""
-        registration = sys.modules.get("trieye.config.registration")
+        registration = sys.modules.get("trieye.config.hydra.registration")
         if registration is not None:
             registration.join(search_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trieye.persistence.run_record import RunRecord
+from trieye.files.run_record import RunRecord
 
 STEPS = 300
 KILLED = """

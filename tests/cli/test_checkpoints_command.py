@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import contents
+from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
-from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.encoding import encode
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.run_files import BUFFER_PREFIX
-from trieye.persistence.run_record import RunRecord
+from trieye.files.run_files import BUFFER_PREFIX
+from trieye.files.run_record import RunRecord
+from trieye.snapshot.encode import encode
+from trieye.snapshot.nodes import StateParts
 
-DATA = Path(__file__).parents[1] / "persistence" / "data"
+DATA = Path(__file__).parents[1] / "checkpoints" / "data"
 
 
 class Growing:

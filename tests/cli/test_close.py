@@ -16,9 +16,9 @@ from tests.cli.conftest import (
     record_of,
 )
 from trieye.cli import main
-from trieye.hub_status import read_status
-from trieye.persistence.journal.journal import Journal, Snapshot
-from trieye.run_lock import RunLock
+from trieye.hub.status import read_status
+from trieye.journal.journal import Journal, Snapshot
+from trieye.process.lock import RunLock
 
 NOWHERE = "http://127.0.0.1:9"
 

@@ -7,14 +7,14 @@ import pytest
 
 import trieye
 from tests.cli.conftest import contents
-from trieye.actor_logic import ActorLogic
+from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
-from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.encoding import encode
-from trieye.run_lock import RunLock
-from trieye.serializer import Serializer
+from trieye.hub.logic import ActorLogic
+from trieye.process.lock import RunLock
+from trieye.snapshot.encode import encode
 
-DATA = Path(__file__).parents[1] / "persistence" / "data"
+DATA = Path(__file__).parents[1] / "checkpoints" / "data"
 CHECKPOINT, BUFFER = (DATA / f"{name}_0_1_5.pkl" for name in ("checkpoint", "buffer"))
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 import trieye
 from tests.cli.conftest import wait_until
 from trieye.cli.run_view import read_view, render
-from trieye.hub_status import read_status
+from trieye.hub.status import read_status
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.cli.conftest import contents
 from trieye.cli import main
 from trieye.cli.run_check import check_run
-from trieye.persistence.history.history import History
-from trieye.persistence.journal.journal import Journal, Snapshot
+from trieye.history.history import History
+from trieye.journal.journal import Journal, Snapshot
 
 ALIVE = """
 import sys, trieye

@@ -19,7 +19,7 @@ from trieye.cli import main, run_view
 from trieye.cli.run_status import is_alive
 from trieye.cli.run_view import duration, read_view, render
 from trieye.exceptions import ConfigurationError
-from trieye.hub_status import read_status
+from trieye.hub.status import read_status
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_what_is_not_finite_is_said_to_be(run):
 
 def test_a_process_that_holds_the_run_before_its_hub_is_there_counts_as_alive(tmp_path):
     assert not is_alive(tmp_path)
-    lock = trieye.run_lock.RunLock(tmp_path / "run.lock").acquire()
+    lock = trieye.process.lock.RunLock(tmp_path / "run.lock").acquire()
     assert is_alive(tmp_path)
     lock.release()
     assert not is_alive(tmp_path)

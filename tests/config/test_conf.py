@@ -7,7 +7,7 @@ import yaml
 
 import trieye
 from trieye.config import TrieyeConfig
-from trieye.config.compose import compose
+from trieye.config.hydra.compose import compose
 
 CONF = Path(trieye.__file__).parent / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))

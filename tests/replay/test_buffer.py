@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from trieye.config import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, TrieyeError
-from trieye.persistence.encoding import decode, encode
 from trieye.replay import Batch, Draw, ReplayBuffer
-from trieye.replay.her import Hindsight
+from trieye.replay.hindsight import Hindsight
 from trieye.replay.limiter import Limiter
+from trieye.snapshot.encode import decode, encode
 
 SCHEMA = {"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32, "done": np.bool_}
 

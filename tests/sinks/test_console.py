@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trieye.sinks.console import LOGGER, ConsoleSink, LastResort
-from trieye.sinks.runner import SinkThread
+from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
 

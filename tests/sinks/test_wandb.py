@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
-from trieye import media
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.run import media
 from trieye.sinks.base import Flushable, Media, Tracker
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point

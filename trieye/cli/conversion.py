@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, numbered_pickles
+from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
-from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.legacy import is_whole_pickle, load_pickle, numbered_pickles
-from trieye.persistence.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, step_in
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, step_in
 from trieye.schemas import BufferData, CheckpointData
-from trieye.serializer import Serializer
 
 LATEST, BEST, BUFFER = "latest.pkl", "best.pkl", "buffer.pkl"
 

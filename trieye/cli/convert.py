@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.run_argument import add_run_argument, find_run
-from trieye.persistence.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
+from trieye.files.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
 
 if TYPE_CHECKING:
     from trieye.cli.conversion import Conversion
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path, output: Path | None) -> Iterator[None]:
-    from trieye.run_lock import RunLock
+    from trieye.process.lock import RunLock
 
     if output is not None or not (run_dir / RUN_RECORD).is_file():
         yield

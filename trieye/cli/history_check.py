@@ -4,12 +4,12 @@ from pathlib import Path
 
 from trieye.cli.run_part import Damage, Part, size_of
 from trieye.exceptions import SerializationError
-from trieye.persistence.checksum import sums_of
-from trieye.persistence.history.files import survey
-from trieye.persistence.history.ranges import Range, merged, overlapping, uncovered
-from trieye.persistence.history.segments import SegmentFile
-from trieye.persistence.journal.inspection import Inspection
-from trieye.persistence.journal.journal import Segment
+from trieye.files.checksum import sums_of
+from trieye.history.files import survey
+from trieye.history.ranges import Range, merged, overlapping, uncovered
+from trieye.history.segments import SegmentFile
+from trieye.journal.inspection import Inspection
+from trieye.journal.journal import Segment
 
 _MEANING = "sinks that have them keep them; one that is written anew, or comes later, does not get them"
 _ADVICE = "restore {} from a backup; otherwise nothing is to be done"

@@ -7,24 +7,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trieye.actor_logic import ActorLogic
+from trieye.checkpoints.serializer import Serializer
 from trieye.cli.run_config import config_of, only, sinks_of
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError, JournalError
-from trieye.hub_files import HubFiles
-from trieye.hub_status import read_status
-from trieye.ledger_marks import AttemptMark
-from trieye.persistence.journal.inspection import inspect
-from trieye.persistence.run_files import RUN_RECORD, RunFiles
-from trieye.persistence.run_record import RunRecord
-from trieye.run_lock import RunLock
+from trieye.files.run_files import RUN_RECORD, RunFiles
+from trieye.files.run_record import RunRecord
+from trieye.hub.directory import HubFiles
+from trieye.hub.logic import ActorLogic
+from trieye.hub.marks import AttemptMark
+from trieye.hub.status import read_status
+from trieye.journal.inspection import inspect
+from trieye.process.lock import RunLock
+from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.schemas import RunStatus
-from trieye.serializer import Serializer
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
-from trieye.sinks.mlflow_store import require_password
-from trieye.waiting import moved_bytes, wait_while_moving
+from trieye.sinks.mlflow.store import require_password
 
 POLL_S = 0.1
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.run_files import RUN_RECORD
+from trieye.files.run_files import RUN_RECORD
 
 DEFAULT_ROOT = ".trieye_data"
 MAX_SHOWN = 10

@@ -11,11 +11,11 @@ from trieye.cli.run_status import is_alive
 from trieye.cli.saved_files import Saved, saved_in
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
-from trieye.hub_status import read_status
-from trieye.persistence.journal.inspection import Inspection, inspect
-from trieye.persistence.journal.witness import Expected, read_witness, witness_path
-from trieye.persistence.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, JOURNAL, RUN_RECORD
-from trieye.persistence.run_record import RunRecord
+from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, JOURNAL, RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.hub.status import read_status
+from trieye.journal.inspection import Inspection, inspect
+from trieye.journal.witness import Expected, read_witness, witness_path
 
 MAX_TRIES = 5
 """How often what a living run changes under the check is looked at again."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.exceptions import RunLockedError
-from trieye.run_lock import RunLock
+from trieye.process.lock import RunLock
 
 
 def is_alive(run_dir: Path) -> bool:

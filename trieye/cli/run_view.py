@@ -11,12 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trieye.checkpoints.store import CheckpointStore
 from trieye.cli.run_status import is_alive
 from trieye.exceptions import ConfigurationError, JournalError
-from trieye.hub_status import last_status, read_status
-from trieye.persistence.checkpoints import CheckpointStore
-from trieye.persistence.run_files import CHECKPOINTS, RUN_RECORD
-from trieye.persistence.run_record import RunRecord
+from trieye.files.run_files import CHECKPOINTS, RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.hub.status import last_status, read_status
 
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trieye.checkpoints.manifest import PARTS_DIRECTORY, Manifest, check_no_link, read_manifest
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.persistence.manifest import PARTS_DIRECTORY, Manifest, check_no_link, read_manifest, verify_file
+from trieye.files.checksum import verify_file
 
 State = Literal["whole", "sizes fit", "partial", "damaged", "set aside", "0.1.5", "link"]
 

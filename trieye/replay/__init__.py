@@ -2,7 +2,7 @@
 
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.her import Hindsight
+from trieye.replay.hindsight import Hindsight
 from trieye.replay.limiter import Limiter
 from trieye.replay.samplers.base import Draw
 

@@ -6,12 +6,12 @@ from typing import Self
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch
-from trieye.replay.layout import Layout, RowOptions
-from trieye.replay.memory import AttachedMemory, MemoryHandle
-from trieye.replay.reader import RowReader
+from trieye.replay.rows.layout import Layout, RowOptions
+from trieye.replay.rows.memory import AttachedMemory, MemoryHandle
+from trieye.replay.rows.reader import RowReader
+from trieye.replay.rows.schema import Column
+from trieye.replay.rows.store import COUNTERS, RowStore, shared_counters
 from trieye.replay.samplers.base import Draw
-from trieye.replay.schema import Column
-from trieye.replay.storage import COUNTERS, RowStore, shared_counters
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.attached import AttachedReplay, ReplayHandle
 from trieye.replay.batch import Batch
 from trieye.replay.checks import checked_capacity, checked_priorities, checked_versions
-from trieye.replay.content import chunks_of
-from trieye.replay.eligibility import EligibleSampler
-from trieye.replay.frame_history import with_history
-from trieye.replay.her import Hindsight
-from trieye.replay.layout import Padding, RowOptions
+from trieye.replay.hindsight import Hindsight
 from trieye.replay.limiter import Limiter
-from trieye.replay.memory import open_memory
 from trieye.replay.prefetch import Prefetcher
-from trieye.replay.ring import row_count
+from trieye.replay.rows.content import chunks_of
+from trieye.replay.rows.layout import Padding, RowOptions
+from trieye.replay.rows.memory import open_memory
+from trieye.replay.rows.ring import row_count
+from trieye.replay.rows.schema import Column, as_array
+from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import Draw, spliced
+from trieye.replay.samplers.eligible import EligibleSampler
+from trieye.replay.samplers.frame_history import with_history
 from trieye.replay.samplers.registry import checked_kind, make_sampler
 from trieye.replay.saved_buffer import SavedBuffer
-from trieye.replay.schema import Column, as_array
-from trieye.replay.storage import RowStore
 
 
 class ReplayBuffer(SavedBuffer):

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.parts import SavedParts
-from trieye.replay.layout import Layout, RowOptions
-from trieye.replay.schema import Column, describe
+from trieye.replay.rows.layout import Layout, RowOptions
+from trieye.replay.rows.schema import Column, describe
+from trieye.snapshot.parts import SavedParts
 
 FORMAT = 2
 

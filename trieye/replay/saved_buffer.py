@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.decoding import decode
-from trieye.persistence.encoding import encode
-from trieye.persistence.nodes import EncodedState, StateParts
-from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.checks import FORMAT, checked_state, saved_columns
-from trieye.replay.eligibility import EligibleSampler
-from trieye.replay.layout import Layout, RowOptions
 from trieye.replay.limiter import Limiter
-from trieye.replay.memory import Memory
 from trieye.replay.pacing import Pacing
+from trieye.replay.rows.layout import Layout, RowOptions
+from trieye.replay.rows.memory import Memory
+from trieye.replay.rows.schema import Column
+from trieye.replay.rows.segments import Segments
+from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import Sampler
+from trieye.replay.samplers.eligible import EligibleSampler
 from trieye.replay.samplers.uniform import UniformSampler
-from trieye.replay.schema import Column
-from trieye.replay.segments import Segments
 from trieye.replay.stats import Counts
-from trieye.replay.storage import RowStore
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.snapshot.nodes import EncodedState, StateParts
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Mapping
 
+from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import Draw
-from trieye.replay.storage import RowStore
 
 
 class Counts:

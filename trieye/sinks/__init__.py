@@ -3,6 +3,6 @@
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Tracker
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
-from trieye.sinks.runner import SinkHealth, SinkThread
+from trieye.sinks.thread import SinkHealth, SinkThread
 
 __all__ = ["FanOut", "RunInfo", "RunStatus", "Sink", "SinkHealth", "SinkThread", "Tracker", "make_sinks"]

@@ -4,9 +4,9 @@ import math
 import time
 from collections.abc import Sequence
 
+from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
-from trieye.sinks.runner import SinkHealth, SinkThread
-from trieye.waiting import moved_bytes, wait_while_moving
+from trieye.sinks.thread import SinkHealth, SinkThread
 
 LAST_WORDS_S = 2.0
 """How long a sink that takes nothing any more may still take to close."""

@@ -18,9 +18,9 @@ from typing import Any
 from trieye.config.sinks import SinksConfig
 from trieye.sinks.base import Sink
 from trieye.sinks.console import ConsoleSink
-from trieye.sinks.mlflow import MlflowSink
-from trieye.sinks.scalar_writer import ScalarWriterSink
-from trieye.sinks.tensorboard import TensorboardSink
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.tensorboard.scalar_writer import ScalarWriterSink
+from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.wandb import WandbSink
 
 log = logging.getLogger("trieye.sinks")

@@ -16,7 +16,7 @@ from typing import Any
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
-from trieye.sinks.mlflow_run import sweep_name
+from trieye.sinks.mlflow.run import sweep_name
 from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium
 from trieye.stats.point import Point
 

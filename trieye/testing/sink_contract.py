@@ -7,7 +7,7 @@ from typing import ClassVar
 from unittest import SkipTest
 
 from trieye.sinks.base import Rerunning, Resumable, RunInfo, RunStatus, Sink
-from trieye.sinks.runner import SinkThread
+from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
 from trieye.testing.sinks import make_run
 from trieye.testing.sources import MemorySource

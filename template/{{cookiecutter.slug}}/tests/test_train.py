@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import trieye
-from trieye.persistence.checkpoints import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 from {{ cookiecutter.slug }}.dqn import DQN

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slow_reference import Reference
 
-from trieye.persistence.parts import SavedParts
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules
+from trieye.snapshot.parts import SavedParts
 
 RULES = st.builds(
     FragmentRules,

@@ -5,11 +5,11 @@ import pytest
 from fragment_rows import FRAGMENT_BYTES, add, at_most_ahead, fill, make_buffer, meta, numbers, payload
 
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
-from trieye.persistence.manifest import FileEntry
-from trieye.persistence.nodes import PartFile
-from trieye.persistence.parts import SavedParts
+from trieye.files.checksum import FileEntry
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.fragments.saving import SavedGroups
+from trieye.snapshot.nodes import PartFile
+from trieye.snapshot.parts import SavedParts
 
 
 def saved(parts, files=None):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.replay.remote.conftest import FlakyChannel
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
-from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.fragments import FragmentMeta
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteFragments
 

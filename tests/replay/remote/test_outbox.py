@@ -10,7 +10,7 @@ from trieye.replay.remote.block import Block
 from trieye.replay.remote.messages import Ack
 from trieye.replay.remote.outbox import Outbox
 from trieye.replay.remote.receipts import Receipts
-from trieye.replay.schema import Column
+from trieye.replay.rows.schema import Column
 
 
 def block_of(*values):

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
-from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.remote import RemoteReplay
 from trieye.replay.remote.near import NearRows
 from trieye.replay.samplers.base import Draw

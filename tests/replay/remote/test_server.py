@@ -7,9 +7,9 @@ import pytest
 
 import trieye
 from tests.replay.remote.conftest import row
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.calls import call
 from trieye.replay.remote.edge import Edge

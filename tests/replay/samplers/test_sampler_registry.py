@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.eligibility import EligibleSampler
-from trieye.replay.episodes import EpisodeLinks
+from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.samplers.eligible import EligibleSampler
 from trieye.replay.samplers.registry import SAMPLERS, check_sampler, make_sampler
 
 OPTIONS = {"sequence": {"length": 3}}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.episodes import EpisodeLinks
+from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers import PrioritizedSampler, SequenceSampler
 
 STREAMS = st.lists(

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.dedup import PREFIX
 from trieye.replay.exchange.apart import apart
+from trieye.replay.rows.dedup import PREFIX
 
 
 def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False) -> int:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.dedup import PREFIX
 from trieye.replay.exchange.apart import apart
+from trieye.replay.rows.dedup import PREFIX
 
 _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _NUMPY_NAMES = ("_reconstruct", "scalar", "_frombuffer")

@@ -10,11 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts import SavedParts
-from trieye.persistence.state_directory import load_parts, save_parts
 from trieye.replay.fragments.content import Content, check_count
 from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
@@ -22,6 +20,8 @@ from trieye.replay.fragments.rules import FragmentRules
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.fragments.waiting import Ticket, WaitingLine
 from trieye.replay.limiter import Limiter
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
 
 _LEAST_PRIORITY, _MOST_PRIORITY = 1e-6, 1e30
 

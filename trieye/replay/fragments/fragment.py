@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.schema import check_keys
+from trieye.replay.rows.schema import check_keys
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.schema import Column, check_keys
+from trieye.replay.rows.schema import Column, check_keys
 
 Array = NDArray[Any]
 _Made = TypeVar("_Made")

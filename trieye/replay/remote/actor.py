@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
-from trieye.niceness import get_a_fair_share
+from trieye.process.niceness import get_a_fair_share
 from trieye.replay.remote.fragments import FragmentServer
 from trieye.replay.remote.server import ReplayServer
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.replay.memory import RamMemory
 from trieye.replay.remote.messages import Rows
-from trieye.replay.ring import Ring
+from trieye.replay.rows.memory import RamMemory
+from trieye.replay.rows.ring import Ring
+from trieye.replay.rows.schema import Column
 from trieye.replay.samplers.base import Ids
-from trieye.replay.schema import Column
 
 
 class Block:

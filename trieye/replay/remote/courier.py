@@ -10,7 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from trieye.exceptions import ReplayClosedError
-from trieye.progress import say
+from trieye.process.progress import say
 from trieye.replay.remote.block import Block
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.messages import Ack

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.exceptions import ReplayTimeoutError
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts import SavedParts
 from trieye.replay.fragments import AddResult, Chunk, FragmentBuffer, FragmentMeta, FragmentRules, Lease
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.calls import FIRST_PAUSE_S, call
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.handle import SAVE_TIMEOUT_S
 from trieye.replay.remote.snapshots import Snapshots
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
 
 FOR_EVER_S = 1e9
 

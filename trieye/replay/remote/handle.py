@@ -6,14 +6,14 @@ from typing import Any, Self
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts import SavedParts
 from trieye.replay.attached import AttachedReplay
 from trieye.replay.remote.calls import call
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.messages import DEFAULT_TABLE, Memory
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.writer import Writer
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
 
 SAVE_TIMEOUT_S = 3600.0
 

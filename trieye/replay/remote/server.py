@@ -8,11 +8,9 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from trieye.checkpoints.directory import load_parts
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts import SavedParts
-from trieye.persistence.state_directory import load_parts
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter
@@ -20,6 +18,8 @@ from trieye.replay.remote.messages import Ack, Memory, Plan, Rows
 from trieye.replay.remote.snapshots import Snapshots
 from trieye.replay.remote.table import Table
 from trieye.replay.samplers.base import Ids
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
 
 
 class ReplayServer:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trieye.checkpoints.directory import has_parts, load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
-from trieye.persistence.parts import Growing
-from trieye.persistence.state_directory import has_parts, load_parts, save_parts
-from trieye.progress import say
+from trieye.process.progress import say
+from trieye.snapshot.parts import Growing
 
 
 class Snapshots:

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
-from trieye.persistence.nodes import StateParts
-from trieye.persistence.parts import SavedParts
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter
@@ -19,6 +17,8 @@ from trieye.replay.remote.edge import Edge
 from trieye.replay.remote.messages import Ack, Memory, Plan, Rows, below
 from trieye.replay.remote.receipts import Receipts
 from trieye.replay.samplers.base import Draw, Ids
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
 
 MAX_REDRAWS = 5
 

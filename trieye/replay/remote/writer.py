@@ -17,8 +17,8 @@ from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.courier import Courier
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.outbox import Outbox
-from trieye.replay.ring import row_count
-from trieye.replay.schema import Column
+from trieye.replay.rows.ring import row_count
+from trieye.replay.rows.schema import Column
 
 MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept."""

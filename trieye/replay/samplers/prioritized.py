@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.samplers.base import Draw, Ids
-from trieye.replay.sum_tree import SumTree
+from trieye.replay.samplers.sum_tree import SumTree
 
 Chances = NDArray[np.float32]
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)

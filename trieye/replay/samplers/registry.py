@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.replay.eligibility import EligibleSampler
-from trieye.replay.episodes import EpisodeLinks
+from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers.base import RowSampler, Sampler
+from trieye.replay.samplers.eligible import EligibleSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 from trieye.replay.samplers.sequence import SequenceSampler
 from trieye.replay.samplers.uniform import UniformSampler

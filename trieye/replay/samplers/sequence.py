@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.episodes import EpisodeLinks
+from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers.base import Draw, Ids, RowSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 from trieye.replay.samplers.uniform import UniformSampler

@@ -1,0 +1,313 @@
+import errno
+import logging
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.snapshot.growing import Log
+from trieye.checkpoints import directory as state_directory
+from trieye.checkpoints import manifest
+from trieye.checkpoints import store as checkpoints
+from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from trieye.checkpoints.retention import Retention
+from trieye.checkpoints.store import CheckpointStore
+from trieye.exceptions import CheckpointError, SerializationError
+from trieye.snapshot.encode import encode
+
+
+def state(step):
+    log = Log()
+    log.extend(5 * step)
+    return {"step": step, "weights": np.full(40, float(step)), "error": ValueError(step), "log": log}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def two(store):
+    """A store with the checkpoints of steps 1 and 2."""
+    for step in (1, 2):
+        store.save(step, encode(state(step)))
+    return store
+
+
+def latest_step(store):
+    entry = store.latest()
+    loaded = store.load(entry.path)
+    assert loaded["step"] == entry.step
+    assert np.array_equal(loaded["weights"], np.full(40, float(entry.step)))
+    return entry.step
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def names(store):
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_a_fresh_store_has_nothing(store):
+    assert store.latest() is None
+    assert store.best() is None
+    assert store.entries() == []
+
+
+def test_what_was_saved_is_loaded_with_its_metadata(store):
+    path = store.save(7, encode(state(7)), metadata={"config_hash": "abc", "objective": np.float32(1.5)})
+    entry = store.latest()
+    assert path == entry.path == store.path(7)
+    assert (entry.step, entry.metadata, entry.objective) == (7, {"config_hash": "abc", "objective": 1.5}, 1.5)
+    assert latest_step(store) == 7
+
+
+def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(store):
+    for now, step in ((1000.0, 10), (500.0, 20), (200.0, 5)):
+        path = store.save(step, encode(state(step)))
+        manifest = read_manifest(path).model_copy(update={"created": now})
+        (path / MANIFEST_NAME).unlink()
+        write_manifest(path, manifest)
+    assert [entry.step for entry in store.entries()] == [10, 20, 5]
+    assert latest_step(store) == 5
+    assert store.latest(max_step=15).step == 10
+    assert store.latest(max_step=4) is None
+
+
+def test_saving_a_step_again_replaces_it(two):
+    two.save(1, encode({**state(1), "again": True}))
+    assert two.load(two.latest().path)["again"]
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
+
+
+def test_a_negative_step_is_refused(store):
+    with pytest.raises(CheckpointError, match="-1"):
+        store.save(-1, encode({}))
+
+
+def test_best_is_by_objective_else_by_mark(store):
+    for step, metadata in enumerate(({"is_best": True}, {"is_best": True}, {})):
+        store.save(step, encode(state(step)), metadata=metadata)
+    assert store.best().step == 1
+    for step, objective in ((10, 3.0), (11, 5.0), (12, float("nan")), (13, -1), (14, 5.0)):
+        store.save(step, encode(state(step)), metadata={"objective": objective})
+    assert store.best().step == 14
+    assert store.best("min").step == 13
+    damage(store.path(14) / "state.json", lambda data: data[:-1])
+    assert store.best().step == 11
+
+
+def test_pruning_keeps_the_newest_and_the_best(store):
+    for step in range(6):
+        store.save(step, encode(state(step)), metadata={"objective": -abs(step - 1)})
+    assert store.prune(Retention(keep_last=2)) == [store.path(step) for step in (0, 2, 3)]
+    assert [entry.step for entry in store.entries()] == [1, 4, 5]
+    store.prune(Retention(keep_last=1, keep_best=0))
+    assert names(store) == ["checkpoint_step_5"]
+
+
+def damage(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+FILES = ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME]
+
+
+def file_of(store, step, pattern):
+    (path,) = store.path(step).glob(pattern)
+    return path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_cut_anywhere_is_set_aside_for_the_older_one(two, name, tmp_path, caplog):
+    whole = tmp_path / "whole"
+    shutil.copytree(two.directory, whole)
+    size = file_of(two, 2, name).stat().st_size
+    positions = sorted({*range(0, size, max(1, size // 60)), size - 1})
+    assert len(positions) >= 50
+    for position in positions:
+        damage(file_of(two, 2, name), lambda data, end=position: data[:end])
+        with caplog.at_level(logging.WARNING):
+            assert latest_step(two) == 1, position
+        assert "checkpoint_step_2.damaged" in names(two)
+        shutil.rmtree(two.directory)
+        shutil.copytree(whole, two.directory)
+    assert latest_step(two) == 2
+    assert f"checkpoint_step_2/{name.split('*')[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_anywhere_sets_the_checkpoint_aside(two, name, tmp_path):
+    whole = tmp_path / "whole"
+    shutil.copytree(two.directory, whole)
+    chance = random.Random(8)
+    size = file_of(two, 2, name).stat().st_size
+    for position in chance.sample(range(size), min(size, 60)):
+        bit = 1 << chance.randrange(8)
+        damage(file_of(two, 2, name), lambda d, at=position, bit=bit: d[:at] + bytes([d[at] ^ bit]) + d[at + 1 :])
+        assert latest_step(two) == 1, (position, bit)
+        shutil.rmtree(two.directory)
+        shutil.copytree(whole, two.directory)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_sets_the_checkpoint_aside(two, name):
+    file_of(two, 2, name).unlink()
+    assert latest_step(two) == 1
+
+
+HARMS = {
+    "cut": lambda part: part.write_bytes(part.read_bytes()[:-1]),
+    "changed": lambda part: part.write_bytes(part.read_bytes()[:-1] + b"x"),
+    "missing": lambda part: part.unlink(),
+    "a link": lambda part: (part.rename(part.with_suffix(".other")), part.symlink_to(part.with_suffix(".other"))),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_part_takes_no_checkpoint_with_it_and_is_found_when_it_is_read(two, harm):
+    HARMS[harm](file_of(two, 2, "parts/seg-*.safetensors"))
+    loaded = two.load(two.latest().path)
+    assert (loaded["step"], loaded["weights"][0]) == (2, 2.0)
+    (name,) = loaded["log"].names
+    assert loaded["log"].whole(name) is None
+    for read in (loaded["log"].read, loaded["log"].map):
+        with pytest.raises(CheckpointError, match=rf"checkpoint_step_2/parts/{name}.safetensors is"):
+            read(name)
+
+
+def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp_path):
+    for step in (1, 2):
+        damage(two.path(step) / "state.json", lambda _: b"")
+    for store in (two, two, CheckpointStore(two.directory)):
+        with pytest.raises(CheckpointError, match=r"2 saved state\(s\) and none is whole.*start afresh"):
+            store.latest()
+    two.save(3, encode(state(3)))
+    assert latest_step(two) == 3
+
+
+def test_only_the_damage_that_was_asked_for_counts(two):
+    damage(two.path(2) / "state.json", lambda _: b"")
+    assert two.latest().step == 1
+    shutil.rmtree(two.path(1))
+    assert two.latest(max_step=1) is None
+    with pytest.raises(CheckpointError):
+        two.latest(max_step=2)
+
+
+def test_the_same_step_damaged_twice_is_kept_twice(two):
+    for _ in range(2):
+        damage(two.path(2) / "state.json", lambda _: b"")
+        assert two.latest().step == 1
+        two.save(2, encode(state(2)))
+    assert names(two) == [
+        "checkpoint_step_1",
+        "checkpoint_step_2",
+        "checkpoint_step_2.damaged",
+        "checkpoint_step_2.damaged-2",
+    ]
+
+
+def test_a_reader_changes_nothing(two):
+    damage(two.path(2) / "state.json", lambda _: b"")
+    (two.directory / ".tmp-checkpoint_step_3~elsewhere~1~00000000").mkdir()
+    before = names(two)
+    assert CheckpointStore(two.directory, read_only=True).latest().step == 1
+    assert names(two) == before
+
+
+def test_links_files_and_other_names_are_no_checkpoints(two):
+    (two.directory / "latest.pkl").symlink_to("checkpoint_step_2")
+    (two.directory / "checkpoint_step_9").symlink_to("checkpoint_step_2")
+    (two.directory / "checkpoint_step_8").write_text("a file")
+    (two.directory / "checkpoint_step_x").mkdir()
+    (two.directory / "buffer_step_9").mkdir()
+    assert [entry.step for entry in two.entries()] == [1, 2]
+    assert [entry.step for entry in CheckpointStore(two.directory, prefix="b").entries()] == []
+
+
+def test_loading_verifies_first(two):
+    damage(two.path(2) / "state.safetensors", lambda data: data[:-8] + b"\0" * 8)
+    with pytest.raises(CheckpointError, match="checksum"):
+        two.load(two.path(2))
+    with pytest.raises(CheckpointError, match="missing"):
+        two.load(two.path(99))
+
+
+def test_a_file_that_is_a_link_is_not_read(two, tmp_path):
+    for name in ("state.json", MANIFEST_NAME):
+        elsewhere = tmp_path / name
+        (two.path(2) / name).rename(elsewhere)
+        (two.path(2) / name).symlink_to(elsewhere)
+        with pytest.raises(CheckpointError, match=f"{name} is a link"):
+            two.load(two.path(2))
+        (two.path(2) / name).unlink()
+        elsewhere.rename(two.path(2) / name)
+    (two.path(2) / "parts").rename(tmp_path / "parts")
+    (two.path(2) / "parts").symlink_to(tmp_path / "parts")
+    with pytest.raises(CheckpointError, match="parts is a link"):
+        two.load(two.path(2))
+    assert latest_step(two) == 1
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "parts/../../x", "a/b", ".hidden", "parts/"])
+def test_a_manifest_that_names_a_file_elsewhere_is_damaged(two, name):
+    manifest = read_manifest(two.path(2))
+    entry = manifest.files["state.json"]
+    (two.path(2) / MANIFEST_NAME).unlink()
+    write_manifest(two.path(2), manifest.model_copy(update={"files": {**manifest.files, name: entry}}))
+    with pytest.raises(CheckpointError, match="is no name of a file in this directory"):
+        two.load(two.path(2))
+
+
+def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "remove_directory", raising(PermissionError(13, "not yours")))
+        assert two.prune(Retention(keep_last=1)) == []
+    assert "checkpoint_step_1 is not needed any more and cannot be deleted: [Errno 13] not yours" in caplog.text
+    assert two.prune(Retention(keep_last=1)) == [two.path(1)]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EACCES])
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code):
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "ChecksumReader", raising(OSError(code, os.strerror(code))))
+        with pytest.raises(SerializationError, match="cannot be read: ") as caught:
+            two.latest()
+    assert not isinstance(caught.value, CheckpointError)
+    assert latest_step(two) == 2
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
+
+
+def test_a_save_reads_no_manifest_twice_however_many_there_are(store, monkeypatch):
+    log, known, read = Log(), (), []
+
+    def noted(directory):
+        read.append(directory)
+        return read_manifest(directory)
+
+    for module in (checkpoints, state_directory):
+        monkeypatch.setattr(module, "read_manifest", noted)
+    for step in range(20):
+        log.extend(1)
+        encoded = encode({"log": log}, known=known)
+        store.save(step, encoded, metadata={"objective": step, "hub": {"large": [1] * 100}})
+        store.prune(Retention(keep_last=15))
+        known = encoded.parts.keys()
+    assert len(read) <= 2 * 20
+    assert store.entries()[-1].metadata == {"objective": 19}
+
+
+def test_a_manifest_that_is_replaced_is_read_again(two):
+    two.save(1, encode(state(1)), metadata={"objective": 3.0})
+    assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
+    (two.path(2) / MANIFEST_NAME).write_text("{}")
+    assert [entry.step for entry in two.entries()] == [1]

@@ -1,0 +1,446 @@
+import functools
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trieye.checkpoints.choose import check_reference, choose
+from trieye.checkpoints.store import CheckpointStore
+from trieye.config import PersistenceConfig
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.files.run_files import BUFFER_PREFIX, RunFiles
+from trieye.files.run_record import RunRecord
+from trieye.snapshot.encode import encode
+
+DATA = Path(__file__).parent / "data"
+
+
+class App:
+    """One app in a temporary directory, whose runs begin one after the other."""
+
+    def __init__(self, root):
+        self.root = root
+        self._clock = 1_000_000.0
+
+    def config(self, run_name="now", **changes):
+        return PersistenceConfig(root_data_dir=str(self.root), app_name="app", run_name=run_name, **changes)
+
+    def files(self, run_name="now"):
+        return RunFiles(self.config(run_name))
+
+    def run(self, name, *steps, buffers=(), **record):
+        files = self.files(name)
+        self._clock += 10
+        RunRecord(app_name="app", run_name=name, created=self._clock, **record).save(files.run_record_path)
+        self.save(name, *steps, buffers=buffers)
+        return files
+
+    def save(self, name, *steps, buffers=(), **metadata):
+        files = self.files(name)
+        for step in steps:
+            state = encode({"step": step, "a": np.zeros(9)})
+            CheckpointStore(files.checkpoint_dir).save(step, state, metadata=metadata)
+        for step in buffers:
+            CheckpointStore(files.buffer_dir, prefix=BUFFER_PREFIX).save(step, encode({"buffer_list": [step]}))
+
+    def rated(self, name, objectives, mode="max", **record):
+        self.run(name, **record)
+        for step, objective in objectives.items():
+            self.save(name, step, objective=objective, mode=mode, attempt=1)
+
+    def old_run(self, name, *steps, buffers=()):
+        files = self.files(name)
+        files.checkpoint_dir.mkdir(parents=True)
+        files.buffer_dir.mkdir()
+        for path in (*map(files.get_checkpoint_path, steps), *map(files.get_buffer_path, buffers)):
+            path.with_suffix(".pkl").write_bytes(pickle.dumps("x"))
+        return files
+
+    def choose(self, run_name="now", *, config_hash=None, group=None, own_first=True, strict=True, **changes):
+        config = self.config(run_name, **changes)
+        options = {"config_hash": config_hash, "group": group, "own_first": own_first, "strict": strict}
+        return choose(RunFiles(config), config, **options)
+
+    def check(self, run_name="now", **changes):
+        config = self.config(run_name, **changes)
+        check_reference(RunFiles(config), config)
+
+    def damage(self, name, step):
+        cut(self.files(name).get_checkpoint_path(step))
+
+
+def cut(directory):
+    path = directory / "state.json"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def everything_in(root):
+    return sorted(str(path) for path in root.rglob("*"))
+
+
+def where(point):
+    return None if point is None else (point.run_name, point.checkpoint.step)
+
+
+def steps(point):
+    return point.checkpoint.step, None if point.buffer is None else point.buffer.step
+
+
+@pytest.fixture
+def app(tmp_path):
+    return App(tmp_path / "root")
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The same app in another data directory."""
+    return App(tmp_path / "elsewhere")
+
+
+def test_a_run_goes_on_from_its_own_newest_checkpoint_even_when_others_are_newer(app):
+    app.run("now", 5, 10)
+    app.run("other", 99)
+    point = app.choose()
+    assert where(point) == ("now", 10)
+    assert point.checkpoint.path == app.files().get_checkpoint_path(10)
+    assert "'now' goes on from its own newest checkpoint, checkpoint_step_10" in point.reason
+    assert where(app.choose(auto_resume_latest=False)) == ("now", 10)
+
+
+def test_a_fresh_run_starts_from_the_newest_earlier_run_by_recorded_time_not_by_name(app):
+    assert app.choose() is None
+    app.run("zzz_20990101_000000", 1)
+    app.run("plain_name", 2)
+    app.run("without_checkpoints")
+    point = app.choose()
+    assert where(point) == ("plain_name", 2)
+    assert "auto_resume_latest" in point.reason
+    assert app.choose(auto_resume_latest=False) is None
+    app.run("now")
+    app.run("begun_later", 3)
+    assert where(app.choose()) == ("plain_name", 2)
+
+
+def test_only_a_run_with_the_same_config_is_resumed_from(app):
+    app.run("same", 1, config_hash="h")
+    app.run("different", 2, config_hash="other")
+    app.run("unknown", 3)
+    app.old_run("run_20990102_030405", 4)
+    point = app.choose(config_hash="h")
+    assert where(point) == ("same", 1)
+    assert "with the same config" in point.reason
+    assert where(app.choose()) == ("unknown", 3)
+    assert app.choose(config_hash="new") is None
+
+
+def test_members_of_a_sweep_never_resume_each_other(app):
+    app.run("before", 1, config_hash="h")
+    app.run("sibling", 2, config_hash="h", group="sweep")
+    assert where(app.choose(config_hash="h", group="sweep")) == ("before", 1)
+    assert where(app.choose(group="sweep")) == ("before", 1)
+    assert where(app.choose(group="another sweep")) == ("sibling", 2)
+
+
+def test_the_own_damaged_checkpoint_is_set_aside_for_the_older_one(app, caplog):
+    app.run("now", 5, 10)
+    app.damage("now", 10)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose()) == ("now", 5)
+    assert "checkpoint_step_10.damaged" in caplog.text
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_never_starts_afresh(app):
+    app.run("earlier", 1)
+    app.run("now", 5)
+    app.damage("now", 5)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none is whole"):
+            app.choose()
+
+
+def test_damage_in_another_run_is_said_and_passed_over_without_touching_it(app, caplog):
+    app.run("older", 1)
+    app.run("newer", 2)
+    app.damage("newer", 2)
+    app.run("newest", 3)
+    app.files("newest").run_record_path.write_text("{")
+    before = everything_in(app.root)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose()) == ("older", 1)
+    assert "'newer' is not resumed from" in caplog.text
+    assert "'newest' is not resumed from" in caplog.text
+    assert "run.json" in caplog.text
+    assert everything_in(app.root) == before
+    with pytest.raises(SerializationError, match=r"run\.json"):  # that of the run itself says who it is
+        app.choose("newest")
+
+
+def test_an_explicit_checkpoint_comes_after_the_own_ones_or_before_them(app):
+    typed = str(app.run("source", 3, 7).get_checkpoint_path(3))
+    point = app.choose(load_checkpoint_path=typed)
+    assert where(point) == ("source", 3)
+    assert f"load_checkpoint_path={typed}" in point.reason
+    app.save("now", 1)
+    own = app.choose(load_checkpoint_path=typed)
+    assert where(own) == ("now", 1)
+    assert f"load_checkpoint_path={typed} is for its first start" in own.reason
+    assert where(app.choose(load_checkpoint_path=typed, own_first=False)) == ("source", 3)
+
+
+@pytest.mark.parametrize("part", ["", "checkpoints", "checkpoints/latest.pkl", "checkpoints/checkpoint_step_7"])
+def test_an_explicit_path_may_be_a_run_its_checkpoints_a_link_or_a_checkpoint(app, part):
+    files = app.run("source", 3, 7)
+    files.update_checkpoint_links(files.get_checkpoint_path(7), is_best=False)
+    assert where(app.choose(load_checkpoint_path=str(files.run_base_dir / part))) == ("source", 7)
+
+
+def test_a_relative_explicit_path_belongs_to_where_the_config_was_made(app, monkeypatch, tmp_path):
+    app.run("source", 3)
+    monkeypatch.chdir(app.files("source").run_base_dir)
+    config = app.config(load_checkpoint_path="checkpoints/checkpoint_step_3")
+    monkeypatch.chdir(tmp_path)
+    assert where(choose(RunFiles(config), config)) == ("source", 3)
+
+
+def test_an_explicit_path_that_does_not_exist_is_an_error_or_for_the_drop_in_api_a_warning(app, caplog):
+    app.run("earlier", 2)
+    with pytest.raises(ConfigurationError, match=r"load_checkpoint_path='/nowhere/x' does not exist"):
+        app.choose(load_checkpoint_path="/nowhere/x")
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose(load_checkpoint_path="/nowhere/x", strict=False, own_first=False)) == ("earlier", 2)
+    assert "/nowhere/x" in caplog.text
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_explicit_path_to_something_damaged_or_else_is_always_an_error(app, tmp_path, strict):
+    damaged = app.run("source", 3, 7).get_checkpoint_path(7)
+    cut(damaged)
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for path in (damaged, tmp_path / "notes.txt", tmp_path / "empty"):
+        with pytest.raises(CheckpointError, match=path.name):
+            app.choose(load_checkpoint_path=str(path), strict=strict)
+    with pytest.raises(CheckpointError, match=damaged.name):
+        app.choose(load_checkpoint_path="source:step:7", strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("asked", "step"), [("best", 20), ("latest", 30), ("step:10", 10), ("now:best", 20), ("now:step:10", 10)]
+)
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_run_goes_back_to_the_own_checkpoint_that_is_called(app, asked, step, own_first):
+    app.rated("now", {10: 1.0, 20: 3.0, 30: 2.0})
+    app.check(load_checkpoint_path=asked)
+    point = app.choose(load_checkpoint_path=asked, own_first=own_first)
+    assert where(point) == ("now", step)
+    assert point.went_back_to == asked
+    assert f"goes back to its own checkpoint checkpoint_step_{step} (load_checkpoint_path={asked})" in point.reason
+
+
+def test_a_damaged_best_one_is_set_aside_for_the_second_best_and_at_last_there_is_none(app):
+    app.rated("now", {10: 1.0, 20: 3.0, 30: None})
+    app.damage("now", 20)
+    before = everything_in(app.root)
+    app.check(load_checkpoint_path="best")  # before a run starts only names are looked at
+    assert everything_in(app.root) == before
+    assert where(app.choose(load_checkpoint_path="best")) == ("now", 10)
+    app.rated("other", {10: 1.0, 20: 3.0}, mode="min")
+    assert where(app.choose(load_checkpoint_path="other:best", own_first=False)) == ("other", 10)
+    app.damage("now", 10)
+    with pytest.raises(CheckpointError, match="no whole checkpoint that says how good it is: checkpoint_step_10"):
+        app.choose(load_checkpoint_path="best")
+
+
+def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved_since(app):
+    app.rated("now", {10: 1.0, 20: 3.0, 30: 2.0}, went_back_to="best", went_back_in=2)
+    again = app.choose(load_checkpoint_path="best")
+    assert where(again) == ("now", 20)  # attempt 2 went back, and was killed before it saved anything
+    app.save("now", 21, attempt=2, objective=0.0)
+    since = app.choose(load_checkpoint_path="best")
+    assert where(since) == ("now", 21)
+    assert "its attempt 2 went back already (load_checkpoint_path=best)" in since.reason
+    assert "start it once without that" in since.reason
+    assert since.went_back_to is None
+    assert where(app.choose(load_checkpoint_path="step:10")) == ("now", 10)
+
+
+@pytest.mark.parametrize(
+    ("run_name", "asked", "said"),
+    [
+        ("now", "best", "has no best checkpoint, since none says how good it is.*latest, step:10"),
+        ("now", "step:7", r"no checkpoint of step 7 \(steps: 5, 10\)"),
+        ("fresh", "nobody:best", "app 'app' has no run 'nobody'"),
+        ("fresh", "nwo:best", "did you mean 'now'"),
+        ("fresh", "empty:latest", "run 'empty' has no checkpoint"),
+        ("fresh", "old:best", r"`trieye convert .*old` makes one of checkpoint_step_5\.pkl"),
+        ("fresh", "..:best", "run_name"),
+    ],
+)
+def test_what_is_called_and_is_not_there_is_always_an_error(app, run_name, asked, said):
+    app.run("empty")
+    app.old_run("old", 5)
+    app.run("now", 5, 10)
+    for attempt in (app.check, app.choose, functools.partial(app.choose, strict=False, own_first=False)):
+        with pytest.raises(ConfigurationError, match=said):
+            attempt(run_name, load_checkpoint_path=asked)
+
+
+@pytest.mark.parametrize("asked", ["best", "latest", "step:10"])
+def test_where_all_are_damaged_calling_one_says_so(app, asked):
+    app.run("now", 10)
+    (app.files().get_checkpoint_path(10) / "MANIFEST.json").unlink()
+    for attempt in (app.check, app.choose):
+        with pytest.raises(CheckpointError, match="none is whole"):
+            attempt(load_checkpoint_path=asked)
+
+
+def test_the_best_of_another_run_is_where_a_fresh_run_starts_and_a_preempted_one_does_not(app):
+    app.rated("teacher", {10: 1.0, 20: 3.0, 30: 2.0})
+    app.run("now")
+    point = app.choose(load_checkpoint_path="teacher:best")
+    assert where(point) == ("teacher", 20)
+    assert "starts from checkpoint_step_20 of 'teacher' (load_checkpoint_path=teacher:best)" in point.reason
+    assert point.went_back_to is None
+    app.save("now", 3)
+    assert where(app.choose(load_checkpoint_path="teacher:best")) == ("now", 3)
+
+
+def test_a_file_called_best_is_meant_by_a_path(app, monkeypatch):
+    app.run("source", 3)
+    monkeypatch.chdir(app.files("source").checkpoint_dir)
+    os.rename("checkpoint_step_3", "best")  # noqa: PTH104 - relative
+    assert app.choose("fresh", load_checkpoint_path="./best").checkpoint.path.name == "best"
+
+
+def test_where_a_mirror_may_have_what_is_called_nothing_is_checked_before_the_start(app, tmp_path):
+    app.check(load_checkpoint_path="nobody:best", mirror=f"file://{tmp_path / 'mirror'}")
+
+
+def test_the_buffer_is_the_newest_that_is_not_newer_than_the_checkpoint(app):
+    files = app.run("now", 5, 9, buffers=(4, 8, 12))
+    point = app.choose()
+    assert steps(point) == (9, 8)
+    assert point.buffer.path == files.get_buffer_path(8)
+    assert "with buffer_step_8" in point.reason
+    older = str(files.get_checkpoint_path(5))
+    assert steps(app.choose("fresh", load_checkpoint_path=older)) == (5, 4)
+    shutil.rmtree(files.get_buffer_path(4))
+    assert steps(app.choose("fresh", load_checkpoint_path=older)) == (5, None)
+
+
+def test_a_damaged_buffer_is_set_aside_for_the_older_one(app):
+    cut(app.run("now", 9, buffers=(4, 8)).get_buffer_path(8))
+    assert steps(app.choose()) == (9, 4)
+
+
+def test_buffers_are_left_alone_when_they_are_not_saved_and_replaced_by_an_explicit_one(app):
+    app.run("now", 9, buffers=(8,))
+    explicit = app.run("other", 9, buffers=(3,)).get_buffer_path(3)
+    assert steps(app.choose(save_buffer=False)) == (9, None)
+    for path in (explicit, explicit.parent, explicit.parent.parent):
+        assert app.choose(load_buffer_path=str(path)).buffer[:2] == (explicit, 3)
+    with pytest.raises(ConfigurationError, match="load_buffer_path"):
+        app.choose(load_buffer_path="/nowhere")
+    assert steps(app.choose(load_buffer_path="/nowhere", strict=False)) == (9, 8)
+
+
+def test_runs_of_0_1_5_are_found_by_the_date_in_their_name(app):
+    app.old_run("run_20250102_030405", 5, 10, buffers=(4, 12))
+    app.old_run("run_20240102_030405", 50)
+    app.old_run("run_20990102_030405", 99)
+    point = app.choose()
+    assert where(point) == ("run_20250102_030405", 10)
+    assert point.checkpoint.path.name == "checkpoint_step_10.pkl"
+    assert (point.buffer.path.name, point.buffer.step) == ("buffer_step_4.pkl", 4)
+    point.checkpoint.path.write_bytes(b"\x80\x04")  # torn
+    assert where(app.choose()) == ("run_20250102_030405", 5)
+
+
+def test_an_explicit_file_of_0_1_5_is_taken(app, tmp_path):
+    shutil.copy(DATA / "checkpoint_0_1_5.pkl", tmp_path / "old.pkl")
+    point = app.choose(load_checkpoint_path=str(tmp_path / "old.pkl"))
+    assert point.checkpoint == ((tmp_path / "old.pkl").resolve(), None, None)
+
+
+def test_files_of_0_1_5_with_a_higher_step_are_mentioned_until_they_are_converted(app, caplog):
+    files = app.old_run("now", 5, 10)
+    app.save("now", 5)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose()) == ("now", 5)
+    assert "checkpoint_step_10.pkl of trieye 0.1.5 has a higher step" in caplog.text
+    caplog.clear()
+    app.save("now", 10)
+    app.save("now", 6)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose()) == ("now", 6)
+    assert not caplog.text
+    assert files.checkpoint_dir.joinpath("checkpoint_step_10.pkl").exists()
+
+
+def test_earlier_runs_are_looked_for_in_other_roots_which_stay_as_they_are(app, elsewhere):
+    elsewhere.run("far", 7, 9, config_hash="h", buffers=(6, 8))
+    elsewhere.run("farther", 9, config_hash="h")
+    elsewhere.damage("farther", 9)
+    before, there = everything_in(elsewhere.root), {"resume_dirs": [str(elsewhere.root)]}
+    assert app.choose(config_hash="h") is None
+    point = app.choose(config_hash="h", **there)
+    assert where(point) == ("far", 9)
+    assert str(elsewhere.files("far").runs_root_dir) in point.reason
+    assert point.buffer.path == elsewhere.files("far").get_buffer_path(8)
+    assert app.choose(config_hash="h", auto_resume_latest=False, **there) is None
+    assert where(app.choose(load_checkpoint_path="far:latest", **there)) == ("far", 9)
+    assert everything_in(elsewhere.root) == before
+    app.run("near", 1, config_hash="h")
+    elsewhere.run("newest", 2, config_hash="h")
+    assert where(app.choose(config_hash="h", **there)) == ("newest", 2)
+
+
+def test_a_run_of_the_same_name_in_another_root_is_an_earlier_one_also_in_a_sweep(app, elsewhere):
+    elsewhere.run("now", 7, group="sweep")
+    elsewhere.run("sibling", 8, group="sweep")
+    point = app.choose(group="sweep", resume_dirs=[str(elsewhere.root)])
+    assert where(point) == ("now", 7)
+    assert str(elsewhere.root) in point.reason
+
+
+def test_a_root_to_look_in_that_is_not_there_is_an_error(app):
+    with pytest.raises(ConfigurationError, match=r"persistence\.resume_dirs=/nowhere/data"):
+        app.choose(resume_dirs=["/nowhere/data"])
+    app.run("now", 1)
+    assert where(app.choose(resume_dirs=["/nowhere/data"])) == ("now", 1)
+
+
+def test_a_checkpoint_that_is_a_link_is_not_followed(app, tmp_path, caplog):
+    path = app.run("now", 5).get_checkpoint_path(5)
+    path.rename(tmp_path / "far")
+    path.symlink_to(tmp_path / "far")
+    with pytest.raises(CheckpointError, match="is a link, which somebody else may have made") as caught:
+        app.choose()
+    assert str(tmp_path / "far") in str(caught.value)
+    assert app.choose("fresh", load_checkpoint_path=str(tmp_path / "far")).checkpoint.step == 5
+    app.save("now", 3)
+    with caplog.at_level(logging.WARNING):
+        assert where(app.choose()) == ("now", 3)
+    assert "checkpoint_step_5 is a link and is not used" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "buffers"])
+def test_a_directory_of_checkpoints_that_leaves_the_run_is_refused(app, tmp_path, folder):
+    files = app.run("now", 5, buffers=(4,))
+    (files.run_base_dir / folder).rename(tmp_path / "far")
+    (files.run_base_dir / folder).symlink_to(tmp_path / "far")
+    with pytest.raises(CheckpointError, match=f"{folder} is a link to .*far, outside of"):
+        app.choose()
+
+
+def test_a_run_that_is_a_link_out_of_the_app_is_not_looked_at(app, tmp_path, caplog):
+    run_dir = app.run("planted", 5).run_base_dir
+    run_dir.rename(tmp_path / "far")
+    run_dir.symlink_to(tmp_path / "far")
+    with caplog.at_level(logging.WARNING):
+        assert app.choose() is None
+    assert "planted is a link that leaves" in caplog.text

@@ -1,0 +1,138 @@
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from trieye.checkpoints.directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
+from trieye.checkpoints.manifest import FORMAT_VERSION, MANIFEST_NAME, verify, write_manifest
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
+from trieye.snapshot.encode import EncodedState, decode, encode
+from trieye.snapshot.signing import load_key
+
+
+class Payload:
+    """What an attacker pickles: unpickling it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def plant(directory, pwned, key):
+    """Write a directory as ours, manifest and all, whose pickled part makes the directory `pwned`."""
+    tree = {"x": {"$": "object", "object": "x"}}
+    return save_state(directory, EncodedState(tree, objects={"x": pickle.dumps(Payload(pwned))}), key=key)
+
+
+def test_plain_states_are_two_readable_files_and_a_manifest(tmp_path):
+    path = save_state(tmp_path / "s", encode({"a": np.zeros(2), "step": 3}), step=3, metadata={"note": "x"})
+    assert {file.name for file in path.iterdir()} == {TREE_NAME, TENSORS_NAME, MANIFEST_NAME}
+    assert json.loads((path / TREE_NAME).read_text())["step"] == 3
+    manifest = verify(path)
+    assert (manifest.step, manifest.metadata) == (3, {"note": "x"})
+
+
+def test_a_planted_pickle_signed_with_another_key_runs_no_code(tmp_path):
+    path = plant(tmp_path / "s", tmp_path / "pwned", b"the key of somebody else")
+    load_key()
+    with pytest.raises(UntrustedPickleError, match="allow_pickle"):
+        decode(load_state(path))
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_planted_pickle_runs_no_code_where_no_key_was_ever_made(tmp_path, own_key_home):
+    path = plant(tmp_path / "s", tmp_path / "pwned", b"the key of somebody else")
+    with pytest.raises(UntrustedPickleError):
+        load_state(path)
+    assert not (tmp_path / "pwned").exists()
+    assert list(own_key_home.iterdir()) == []
+
+
+def test_the_plant_would_have_run_had_it_been_trusted(tmp_path):
+    path = plant(tmp_path / "s", tmp_path / "pwned", None)
+    decode(load_state(path))
+    assert (tmp_path / "pwned").is_dir()
+
+
+def test_a_pickle_beside_the_files_of_the_manifest_is_never_opened(tmp_path):
+    path = save_state(tmp_path / "s", encode({"a": 1}))
+    planted = plant(tmp_path / "p", tmp_path / "pwned", b"the key of somebody else")
+    (planted / OBJECTS_NAME).rename(path / OBJECTS_NAME)
+    assert decode(load_state(path)) == {"a": 1}
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_unsigned_parts_are_read_when_the_user_allows_it(tmp_path, monkeypatch):
+    path = save_state(tmp_path / "s", encode({"e": ValueError("x")}), key=b"the key of a colleague")
+    assert decode(load_state(path, allow_pickle=True))["e"].args == ("x",)
+    assert decode(load_state(path, key=b"the key of a colleague"))["e"].args == ("x",)
+    with pytest.raises(UntrustedPickleError, match="TRIEYE_ALLOW_PICKLE=1"):
+        load_state(path)
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
+    assert decode(load_state(path))["e"].args == ("x",)
+    with pytest.raises(UntrustedPickleError):
+        load_state(path, allow_pickle=False)
+
+
+def test_without_a_usable_key_nothing_is_saved_that_could_not_be_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIEYE_KEY_FILE", str(tmp_path / "file" / "key"))
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ConfigurationError, match=r"^e: saved as pickle.*TRIEYE_KEY_FILE.*TRIEYE_ALLOW_PICKLE=1"):
+        save_state(tmp_path / "s", encode({"e": ValueError("x")}))
+    assert not (tmp_path / "s").exists()
+    save_state(tmp_path / "plain", encode({"weights": np.zeros(3)}))
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
+    path = save_state(tmp_path / "s", encode({"e": ValueError("x")}))
+    assert decode(load_state(path))["e"].args == ("x",)
+    with pytest.raises(UntrustedPickleError):
+        load_state(path, allow_pickle=False)
+
+
+def test_a_class_that_is_gone_is_named(tmp_path):
+    tree = {"x": {"$": "object", "object": "x"}}
+    path = save_state(tmp_path / "s", EncodedState(tree, objects={"x": b"cnowhere_module\nGone\n."}))
+    with pytest.raises(SerializationError, match="nowhere_module"):
+        decode(load_state(path))
+
+
+def test_saving_again_replaces_a_directory_or_a_file(tmp_path):
+    (tmp_path / "s").write_text("an old file")
+    for value in (1, 2):
+        save_state(tmp_path / "s", encode(value))
+        assert decode(load_state(tmp_path / "s")) == value
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_failed_save_names_the_place_and_leaves_what_was_there(tmp_path):
+    save_state(tmp_path / "s", encode(1))
+    broken = EncodedState({"a": 1}, arrays={"a": np.zeros(2)}, objects={"x": b""})
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(SerializationError, match="blocked"):
+        save_state(tmp_path / "blocked" / "s", broken)
+    with pytest.raises(KeyError):
+        save_state(tmp_path / "s", EncodedState(1, arrays={"a": np.zeros(2, complex)}))
+    assert decode(load_state(tmp_path / "s")) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"s", "blocked"}
+
+
+def test_metadata_that_json_lacks_is_refused_and_diverged_numbers_become_none(tmp_path):
+    path = save_state(
+        tmp_path / "s", encode(1), metadata={"objective": float("nan"), "n": np.int64(3), "l": [np.float32(1)]}
+    )
+    assert verify(path).metadata == {"objective": None, "n": 3, "l": [1.0]}
+    with pytest.raises(SerializationError, match=r"'a\.b'.*object"):
+        save_state(tmp_path / "t", encode(1), metadata={"a": {"b": object()}})
+
+
+def test_a_directory_of_a_newer_version_is_not_called_damaged(tmp_path):
+    path = save_state(tmp_path / "s", encode(1))
+    newer = verify(path).model_copy(update={"format": FORMAT_VERSION + 1})
+    (path / MANIFEST_NAME).unlink()
+    write_manifest(path, newer)
+    with pytest.raises(SerializationError, match="newer trieye") as caught:
+        load_state(path)
+    assert not isinstance(caught.value, CheckpointError)

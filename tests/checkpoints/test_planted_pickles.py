@@ -1,0 +1,362 @@
+"""Whoever can write into a run's directory must not be able to run code in the process that reads it."""
+
+import ast
+import json
+import os
+import pickle
+import shlex
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.checkpoints.directory import OBJECTS_NAME, TREE_NAME, load_parts, load_state, save_parts, save_state
+from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from trieye.cli import main
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, TrieyeError, UntrustedPickleError
+from trieye.files.checksum import FileEntry
+from trieye.hub.logic import ActorLogic
+from trieye.snapshot import signing
+from trieye.snapshot.encode import encode
+from trieye.snapshot.nodes import KIND, StateParts
+
+PACKAGE = Path(__file__).parents[2] / "trieye"
+OTHER_KEY = b"the key of somebody else"
+
+
+class Planted:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, canary):
+        self._command = f"touch {shlex.quote(str(canary))}"
+
+    def __reduce__(self):
+        return os.system, (self._command,)
+
+
+class Growing:
+    """Something that is saved in parts."""
+
+    def state_parts(self, known):
+        del known
+        return StateParts({"rows": 3}, (), {"seg-0-3-0123abcd": {"a": np.arange(3)}})
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return tmp_path / "canary"
+
+
+@pytest.fixture
+def planted(canary):
+    return pickle.dumps(Planted(canary))
+
+
+@pytest.fixture
+def config(make_config):
+    return make_config(persistence={"auto_resume_latest": True, "load_checkpoint_path": None})
+
+
+@pytest.fixture
+def run_dir(config):
+    """A run with a checkpoint at step 5."""
+    with trieye.Run(config) as run:
+        run.step = 5
+        run.save(weights=np.ones(3))
+    return run.dir
+
+
+def refit(directory):
+    """Make the manifest fit what lies there now, as an attacker would."""
+    before = read_manifest(directory)
+    (directory / MANIFEST_NAME).unlink()
+    files = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        crc32 = zlib.crc32(content)
+        files[str(path.relative_to(directory))] = FileEntry(size_bytes=len(content), crc32=crc32)
+    write_manifest(directory, before.model_copy(update={"files": files}))
+
+
+def with_another_key(payload):
+    return signing.sign(payload, OTHER_KEY)
+
+
+def with_nothing(payload):
+    return bytes(len(with_another_key(payload)))
+
+
+def almost_right(payload):
+    signature = signing.sign(payload, signing.load_key())
+    return signature[:-1] + bytes([signature[-1] ^ 1])
+
+
+def plant_object(directory, data, sign=with_another_key):
+    """Put a pickle into a saved state as one of its objects, wherever its tree says `objects`."""
+    index = json.dumps({"x": len(data)}).encode()
+    payload = len(index).to_bytes(8, "little") + index + data
+    (directory / OBJECTS_NAME).write_bytes(b"trieye-1" + sign(payload) + payload)
+    tree = json.loads((directory / TREE_NAME).read_bytes())
+    holder = tree.get("objects", tree)
+    holder["user_data"] = {KIND: "object", "object": "x"}
+    (directory / TREE_NAME).write_text(json.dumps(tree))
+    refit(directory)
+
+
+def restore(config):
+    with trieye.Run(config) as run:
+        run.restore()
+
+
+def load_by_the_drop_in_api(config):
+    logic = ActorLogic(config).open()
+    try:
+        return logic.load_initial_state()
+    finally:
+        logic.shutdown("FAILED")
+
+
+@pytest.mark.parametrize("name", ["latest.pkl", "checkpoint_step_9.pkl"])
+@pytest.mark.parametrize("read", [restore, load_by_the_drop_in_api])
+def test_a_planted_checkpoint_of_0_1_5_stops_the_run_and_never_runs(run_dir, config, planted, canary, name, read):
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / name).write_bytes(planted)
+    for _ in range(2):  # nor is it a fresh start the next time
+        with pytest.raises(UntrustedPickleError) as caught:
+            read(config)
+    told = str(caught.value)
+    assert str(run_dir / "checkpoints" / name) in told
+    assert "TRIEYE_ALLOW_PICKLE=1" in told
+    assert "trieye convert" in told
+    assert not canary.exists()
+
+
+def test_an_earlier_run_of_0_1_5_stops_a_new_run_that_would_start_from_it(make_config, planted, canary):
+    config = make_config(run_name="new", persistence={"auto_resume_latest": True})
+    old = config.persistence.get_runs_root_dir() / "run_20250102_030405" / "checkpoints"
+    old.mkdir(parents=True)
+    (old / "checkpoint_step_9.pkl").write_bytes(planted)
+    with pytest.raises(UntrustedPickleError, match=r"run_20250102_030405.checkpoints.checkpoint_step_9\.pkl"):
+        load_by_the_drop_in_api(config)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["latest.pkl", "best.pkl", "checkpoint_step_9.pkl"])
+def test_a_planted_file_beside_a_whole_checkpoint_is_not_even_opened(run_dir, config, planted, canary, name):
+    path = run_dir / "checkpoints" / name
+    path.unlink(missing_ok=True)
+    path.write_bytes(planted)
+    with trieye.Run(config) as run:
+        assert run.restore()
+        assert run.step == 5
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["buffer.pkl", "buffer_step_3.pkl"])
+def test_a_planted_buffer_of_0_1_5_stops_the_run_and_never_runs(make_config, planted, canary, name):
+    config = make_config()
+    logic = ActorLogic(config).open()
+    logic.save_training_state(**drop_in_state(3))
+    logic.shutdown("KILLED")
+    path = logic.files.paths.buffer_dir / name
+    path.unlink(missing_ok=True)
+    path.write_bytes(planted)
+    with pytest.raises(UntrustedPickleError, match=name):
+        load_by_the_drop_in_api(config)
+    assert not canary.exists()
+
+
+def drop_in_state(step, **changes):
+    numbers = {"global_step": step, "episodes_played": 0, "total_simulations_run": 0}
+    state = {"nn_state_dict": {"w": 1.0}, "optimizer_state_dict": {}, "buffer_content": [], "is_best": False}
+    dicts = {"save_buffer": False, "model_config_dict": None, "env_config_dict": None, "user_data": None}
+    return {**numbers, **state, **dicts, **changes}
+
+
+@pytest.mark.parametrize("sign", [with_another_key, with_nothing, almost_right])
+def test_a_planted_object_in_a_checkpoint_whose_manifest_fits_never_runs(
+    run_dir, config, planted, canary, sign, monkeypatch
+):
+    directory = run_dir / "checkpoints" / "checkpoint_step_5"
+    signing.load_key()
+    plant_object(directory, planted, sign)
+    assert read_manifest(directory).step == 5
+    with pytest.raises(UntrustedPickleError, match="not signed with this user's key") as caught:
+        restore(config)
+    assert "TRIEYE_ALLOW_PICKLE=1" in str(caught.value)
+    assert "TRIEYE_KEY" in str(caught.value)
+    with pytest.raises(UntrustedPickleError):
+        trieye.load_checkpoint(run_dir)
+    for command in ("verify", "checkpoints", "watch"):
+        main([command, str(run_dir), *(["--once"] if command == "watch" else [])])
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "0")
+    with pytest.raises(UntrustedPickleError):
+        restore(config)
+    assert not canary.exists()
+    trieye.load_checkpoint(run_dir, allow_pickle=True)
+    canary.unlink()  # which shows that it would be there
+    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
+    restore(config)
+    assert canary.exists()
+
+
+def test_a_planted_object_in_the_user_data_of_the_drop_in_api_never_runs(make_config, planted, canary):
+    config = make_config()
+    logic = ActorLogic(config).open()
+    logic.save_training_state(**drop_in_state(3))
+    logic.shutdown("KILLED")
+    plant_object(logic.files.paths.get_checkpoint_path(3), planted)
+    with pytest.raises(UntrustedPickleError):
+        load_by_the_drop_in_api(config)
+    with pytest.raises(UntrustedPickleError):
+        trieye.Serializer().load_checkpoint(logic.files.paths.get_checkpoint_path(3))
+    assert not canary.exists()
+
+
+def test_an_explicit_checkpoint_of_somebody_else_never_runs(run_dir, config, planted, canary, tmp_path, make_config):
+    shutil.move(run_dir / "checkpoints" / "checkpoint_step_5", tmp_path / "downloaded")
+    plant_object(tmp_path / "downloaded", planted)
+    fresh = make_config(run_name="fresh", persistence={"load_checkpoint_path": str(tmp_path / "downloaded")})
+    with pytest.raises(UntrustedPickleError, match="downloaded"):
+        restore(fresh)
+    assert not canary.exists()
+
+
+def test_a_signed_object_of_the_same_user_is_read_wherever_it_lies(tmp_path):
+    """It is what this user pickled: a signature says who made it, not to which checkpoint it belongs; see signing."""
+    for name, number in (("one", 1), ("two", 2)):
+        save_state(tmp_path / name, encode({"user_data": {1, "two", 3.0}, "c": complex, "number": number}))
+    shutil.copy(tmp_path / "one" / OBJECTS_NAME, tmp_path / "two" / OBJECTS_NAME)
+    refit(tmp_path / "two")
+    assert load_state(tmp_path / "two").objects == load_state(tmp_path / "one").objects
+    changed = bytearray((tmp_path / "two" / OBJECTS_NAME).read_bytes())
+    changed[-1] ^= 1
+    (tmp_path / "two" / OBJECTS_NAME).write_bytes(changed)
+    refit(tmp_path / "two")
+    with pytest.raises(UntrustedPickleError):
+        load_state(tmp_path / "two")
+
+
+def test_a_key_that_is_open_to_others_signs_nothing_and_trusts_nothing(tmp_path):
+    save_state(tmp_path / "before", encode({"user_data": range(3)}))
+    signing.key_path().chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        load_state(tmp_path / "before")
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        save_state(tmp_path / "since", encode({"user_data": range(3)}))
+    signing.key_path().chmod(0o600)
+    assert load_state(tmp_path / "before").objects
+
+
+def test_a_pickle_planted_as_a_part_of_a_replay_never_runs(tmp_path, planted, canary):
+    path = save_parts(tmp_path / "replay", Growing())
+    (part,) = (path / "parts").iterdir()
+    content = part.read_bytes()
+    for planted_content in (planted, len(planted).to_bytes(8, "little") + planted, content[:8] + planted):
+        part.write_bytes(planted_content)
+        refit(path)
+        with pytest.raises(SerializationError):
+            held = load_parts(path)
+            held.read(held.names[0])
+        with pytest.raises(SerializationError):
+            held.map(held.names[0])
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "configs.json", "journal.db", "history/points-0-10.parquet"])
+def test_a_pickle_planted_as_another_file_of_the_run_never_runs(run_dir, config, planted, canary, name):
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    (run_dir / name).write_bytes(planted)
+    try:
+        restore(config)
+    except TrieyeError as error:
+        assert Path(name).name in str(error)  # noqa: PT017 - those that can be set aside or written anew are no errors
+    for command in ("verify", "checkpoints", "close"):
+        main([command, str(run_dir)])
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {KIND: "ndarray", "array": "a", "descr": "|O", "shape": [1]},
+        {KIND: "ndarray", "array": "a", "descr": [["f", "|O"]], "shape": [1]},
+        {KIND: "scalar", "descr": "|O", "hex": "00" * 8},
+        {KIND: "torch.dtype", "name": "load"},
+        {KIND: "tensor", "dtype": "serialization", "array": "a"},
+        {KIND: "object", "object": "x"},
+        {KIND: "namedtuple", "class": "x", "items": []},
+        {KIND: "pickle", "hex": "80"},
+    ],
+)
+def test_a_tree_that_was_written_by_hand_gives_data_or_an_error(tmp_path, node):
+    path = save_state(tmp_path / "state", encode({"a": np.zeros(8, np.uint8)}))
+    (path / TREE_NAME).write_text(json.dumps({"a": node}))
+    refit(path)
+    with pytest.raises(SerializationError):
+        trieye.snapshot.decode.decode(load_state(path))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "parts/../../outside", "a/b", ".hidden", ""])
+def test_a_manifest_with_a_file_that_lies_elsewhere_is_refused(tmp_path, name):
+    path = save_state(tmp_path / "deep" / "state", encode({"a": 1}))
+    (tmp_path / "outside").write_bytes(b"")
+    manifest = read_manifest(path)
+    files = {**manifest.files, name: FileEntry(size_bytes=0, crc32=0)}
+    (path / MANIFEST_NAME).unlink()
+    write_manifest(path, manifest.model_copy(update={"files": files}))
+    with pytest.raises(CheckpointError, match="no name of a file in this directory"):
+        load_state(path)
+
+
+@pytest.mark.parametrize("name", [TREE_NAME, "state.safetensors", MANIFEST_NAME, "parts"])
+def test_a_file_of_a_checkpoint_that_is_a_link_is_refused(tmp_path, name):
+    path = save_parts(tmp_path / "state", Growing()) if name == "parts" else tmp_path / "state"
+    if name != "parts":
+        save_state(path, encode({"a": np.zeros(3)}))
+    (path / name).rename(tmp_path / "elsewhere")
+    (path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="is a link"):
+        load_state(path)
+
+
+READERS = {
+    "pickle": {"load", "loads", "Unpickler"},
+    "cloudpickle": {"load", "loads"},
+    "dill": {"load", "loads"},
+    "joblib": {"load"},
+    "marshal": {"load", "loads"},
+    "shelve": {"open"},
+    "yaml": {"load", "unsafe_load", "full_load"},
+    "pandas": {"read_pickle"},
+}
+GUARDED = {"checkpoints/legacy.py", "snapshot/objects.py", "replay/exchange/sb3.py"}
+"""Reached after `signing.pickles_allowed`, a signature or `allow_pickle=True` only."""
+
+
+def calls_in(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            yield name, {word.arg: ast.unparse(word.value) for word in node.keywords}
+        elif isinstance(node, ast.ClassDef):
+            yield from ((ast.unparse(base), {}) for base in node.bases)
+
+
+def test_nothing_else_in_trieye_can_unpickle_or_evaluate():
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if {"conf", "template"} & set(path.relative_to(PACKAGE).parts):
+            continue
+        for name, words in calls_in(path):
+            module, _, function = name.rpartition(".")
+            unsafe = function in READERS.get(module, ()) or name in {"eval", "exec"}
+            unsafe = unsafe or (name == "torch.load" and words.get("weights_only") != "True")
+            unsafe = unsafe or (name in {"np.load", "numpy.load"} and words.get("allow_pickle", "False") != "False")
+            if unsafe:
+                found.add(str(path.relative_to(PACKAGE)))
+    assert found == GUARDED

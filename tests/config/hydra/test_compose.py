@@ -1,0 +1,191 @@
+"""`trieye.compose` and the decorator `trieye.main`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from pydantic import Field
+
+import trieye
+from tests.config.conftest import Project
+from trieye.config import TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.hydra import registration
+from trieye.config.hydra.compose import compose, launch_info
+from trieye.config.hydra.loader import VERSION_BASE
+from trieye.config.hydra.main import config_type_of
+from trieye.exceptions import ConfigurationError
+
+COMPOSING = """
+import hydra
+import trieye
+from hydra.core.hydra_config import HydraConfig
+
+class Other(trieye.TrieyeConfig):
+    other: int = 5
+
+@trieye.main()
+def train(config: trieye.TrieyeConfig) -> None:
+    other = trieye.compose(["runtime=local"], config_type=Other).other
+    print("job", HydraConfig.get().job.num, config.seed, other, HydraConfig.get().job.name)
+
+train()
+"""
+
+
+class AgentConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0)
+    layers: list[int] = Field(default=[64, 64])
+
+
+class TrainConfig(TrieyeConfig):
+    agent: AgentConfig = AgentConfig(lr=0.5)
+    steps: int
+
+
+def test_the_config_of_a_project_composes_with_its_own_type(project: Project):
+    project.write("train", (project.conf / "train.yaml").read_text() + "steps: 7\n")
+    config = compose(["agent.layers=[3]"], config_path=project.conf, config_type=TrainConfig)
+    assert isinstance(config, TrainConfig)
+    assert (config.steps, config.agent, config.app_name) == (7, AgentConfig(lr=0.5, layers=[3]), "tested")
+    assert config.runtime.kind == "local"
+
+
+def test_a_required_key_that_nobody_sets_is_asked_for(project: Project):
+    with pytest.raises(ConfigurationError, match=r"^steps has no value; give it one with steps=<value>"):
+        compose(config_path=project.conf, config_type=TrainConfig)
+
+
+def test_mistakes_raise_a_configuration_error():
+    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: 'lokal' is no option of runtime"):
+        compose(["runtime=lokal"])
+    with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: an integer >= 1 or null is expected"):
+        compose(["loop.steps=0"])
+
+
+def test_a_relative_config_path_belongs_to_the_file_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
+    assert compose(config_path=relative, config_name="trieye").app_name == "default_app"
+
+
+def test_a_relative_config_path_without_a_file_belongs_to_the_working_directory(project: Project):
+    found: dict[str, object] = {"compose": compose}
+    exec("config = compose(config_path='conf')", found)  # noqa: S102 - as a notebook does
+    assert found["config"].app_name == "tested"
+
+
+def test_composing_leaves_hydra_as_it_was():
+    compose()
+    assert not GlobalHydra.instance().is_initialized()
+    assert not HydraConfig.initialized()
+    assert launch_info() is None
+
+
+def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project: Project):
+    (project.directory / "train.py").write_text(COMPOSING)
+    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself looks for options of trieye
+    assert ended.code == 0, ended.err
+    assert [line for line in ended.out.splitlines() if line.startswith("job")] == ["job 0 1 5 train", "job 1 2 5 train"]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a test registers."""
+    monkeypatch.setattr(registration, "current", None)
+    yield
+    ConfigStore.instance().repo.pop("schema.yaml", None)
+
+
+def test_hydra_itself_composes_the_configs_of_a_registered_type(project: Project, registered: None):
+    trieye.register(TrainConfig)
+    with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):
+        before = hydra.compose("train", ["metrics=[core,dqn]", "agent.lr=2"])
+        typed = trieye.compose(["seed=3"], config_path=project.conf, config_name="train")
+        after = hydra.compose("train", ["steps=7"])
+    assert before.agent == {"lr": 2, "layers": [64, 64]}
+    assert set(before.stats.metrics) > set(after.stats.metrics)
+    assert typed.seed == 3
+    assert (after.steps, after.agent.lr) == (7, 0.5)
+
+
+def test_what_is_registered_is_a_config(registered: None):
+    with pytest.raises(ConfigurationError, match=r"AgentConfig.*use trieye\.TrieyeConfig or a subclass"):
+        trieye.register(AgentConfig)
+
+
+def test_a_primary_config_may_begin_with_another_one(project: Project):
+    project.write("other", "defaults:\n  - train\n  - _self_\nseed: 5\n")
+    config = compose(["sinks=[mlflow]"], config_path=project.conf, config_name="other")
+    assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
+
+
+def test_a_file_of_the_project_wins_over_one_of_trieye(project: Project):
+    project.write("runtime/ray", "# mine\nnum_cpus: 3\n")
+    assert compose(["runtime=ray"], config_path=project.conf).runtime.num_cpus == 3
+
+
+def test_relative_paths_of_the_config_belong_to_the_working_directory(project: Project):
+    config = compose(
+        ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"], config_path=project.conf
+    )
+    assert config.persistence.load_checkpoint_path == str(project.directory / "ckpt")
+    assert config.persistence.get_app_root_dir() == project.directory / "data" / "tested"
+
+
+@pytest.mark.parametrize("called", ["best", "step:1200", "first_try:best", "first_try:step:1200"])
+def test_a_checkpoint_is_called_on_the_command_line_by_what_it_is(project: Project, called: str):
+    words = [f"persistence.load_checkpoint_path={called}", "persistence.resume_dirs=[old,/data]"]
+    config = compose([*words, "persistence.private=true"], config_path=project.conf)
+    assert config.persistence.load_checkpoint_path == called
+    assert list(config.persistence.get_resume_roots().values()) == [project.directory / "old", Path("/data")]
+    assert config.persistence.private
+
+
+def test_values_of_hydra_can_be_interpolated(project: Project):
+    config = compose(["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"], config_path=project.conf)
+    assert config.app_name == "app_0"
+    assert config.tags["cwd"] == str(project.directory)
+
+
+def test_a_task_can_be_called_with_a_config():
+    @trieye.main()
+    def train(config: TrieyeConfig) -> int:
+        return config.seed
+
+    assert train(TrieyeConfig(seed=3)) == 3
+
+
+def test_the_config_type_is_read_from_the_annotation():
+    def annotated(config: TrainConfig) -> None: ...
+
+    def in_quotes(config: "TrainConfig") -> None: ...
+
+    def bare(config) -> None: ...
+
+    def wrong(config: dict) -> None: ...
+
+    def empty() -> None: ...
+
+    def for_type_checkers(config: "Unknown") -> None: ...  # noqa: F821
+
+    assert [config_type_of(task) for task in (annotated, in_quotes)] == [TrainConfig, TrainConfig]
+    with pytest.raises(ConfigurationError, match=r"bare: config is not annotated; write bare\(config: TrainConfig\)"):
+        config_type_of(bare)
+    with pytest.raises(ConfigurationError, match=r"wrong: config is annotated with <class 'dict'>; write wrong"):
+        config_type_of(wrong)
+    with pytest.raises(ConfigurationError, match=r"config is annotated with 'Unknown'"):
+        config_type_of(for_type_checkers)
+    with pytest.raises(ConfigurationError, match="empty takes no parameter"):
+        config_type_of(empty)
+
+
+def test_a_config_path_may_be_a_package(monkeypatch: pytest.MonkeyPatch):
+    assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
+    with pytest.raises(ConfigurationError, match=r"config_path=pkg://no\.such: there is no such directory"):
+        compose(config_path="pkg://no.such")

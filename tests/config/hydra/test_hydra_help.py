@@ -1,0 +1,158 @@
+"""`--help` explains groups, options, keys and flags."""
+
+import shlex
+import sys
+from collections.abc import Callable
+
+import pytest
+from pydantic import Field
+
+import trieye
+from tests.config.conftest import Project
+from trieye.config import TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.hydra.loader import Source, opened
+from trieye.config.hydra.preflight import Preflight
+
+Helped = Callable[..., str]
+
+
+class AgentConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0, le=1, description="Step size.")
+
+
+class TrainConfig(TrieyeConfig):
+    agent: AgentConfig = Field(default_factory=AgentConfig, description="Who learns.")
+    critic: AgentConfig | None = Field(default=None, description="Who judges.")
+
+
+@pytest.fixture
+def helped(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Helped:
+    def ask(*arguments: str) -> str:
+        @trieye.main(config_path=str(project.conf))
+        def train(config: TrainConfig) -> None:
+            """Train an agent.
+
+            This is not shown.
+            """
+
+        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *arguments])
+        train()
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        assert project.left_behind() == []
+        return printed.out
+
+    return ask
+
+
+def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped: Helped):
+    lines = helped().splitlines()
+    runtime = lines.index("  runtime: Where the hub lives.")
+    assert lines[runtime + 1 : runtime + 4] == [
+        "      cluster  A Ray actor on a cluster; runtime.address names its head.",
+        "    * local    In this process, no Ray: deterministic, for small runs, tests and debugging.",
+        "      ray      A Ray actor on this machine; Ray is started if none is running.",
+    ]
+    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ") and line[2] != " " and ": " in line][
+        :8
+    ] == ["runtime", "persistence", "stats", "metrics", "sinks", "replay", "loop", "experiment"]
+
+
+def test_help_marks_what_the_overrides_choose(helped: Helped):
+    text = helped("metrics=[dqn]", "runtime=ray", "experiment=example")
+    assert "    * dqn " in text
+    assert "      core " in text
+    assert "    * example " in text
+    assert "seed = 0 " in text
+
+
+def test_help_begins_with_the_task_and_has_examples_and_flags(helped: Helped):
+    text = helped()
+    assert text.startswith("Train an agent.\n\nUsage\n")
+    assert "This is not shown" not in text
+    assert text.count("train.py") + text.count(" -m ") > 4
+    for flag in ("--multirun", "--cfg job", "--hydra-help"):
+        assert flag in text
+
+
+def test_help_lists_the_keys_of_the_project(helped: Helped):
+    assert "  agent.*" in helped()
+    assert helped("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]
+    assert helped("agent.lr", "agent.lr=0.5").splitlines()[0] == "  agent.lr = 0.5"
+
+
+def test_help_explains_keys_that_have_no_value_yet(helped: Helped):
+    assert helped("critic").splitlines()[0] == "  critic.lr = null"
+
+
+def test_help_gives_no_example_that_the_project_cannot_run(project: Project, helped: Helped):
+    assert "experiment=example" in helped()
+    project.write("train", "defaults: [schema, _self_]\n")
+    text = helped()
+    assert "experiment=example" not in text
+    assert "-m seed=0,1,2" in text
+
+
+def test_every_example_of_help_composes(project: Project, helped: Helped):
+    text = helped()
+    lines = text[text.index("Usage") : text.index("Groups:")].splitlines()[3:]
+    examples = [line for line in lines if line.startswith("  ") and line[2] != " "]
+    flag = next(line for line in text.splitlines() if line.startswith("  -m, --multirun"))
+    examples.append(flag.rpartition(": ")[2])
+    assert len(examples) == 6
+    for example in examples:
+        words = shlex.split(example)
+        overrides = [word for word in words if "=" in word or word.startswith("~")]
+        assert overrides
+        with opened(Source(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
+            Preflight(loader, TrainConfig).check(overrides, multirun="-m" in words)
+
+
+def test_help_says_how_to_log_without_declared_metrics(helped: Helped):
+    note = "metrics=[] logs every undeclared event as it comes, see stats.undeclared"
+    assert note in helped()
+    assert note in helped("metrics")
+    assert "stats.undeclared" in helped("stats")
+
+
+def test_help_explains_the_keys_of_a_metric(helped: Helped):
+    text = helped("stats.metrics")
+    options = "latest, mean, sum, rate, min, max, std, count, quantile, ema"
+    assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
+
+
+def test_help_explains_a_group_and_its_keys(helped: Helped):
+    lines = helped("loop").splitlines()
+    assert lines[0].startswith("  loop: ")
+    assert "  loop.steps = null" in lines
+    assert "      an integer >= 1 or null. Stop after this many steps of the experiment." in lines
+
+
+def test_help_leaves_out_keys_that_another_key_sets(helped: Helped):
+    assert "persistence.run_name" not in helped("persistence")
+
+
+def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project: Project, helped: Helped):
+    primary = (project.conf / "train.yaml").read_text()
+    project.write("train", primary.replace("- runtime: local", "- runtime: local   # my own words"))
+    assert "  runtime: my own words\n" in helped()
+
+
+def test_an_option_of_the_project_is_listed_with_its_first_comment(project: Project, helped: Helped):
+    project.write("experiment/mine", "# @package _global_\n# All my settings.\n# More.\nseed: 3\n")
+    assert "mine     All my settings.\n" in helped()
+
+
+def test_every_field_of_the_config_is_described():
+    def undescribed(model: type, place: str = "") -> list[str]:
+        from trieye.config.base import models_in
+
+        found = []
+        for name, info in model.model_fields.items():
+            found += [] if info.description else [place + name]
+            for inner in models_in(info)[0]:
+                found += undescribed(inner, f"{place}{name}.")
+        return found
+
+    assert undescribed(TrieyeConfig) == []

@@ -1,0 +1,69 @@
+"""Launchers and callbacks that come from elsewhere: they pickle configs and tasks into other processes."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.config.conftest import Project
+
+PROGRAM = """
+import json
+from pathlib import Path
+import trieye
+from pydantic import Field
+from trieye.config.base import StrictModel
+
+class AgentConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0)
+
+class TrainConfig(trieye.TrieyeConfig):
+    agent: AgentConfig = AgentConfig(lr=0.5)
+
+@trieye.main()
+def train(config: TrainConfig) -> float:
+    done = {"seed": config.seed, "lr": config.agent.lr, "metrics": len(config.stats.metrics)}
+    (trieye.config.hydra.compose.launch_info().working_dir / f"{config.run_name}.json").write_text(json.dumps(done))
+    return config.agent.lr
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.fixture
+def program(project: Project) -> Project:
+    (project.directory / "train.py").write_text(PROGRAM)
+    return project
+
+
+def results(project: Project) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(project.directory.glob("*.json"))]
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_sweep_runs_on_a_launcher_that_pickles(program: Project, launcher: str):
+    if find_spec(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher") is None:
+        pytest.skip(f"hydra-{launcher.partition('_')[0]}-launcher is not installed")
+    ended = program.run("-m", f"hydra/launcher={launcher}", "seed=0,1", "agent.lr=0.25")
+    assert ended.code == 0, ended.err
+    found = results(program)
+    assert [(job["seed"], job["lr"]) for job in found] == [(0, 0.25), (1, 0.25)]
+    assert found[0]["metrics"] > 0
+
+
+def test_a_job_that_a_callback_pickled_runs_again(program: Project):
+    callbacks = pytest.importorskip("hydra.experimental.callbacks")
+    if not hasattr(callbacks, "PickleJobInfoCallback"):
+        pytest.skip("this Hydra reruns from the overrides, and pickles nothing")
+    callback = "+hydra.callbacks.save._target_=hydra.experimental.callbacks.PickleJobInfoCallback"
+    ended = program.run("run_name=first", "seed=7", callback)
+    assert ended.code == 0, ended.err
+    assert results(program) == [{"seed": 7, "lr": 0.5, "metrics": results(program)[0]["metrics"]}]
+    (pickled,) = Path(program.directory).rglob("config.pickle")
+    before = results(program)
+    (program.directory / "first.json").unlink()
+    again = program.run("--experimental-rerun", str(pickled))
+    assert again.code == 0, again.err
+    assert results(program) == before

@@ -1,0 +1,151 @@
+"""The schema that Hydra gets is derived from the models."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import cloudpickle
+import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
+from pydantic import Field
+
+from trieye.config import TrieyeConfig
+from trieye.config.base import Keyed, StrictModel
+from trieye.config.hydra.schema import register_schema
+
+
+class Layer(StrictModel):
+    width: int = 8
+    name: str
+
+
+class Other(StrictModel):
+    kind: Literal["other"] = "other"
+
+
+class Agent(StrictModel):
+    lr: float = 1e-3
+    first: Layer = Layer(width=3, name="first")
+    maybe: Layer | None = None
+    net: Layer | Other = Other()
+    optional_net: Layer | Other | None = None
+    layers: dict[str, Layer] = Field(default_factory=lambda: {"a": Layer(name="a")})
+    keyed: Keyed[Layer] = Field(default_factory=list)
+    pair: tuple[float, float] = (0.9, 0.999)
+    names: list[str] = Field(default_factory=list)
+
+
+class MyConfig(TrieyeConfig):
+    agent: Agent = Agent(lr=0.5)
+    steps: int
+
+
+USE_ELSEWHERE = """
+import pickle, sys
+from omegaconf import OmegaConf
+for pickled in pickle.load(sys.stdin.buffer):
+    nodes = pickle.loads(pickled)
+    for node in nodes:
+        node.merge_with({"stats": {"metrics": {"new": {"name": "a"}}}, "agent": {"layers": {"b": {"name": "c"}}}})
+        assert node.stats.metrics.new.log_frequency_steps == 1
+        assert node.agent.layers.b.width == 8
+        assert OmegaConf.get_type(nodes[0]) is OmegaConf.get_type(node)
+        print(OmegaConf.get_type(node).__name__)
+"""
+
+
+def _schema() -> dict:
+    register_schema(MyConfig, run_name="r1")
+    return OmegaConf.to_container(ConfigStore.instance().load("schema.yaml").node)
+
+
+def test_every_key_has_the_default_of_its_model():
+    schema = _schema()
+    assert schema["seed"] == 0
+    assert schema["run_name"] == "r1"
+    assert schema["stats"] == {
+        "processing_interval_seconds": 1.0,
+        "own_metrics_seconds": 30.0,
+        "metrics": {},
+        "undeclared": None,
+    }
+    assert schema["steps"] == "???"
+    assert schema["agent"] == {
+        "lr": 0.5,
+        "first": {"width": 3, "name": "first"},
+        "maybe": None,
+        "net": {},
+        "optional_net": None,
+        "layers": {"a": {"width": 8, "name": "a"}},
+        "keyed": {},
+        "pair": [0.9, 0.999],
+        "names": [],
+    }
+
+
+def test_sinks_are_off_where_a_group_turns_them_on():
+    assert [sink["enabled"] for sink in _schema()["sinks"].values()] == [False, False, False, False]
+    in_python = {name for name, sink in TrieyeConfig().sinks if sink.enabled}
+    assert in_python == {"mlflow", "tensorboard", "console"}  # those that need no account
+
+
+def test_keys_that_another_key_sets_are_left_out():
+    assert not {"run_name", "app_name"} & set(_schema()["persistence"])
+
+
+def test_leaves_take_any_type_so_that_the_model_judges():
+    register_schema(MyConfig, run_name="r1")
+    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
+    OmegaConf.update(node, "seed", "not a number")
+    assert node.seed == "not a number"
+
+
+def test_a_dict_of_plain_values_is_open_and_one_of_models_is_not():
+    register_schema(MyConfig, run_name="r1")
+    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
+    OmegaConf.set_struct(node, value=True)
+    node.tags.new = "x"
+    assert node.tags == {"new": "x"}
+    with pytest.raises(ConfigAttributeError):
+        node.agent.new = 1
+    assert _schema()["tags"] == {}
+
+
+def test_two_schemas_share_no_list():
+    register_schema(MyConfig, run_name="r1")
+    first = ConfigStore.instance().load("schema.yaml").node
+    first.agent.names.append("x")
+    assert _schema()["agent"]["names"] == []
+
+
+@pytest.mark.parametrize("name", ["run_1", "été"])
+def test_the_run_name_is_a_plain_value(name: str):
+    register_schema(TrieyeConfig, run_name=name)
+    assert ConfigStore.instance().load("schema.yaml").node.run_name == name
+
+
+def stored(config_type: type[TrieyeConfig]) -> Any:
+    register_schema(config_type, run_name="r1")
+    return ConfigStore.instance().load("schema.yaml").node
+
+
+def test_a_config_has_its_types_in_another_process_however_it_was_pickled():
+    class Local(MyConfig):
+        steps: int = 3
+
+    # another registration, as that of `trieye.compose` in a task, takes nothing from configs that exist
+    nodes = [stored(MyConfig), stored(MyConfig)]
+    pickles = [pickle.dumps(nodes), cloudpickle.dumps(nodes), cloudpickle.dumps([stored(Local)])]
+    done = subprocess.run(
+        [sys.executable, "-c", USE_ELSEWHERE],
+        input=pickle.dumps(pickles),
+        capture_output=True,
+        cwd=Path(__file__).parent,  # where this module is found
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [*["MyConfig"] * 4, "Local"]

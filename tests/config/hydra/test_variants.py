@@ -1,0 +1,203 @@
+"""A field that is one of several models: it composes, is explained, is validated, and mistakes in it are named."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+import pytest
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+import trieye
+from tests.config.conftest import Project
+from trieye.config import TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.hydra.loader import Source, opened
+from trieye.config.hydra.preflight import Preflight
+from trieye.exceptions import ConfigurationError
+
+
+class Net(StrictModel):
+    width: int = Field(default=8, ge=1)
+    depth: int = Field(default=2, ge=1)
+
+
+class DQN(StrictModel):
+    """Deep Q-learning."""
+
+    kind: Literal["dqn"] = "dqn"
+    lr: float = Field(default=1e-3, gt=0, description="Step size of DQN.")
+    epsilon: float = Field(default=0.1, ge=0, le=1, description="Random actions.")
+    dqn: int = Field(default=1, ge=1, description="A key that is called as the kind is.")
+
+
+class PPO(StrictModel):
+    """Proximal policy optimization."""
+
+    kind: Literal["ppo"] = "ppo"
+    lr: float = Field(default=3e-4, gt=0, le=0.5, description="Step size of PPO.")
+    lam: float = Field(default=0.95, ge=0, description="Of the advantages.")
+    net: Net = Field(default_factory=lambda: Net(width=64), description="The network.")
+
+    @model_validator(mode="after")
+    def _lam_is_small(self) -> Self:
+        if self.lam > 1:
+            raise ValueError(f"lam ({self.lam}) is above 1")
+        return self
+
+
+class Linear(StrictModel):
+    start: float
+    end: float = 0.0
+
+
+def _even(agent: Any) -> Any:
+    if getattr(agent, "epsilon", None) == 0.5:
+        raise ValueError("an epsilon of 0.5 is a coin")
+    return agent
+
+
+class TrainConfig(TrieyeConfig):
+    agent: Annotated[DQN | PPO, AfterValidator(_even)] = Field(
+        default_factory=lambda: DQN(lr=0.01), discriminator="kind", description="Who learns."
+    )
+    critic: DQN | PPO | None = Field(default=None, description="Who judges.")
+    rate: float | Linear = Field(default=0.1, description="A number, or a line.")
+
+    @model_validator(mode="after")
+    def _all_fits(self) -> Self:
+        if self.seed == 13:
+            raise ValueError("seed 13 brings bad luck; choose another seed")
+        if self.seed == 14:
+            raise PydanticCustomError("bad_seed", "seed 14 is as bad")
+        return self
+
+
+class NoDefault(TrieyeConfig):
+    agent: DQN | PPO
+
+
+PRIMARY = "  - agent: {}\n  - _self_\n"
+
+
+@pytest.fixture(params=["agent: DQN | PPO = DQN(...)", "agent: DQN | PPO"])
+def config_type(request: pytest.FixtureRequest) -> type[TrieyeConfig]:
+    return TrainConfig if "=" in request.param else NoDefault
+
+
+@pytest.fixture
+def variants(project: Project) -> Project:
+    """A project with the options that an author of algorithms writes: one says its kind, two leave it to their name."""
+    project.write("agent/dqn", "# Q-learning.\n")
+    project.write("agent/ppo", "lam: 0.9\n")
+    project.write("agent/big", "kind: ppo\nnet:\n  width: 512\n")
+    project.write("agent/unclear", "lr: 0.1\n")
+    text = (project.conf / "train.yaml").read_text()
+    project.write("train", text.replace("  - _self_\n", PRIMARY.format("dqn")))
+    return project
+
+
+def composed(project: Project, *overrides: str, config_type: type[TrieyeConfig] = TrainConfig) -> Any:
+    return trieye.compose(overrides, config_path=project.conf, config_type=config_type).agent
+
+
+def test_the_option_says_which_model_it_is(variants: Project, config_type: type[TrieyeConfig]):
+    def compose(*overrides: str) -> Any:
+        return composed(variants, *overrides, config_type=config_type)
+
+    assert compose("agent=dqn") == DQN(lr=0.01 if config_type is TrainConfig else 1e-3)
+    assert compose("agent=ppo") == PPO(lam=0.9)
+    assert compose("agent=big") == PPO(net=Net(width=512))
+
+
+def test_keys_that_no_file_names_can_be_set(variants: Project, config_type: type[TrieyeConfig]):
+    words = ["agent=ppo", "agent.lr=0.2", "agent.net.depth=5"]
+    assert composed(variants, *words, config_type=config_type) == PPO(lam=0.9, lr=0.2, net=Net(width=64, depth=5))
+    assert composed(variants, "agent.kind=ppo", config_type=config_type) == PPO()
+
+
+def test_without_a_choice_it_is_the_default_of_the_field(project: Project):
+    assert composed(project) == DQN(lr=0.01)
+    assert composed(project, "agent.epsilon=0.3") == DQN(lr=0.01, epsilon=0.3)
+    assert composed(project, "agent.kind=ppo") == PPO()
+
+
+def test_defaults_of_a_variant_can_be_interpolated(variants: Project):
+    config = trieye.compose(
+        ["agent=ppo", "rate=${agent.lr}", "seed=${agent.net.width}"],
+        config_path=variants.conf,
+        config_type=TrainConfig,
+    )
+    assert (config.rate, config.seed) == (3e-4, 64)
+
+
+def test_a_model_or_a_plain_value(project: Project):
+    def rate(*overrides: str) -> Any:
+        return trieye.compose(overrides, config_path=project.conf, config_type=TrainConfig).rate
+
+    assert [rate(), rate("rate=0.5"), rate("rate={start: 1}")] == [0.1, 0.5, Linear(start=1)]
+
+
+def test_a_sweep_may_go_over_kinds(variants: Project):
+    words = ["agent=dqn,ppo,big", "agent.lr=0.1,0.2"]
+    with opened(Source(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
+        check = Preflight(loader, TrainConfig).check
+        check(words, multirun=True)
+        check(["agent.kind=dqn,ppo"], multirun=True)
+        with pytest.raises(ConfigurationError, match=r"^agent\.lr=0\.7: a number > 0 and <= 0\.5 is expected"):
+            check(["agent=ppo", "agent.lr=0.1,0.7"], multirun=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("agent=ppo agent.lamb=1", "agent.lamb: there is no key 'lamb' of agent; did you mean 'lam'? (keys: kind,"),
+        (
+            "agent=ppo agent.epsilon=1",
+            "agent.epsilon: there is no key 'epsilon' of agent (keys: kind, lam, lr, net); it belongs to kind=dqn, and",
+        ),
+        ("agent=ppo agent.lam=x", "agent.lam=x: a number >= 0 is expected, found 'x'"),
+        ("agent.kind=ppo agent.lam=2", "agent: lam (2.0) is above 1"),
+        ("agent=ppo agent.lr=0.7", "agent.lr=0.7: a number > 0 and <= 0.5 is expected, found 0.7"),
+        ("agent=ppo agent.net.width=0", "agent.net.width=0: an integer >= 1 is expected, found 0"),
+        ("agent.dqn=0", "agent.dqn=0: an integer >= 1 is expected, found 0"),
+        ("agent.epsilon=0.5", "agent: an epsilon of 0.5 is a coin"),
+        ("agent.kind=pp", "agent.kind=pp: one of dqn, ppo is expected, found 'pp'; did you mean 'ppo'?"),
+        ("agent=unclear", "agent.kind has no value; give it one with agent.kind=<value>, one of dqn, ppo, or write"),
+        ("+critic={kind: ppo,epsilon: 1}", "critic.epsilon: there is no key 'epsilon' of critic (keys: kind, lam,"),
+        ("critic={kind: ppo,lam: 2}", "critic={kind: ppo,lam: 2}: lam (2.0) is above 1"),
+        ("critic={lam: 2}", "critic.kind has no value; give it one with critic.kind=<value>, one of dqn, ppo"),
+        ("critic.lam=0.5", "critic.lam=0.5: critic.lam is not in the config yet; type '+critic.lam=0.5'"),
+        ("critic=3", "critic=3: keys with values or null is expected, found 3"),
+        ("rate=fast", "rate=fast: a number or keys with values is expected, found 'fast'"),
+        ("rate={end: 3}", "rate.start has no value; give it one with rate.start=<value>, a number"),
+        ("seed=13", "seed 13 brings bad luck; choose another seed"),
+        ("seed=14", "seed 14 is as bad"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_variant_is_named(variants: Project, mistaken: Callable[..., str], typed: str, message: str):
+    words = [word.strip("'") for word in typed.split(" ")] if "{" not in typed else [typed]
+    assert mistaken(*words, config_type=TrainConfig).startswith(message)
+
+
+def test_help_explains_each_variant(
+    variants: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    @trieye.main(config_path=str(variants.conf))
+    def train(config: TrainConfig) -> None: ...
+
+    def helped(*words: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *words])
+        train()
+        return capsys.readouterr().out.splitlines()
+
+    lines = helped("agent", "agent=ppo")
+    kinds = [line for line in lines if " agent with kind=" in line]
+    assert kinds == ["  agent with kind=dqn: Deep Q-learning.", "* agent with kind=ppo: Proximal policy optimization."]
+    assert "  agent.lam = 0.9" in lines
+    assert "  agent.epsilon = 0.1" in lines
+    assert "  agent.net.width = 64" in lines
+    assert {"  agent.lr = 0.001", "  agent.lr = 0.0003"} < set(lines)
+    assert helped("agent.lam") == ["  agent.lam = 0.95", "      a number >= 0. Of the advantages."]
+    assert helped("rate")[0] == "  rate = 0.1"
+    assert "  agent.*" in "\n".join(helped())

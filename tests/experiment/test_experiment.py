@@ -1,0 +1,354 @@
+import random
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.config.sinks import SinksConfig
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+
+
+class Walk(trieye.Experiment):
+    """A random walk; the objective falls off after step 30, so that the best state is not the last."""
+
+    made = []
+
+    def setup(self, config):
+        self.position = np.zeros(2)
+        self.steps_done = 0
+        self.evaluations = 0
+        self.cleaned = False
+        Walk.made.append(self)
+
+    def step(self):
+        self.position += np.random.rand(2) + random.random()  # noqa: NPY002 - the generators that the loop saves
+        self.steps_done += 1
+        return {"env_steps": 4, "position": self.position[0], "sometimes": None}
+
+    def evaluate(self):
+        self.evaluations += 1
+        return {"eval/return": -abs(self.steps_done - 30.0)}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"position": self.position, "steps_done": self.steps_done}
+
+    def load_checkpoint(self, checkpoint):
+        self.position, self.steps_done = checkpoint["position"], checkpoint["steps_done"]
+
+    def cleanup(self):
+        self.cleaned = True
+
+
+class InFiles(Walk):
+    """The same, with its state in files of its own."""
+
+    def save_checkpoint(self, checkpoint_dir):
+        (checkpoint_dir / "sub").mkdir()
+        np.save(checkpoint_dir / "sub" / "position.npy", self.position)
+        (checkpoint_dir / "steps.txt").write_text(str(self.steps_done))
+
+    def load_checkpoint(self, checkpoint):
+        self.position = np.load(checkpoint / "sub" / "position.npy")
+        self.steps_done = int((checkpoint / "steps.txt").read_text())
+
+
+@pytest.fixture
+def loop_config(make_config):
+    def make(every=10, **loop):
+        return make_config(loop=loop, persistence={"checkpoint_save_freq_steps": every}, run_name=make.name)
+
+    make.name = "run"
+    return make
+
+
+def test_it_trains_to_its_last_step_and_tells_the_best_objective(loop_config):
+    result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
+    assert (result.step, result.env_steps, result.objective) == (50, 200, 0.0)
+    assert result.stop_reason == "loop.steps=50 done"
+    assert Walk.made[-1].evaluations == 5
+    assert Walk.made[-1].cleaned
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_objective(loop_config):
+    result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
+    assert result.best_checkpoint.name == "checkpoint_step_30"
+    best = trieye.load_checkpoint(result.run_dir)
+    assert (best.path, best.step, best.objective) == (result.best_checkpoint, 30, 0.0)
+    assert best.objects["experiment"]["state"]["steps_done"] == 30
+    assert trieye.load_checkpoint(result.run_dir, "latest").step == 50
+    assert trieye.load_checkpoint(result.run_dir, 40).objective == -10.0
+    with pytest.raises(CheckpointError, match=r"no checkpoint 7 \(steps: 10, 20, 30, 40, 50\)"):
+        trieye.load_checkpoint(result.run_dir, 7)
+
+
+@pytest.mark.parametrize(
+    ("loop", "step", "reason"),
+    [
+        ({"env_steps": 90}, 23, "loop.env_steps=90"),
+        ({"steps": 7, "env_steps": 90}, 7, "loop.steps=7"),
+        ({"time_s": 1e-9}, 1, "loop.time_s"),
+        ({"target": -5.0, "evaluate_every_steps": 5, "steps": 100}, 25, "loop.target"),
+        (
+            {"target": -31.0, "mode": "min", "evaluate_every_steps": 5, "steps": 12},
+            12,
+            "loop.steps",
+        ),
+    ],
+)
+def test_the_first_limit_stops_it(loop_config, loop, step, reason):
+    result = trieye.run_experiment(Walk, loop_config(**loop))
+    assert result.step == step
+    assert reason in result.stop_reason
+
+
+def test_a_config_without_a_limit_is_refused_before_anything_is_made(loop_config, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"loop\.steps"):
+        trieye.run_experiment(Walk, loop_config())
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("experiment", [Walk, InFiles])
+def test_interrupted_and_started_again_it_ends_bit_identically(loop_config, experiment):
+    loop_config.name = "whole"
+    trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
+    whole = Walk.made[-1].position
+
+    class Interrupted(experiment):
+        def step(self):
+            if self.steps_done == 17:
+                raise RuntimeError("power cut")
+            return super().step()
+
+    loop_config.name = "cut"
+    with pytest.raises(RuntimeError, match="power cut"):
+        trieye.run_experiment(Interrupted, loop_config(steps=40, evaluate_every_steps=10))
+    result = trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
+    assert result.step == 40
+    assert np.array_equal(Walk.made[-1].position, whole)
+
+
+def attempts(result):
+    return RunRecord.read(result.run_dir / "run.json").attempt
+
+
+@pytest.mark.parametrize(
+    "limit", [{"steps": 20}, {"env_steps": 80}, {"time_s": 1e-9}, {"target": -25.0, "steps": 999}], ids=str
+)
+def test_a_finished_experiment_says_so_and_starts_nothing_until_its_budget_grows(loop_config, capfd, limit):
+    config = loop_config(**limit, evaluate_every_steps=5)
+    first = trieye.run_experiment(Walk, config)
+    again = trieye.run_experiment("no.such:module", config)
+    assert again == first
+    assert attempts(again) == 1
+    assert "run 'run' is finished (loop." in capfd.readouterr().err
+    more = trieye.run_experiment(Walk, loop_config(steps=first.step + 10, evaluate_every_steps=5))
+    assert (more.step, attempts(more)) == (first.step + 10, 2)
+
+
+def test_a_finished_experiment_is_started_while_something_is_left_to_do(loop_config, make_config):
+    def again(**changes):
+        persistence = {"checkpoint_save_freq_steps": 10, **changes.pop("persistence", {})}
+        return trieye.run_experiment(Walk, make_config(loop={"steps": 20}, persistence=persistence, **changes))
+
+    assert attempts(again()) == 1
+    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2  # which has nothing of it yet
+    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2
+    assert attempts(again(persistence={"load_checkpoint_path": "step:10"})) == 3
+    shutil.rmtree(again().run_dir / "checkpoints")
+    assert attempts(again()) == 4
+
+
+def test_a_finished_experiment_says_what_is_configured_differently(loop_config, make_config, capfd):
+    trieye.run_experiment(Walk, loop_config(steps=5))
+    trieye.run_experiment(Walk, make_config(loop={"steps": 5}, seed=7))
+    assert "seed: 0 -> 7" in capfd.readouterr().err
+
+
+def test_an_experiment_may_be_named_instead_of_imported(loop_config):
+    assert trieye.run_experiment("tests.experiment.test_experiment:Walk", loop_config(steps=5)).step == 5
+    with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*named as 'my_agent\.dqn:DQN'"):
+        trieye.run_experiment("tests.Walk", loop_config(steps=6))
+
+
+def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = loop_config(steps=5).model_copy(update={"sinks": SinksConfig(wandb={"enabled": True})})
+    with pytest.raises(ConfigurationError, match="wandb, which is not installed"):
+        trieye.run_experiment(Walk, config)
+    assert not (tmp_path / "root").exists()
+
+
+def test_the_seed_decides_the_training(make_config):
+    ends = []
+    for run_name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        trieye.run_experiment(Walk, make_config(run_name=run_name, seed=seed, loop={"steps": 5}))
+        ends.append(Walk.made[-1].position.tolist())
+    assert ends[0] == ends[1] != ends[2]
+
+
+def test_missing_methods_are_named(make_config):
+    class Nothing(trieye.Experiment):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Nothing has no step"):
+        trieye.run_experiment(Nothing, make_config(loop={"steps": 1}))
+
+
+def test_an_objective_that_is_not_finite_counts_as_none(loop_config, capfd):
+    class Diverging(Walk):
+        def evaluate(self):
+            return {"eval/return": np.float32("nan") if self.steps_done < 20 else np.float32(self.steps_done)}
+
+    result = trieye.run_experiment(Diverging, loop_config(steps=40, evaluate_every_steps=10, target=100.0))
+    assert (result.step, result.objective) == (40, 40.0)
+    assert "counts as none" in capfd.readouterr().err
+
+
+def test_an_objective_that_is_never_returned_is_an_error_that_names_the_nearest(loop_config):
+    with pytest.raises(ConfigurationError, match=r"loop\.objective=eval/retrn.*did you mean 'eval/return'"):
+        trieye.run_experiment(Walk, loop_config(steps=20, evaluate_every_steps=10, objective="eval/retrn"))
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_clear_error(loop_config):
+    trieye.run_experiment(Walk, loop_config(steps=10))
+
+    class Other(Walk):
+        def load_checkpoint(self, checkpoint):
+            raise RuntimeError("size mismatch for weight")
+
+    with pytest.raises(CheckpointError, match="does not fit Other"):
+        trieye.run_experiment(Other, loop_config(steps=20))
+
+
+def test_a_save_checkpoint_without_return_is_an_error(loop_config):
+    class Forgetful(Walk):
+        def save_checkpoint(self, checkpoint_dir):
+            {"position": self.position}  # noqa: B018 - the mistake
+
+    with pytest.raises(CheckpointError, match="return"):
+        trieye.run_experiment(Forgetful, loop_config(steps=10))
+
+
+def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follows(loop_config):
+    class AskedLate(Walk):
+        def step(self):
+            if self.steps_done == 9:
+                signal.raise_signal(signal.SIGINT)
+            return super().step()
+
+    with pytest.raises(trieye.RunInterrupted, match="was finished"):
+        trieye.run_experiment(AskedLate, loop_config(steps=10))
+    assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10
+
+
+class Episodes(Walk):
+    """A walk in episodes of 14 steps that can be saved exactly at their ends only."""
+
+    length = 14
+
+    @property
+    def can_save(self):
+        return self.steps_done % self.length == 0
+
+
+def saved_steps(result):
+    checkpoints = (result.run_dir / "checkpoints").glob("checkpoint_step_*")
+    return sorted(int(path.name.rpartition("_")[2]) for path in checkpoints)
+
+
+def evaluated_steps(result):
+    table = read_history(result.run_dir)
+    names = zip(table["metric"].to_pylist(), table["step"].to_pylist(), strict=True)
+    return [step for metric, step in names if metric == "eval/return"]
+
+
+def test_what_is_due_waits_until_the_experiment_can_be_saved(loop_config):
+    config = loop_config(steps=60, evaluate_every_steps=20)
+    result = trieye.run_experiment(Episodes, config)
+    assert saved_steps(result) == [14, 28, 42, 56, 60]
+    assert evaluated_steps(result) == [28, 42, 60]
+
+
+def test_it_does_not_wait_for_ever(loop_config):
+    class Endless(Episodes):
+        length = 10_000
+
+    config = loop_config(steps=230, every=50, evaluate_every_steps=200)
+    result = trieye.run_experiment(Endless, config)
+    assert saved_steps(result) == [150, 230]  # due at 50, 100 steps of patience
+    assert evaluated_steps(result) == [230]
+
+
+def test_a_signal_is_not_kept_waiting(loop_config):
+    class Stopped(Episodes):
+        def step(self):
+            if self.steps_done == 16:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step()
+
+    config = loop_config(steps=60, every=1)
+    with pytest.raises(trieye.RunInterrupted, match="its state at step 17 is saved"):
+        trieye.run_experiment(Stopped, config)
+
+
+def test_an_evaluation_that_waits_is_not_forgotten_when_the_run_is_interrupted(loop_config):
+    class Stopped(Episodes):
+        def step(self):
+            if self.steps_done == 23:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step()
+
+    config = loop_config(steps=40, evaluate_every_steps=20)
+    with pytest.raises(trieye.RunInterrupted):
+        trieye.run_experiment(Stopped, config)
+    assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]
+
+
+def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, make_config):
+    trieye.run_experiment(Walk, loop_config(steps=30, evaluate_every_steps=10))
+    config = make_config(
+        run_name="second",
+        loop={"steps": 40, "evaluate_every_steps": 5},
+        persistence={"load_checkpoint_path": "run:best", "checkpoint_save_freq_steps": 0},
+    )
+    result = trieye.run_experiment(Walk, config)
+    assert (result.objective, result.best_checkpoint.name) == (-5.0, "checkpoint_step_35")
+
+
+def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop_config):
+    class Untidy(Walk):
+        def step(self):
+            if self.config.run_name == "bad" and self.steps_done == 3:
+                raise RuntimeError("power cut")
+            return super().step()
+
+        def cleanup(self):
+            raise OSError("the window is gone")
+
+    loop_config.name = "bad"
+    with pytest.raises(RuntimeError, match="power cut") as held:
+        trieye.run_experiment(Untidy, loop_config(steps=5))
+    assert any("the window is gone" in note for note in held.value.__notes__)
+    loop_config.name = "good"
+    with pytest.raises(OSError, match="the window is gone"):
+        trieye.run_experiment(Untidy, loop_config(steps=5))
+
+
+@pytest.mark.parametrize("name", ["../planted", "/planted", "sub/../../planted", "", "..", "planted\0"])
+def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    name = str(tmp_path) + name if name.startswith("/") else name
+    config = loop_config(steps=5)
+    with trieye.Run(config) as run:
+        run.step = 1
+        loop = {"env_steps": 4, "best": None, "time_s": 0.0, "evaluated_step": -1}
+        run.save(experiment={"files": {name: np.zeros(3, np.uint8)}}, loop=loop)
+    with pytest.raises(CheckpointError, match="is no name of a file inside its directory"):
+        trieye.run_experiment(InFiles, config)
+    assert not list(tmp_path.rglob("planted*"))

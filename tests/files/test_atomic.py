@@ -1,0 +1,115 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trieye.files.atomic import new_directory, recover, relink, remove_directory, replaced, write_atomic
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def left_by_a_dead_process(path, kind):
+    """Rename `path` to what a process that is gone would have called it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    with new_directory(path.parent / "probe") as scratch:
+        pattern = scratch.name
+    remove_directory(path.parent / "probe")
+    _, host, _, token = pattern.rsplit("~", 3)
+    return path.rename(path.parent / f".{kind}-{path.name}~{host}~{done.stdout.strip()}~{token}")
+
+
+def test_writing_replaces_the_content_and_leaves_nothing_else(tmp_path):
+    for data in (b"one", b"", b"three"):
+        write_atomic(tmp_path / "f", data)
+        assert (tmp_path / "f").read_bytes() == data
+    assert names(tmp_path) == ["f"]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+    (tmp_path / "d").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomic(tmp_path / "d", b"x")
+    assert names(tmp_path) == ["d"]
+
+
+def test_a_link_is_relative_and_replaces_links_and_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").write_text("a file of an older version")
+    relink(tmp_path / "link", tmp_path / "a")
+    assert (tmp_path / "link").readlink() == Path("a")
+    relink(tmp_path / "link", tmp_path / "b")
+    assert (tmp_path / "link").readlink() == Path("b")
+    assert names(tmp_path) == ["a", "link"]
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(UnicodeEncodeError), new_directory(tmp_path / "d") as scratch:
+        (scratch / "f").write_text("half \ud800", encoding="utf-8")
+    assert names(tmp_path) == []
+    with new_directory(tmp_path / "d") as scratch:
+        (scratch / "f").write_text("whole")
+        assert not (tmp_path / "d").exists()
+    assert (tmp_path / "d" / "f").read_text() == "whole"
+    assert names(tmp_path) == ["d"]
+
+
+def test_what_an_interrupted_replacement_moved_away_comes_back(tmp_path):
+    (tmp_path / "d").mkdir()
+    old = left_by_a_dead_process(tmp_path / "d", "old")
+    assert replaced(tmp_path) == {"d": old}
+    recover(tmp_path)
+    assert names(tmp_path) == ["d"]
+
+
+def test_leftovers_of_the_dead_are_deleted_and_those_of_the_living_kept(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    left_by_a_dead_process(tmp_path / "a", "tmp")
+    left_by_a_dead_process(tmp_path / "b", "old")
+    (tmp_path / "b").mkdir()
+    with new_directory(tmp_path / "c") as scratch:
+        recover(tmp_path)
+        assert scratch.is_dir()
+        assert names(tmp_path) == sorted([scratch.name, "b", "c"])
+
+
+def test_a_leftover_of_another_machine_is_kept_for_a_day(tmp_path):
+    foreign = tmp_path / ".tmp-d~elsewhere~1~00000000"
+    foreign.mkdir()
+    recover(tmp_path)
+    assert foreign.exists()
+    os.utime(foreign, (0, 0))
+    recover(tmp_path)
+    assert not foreign.exists()
+
+
+def test_a_replacement_that_is_interrupted_leaves_the_old_content_in_its_place(tmp_path, monkeypatch):
+    with new_directory(tmp_path / "d") as scratch:
+        (scratch / "f").write_text("old")
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if path.name.startswith(".tmp-d"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "d"):
+        pass
+    assert (tmp_path / "d" / "f").read_text() == "old"
+    assert names(tmp_path) == ["d"]
+
+
+def test_recovering_one_entry_leaves_the_others_alone(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        left_by_a_dead_process(tmp_path / name, "old")
+    recover(tmp_path, "a")
+    assert (tmp_path / "a").is_dir()
+    assert list(replaced(tmp_path)) == ["b"]

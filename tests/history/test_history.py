@@ -1,0 +1,330 @@
+import contextlib
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from history_run import NOW, Written, drain, exact, is_of_a_branch, point, points, random_items, seeded
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import JournalError
+from trieye.history import rolling as history_rolling
+from trieye.history import tail as history_tail
+from trieye.history.chunks import encode_chunk
+from trieye.history.columns import Columns
+from trieye.history.history import Cursor, History
+from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.stats.operations import LogImage, LogParams, LogText
+from trieye.stats.point import Point
+
+
+@pytest.fixture
+def written(tmp_path):
+    made = Written(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make everything so small that few items pass through all of it."""
+    monkeypatch.setattr(history_tail, "KEPT_ITEMS", 20)
+    monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
+    monkeypatch.setattr(history_rolling, "ROLL_ITEMS", 25)
+    monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 60)
+
+
+def test_a_new_history_is_empty(written):
+    assert written.history.end == 0
+    assert written.history.read(0, 10) == ([], 0)
+    assert written.history.num_pending == 0
+    assert written.history.pending() == []
+
+
+def test_items_can_be_read_as_soon_as_they_are_there(written):
+    written.append(points(0, 10))
+    assert written.history.end == 10
+    assert written.history.read(3, 4) == (points(3, 7), 7)
+    assert written.history.read(8, 100) == (points(8, 10), 10)
+
+
+SCRIPT = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 60)),
+        st.tuples(st.just("commit"), st.none()),
+        st.tuples(st.just("roll"), st.booleans()),
+        st.tuples(st.just("supersede"), st.tuples(st.floats(0, 1), st.floats(0, 1))),
+        st.tuples(st.just("reopen"), st.none()),
+        st.tuples(st.just("read"), st.tuples(st.floats(0, 1), st.integers(1, 50))),
+    ),
+    max_size=40,
+)
+
+
+def play(written, script, rng):
+    for action, argument in script:
+        match action:
+            case "append":
+                written.append(random_items(rng, argument))
+            case "commit":
+                written.commit()
+            case "roll":
+                written.roll(force=argument)
+            case "reopen":
+                written.reopen()
+            case "supersede":
+                first, end = sorted(int(part * len(written.items)) for part in argument)
+                if first < end:
+                    written.supersede(first, end)
+            case "read":
+                start = int(argument[0] * len(written.items))
+                assert exact(drain(written.history, start, argument[1])) == exact(written.surviving(start))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=SCRIPT, seed=st.integers(0, 1 << 30))
+def test_a_history_is_a_list(tmp_path_factory, small, script, seed):
+    written = Written(tmp_path_factory.mktemp("run"))
+    with contextlib.closing(written):
+        play(written, script, seeded(seed))
+        assert written.history.end == len(written.items)
+        assert exact(drain(written.history)) == exact(written.surviving())
+        lost_branch = [
+            item for index, item in enumerate(written.items) if index in written.superseded and isinstance(item, Point)
+        ]
+        assert exact(written.history.superseded(written.history.end)) == exact(lost_branch)
+        assert written.history.num_lost == 0
+
+
+def test_what_is_pending_stays_pending_until_it_is_committed(written):
+    written.append(points(0, 25))
+    first = written.history.pending()
+    written.append(points(25, 30))
+    assert written.history.num_pending == 30, "a commit that failed has taken nothing"
+    assert written.history.pending()[0].first == first[0].first == 0
+    written.commit()
+    assert written.history.num_pending == 0
+    assert written.history.pending() == []
+    assert drain(written.reopen().history) == points(0, 30)
+
+
+def test_chunks_hold_ten_thousand_items_and_a_few_megabytes(written):
+    written.append(points(0, 25_000))
+    written.append([LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes(3 << 20)) for n in range(3)])
+    spans = [chunk[:2] for chunk in written.history.pending()]
+    assert spans == [(0, 10_000), (10_000, 20_000), (20_000, 25_001), (25_001, 25_002), (25_002, 25_003)]
+
+
+def test_pictures_do_not_stay_in_memory(written):
+    pictures = [LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes([n]) * (3 << 20)) for n in range(20)]
+    written.append(pictures).commit()
+    assert written.history._tail.first > 10
+    items, end = written.history.read(0, 1000)
+    assert (items, end) == (pictures[:1], 1), "a read is bounded by bytes, too"
+    assert drain(written.roll().history) == pictures
+    assert drain(written.reopen().history) == pictures
+
+
+def test_a_superseded_branch_is_left_out_and_can_be_asked_for(written):
+    written.append([point(0), LogParams({"a": "1"}), LogText("note", 1, NOW, "x"), point(1), point(2), point(3)])
+    written.supersede(1, 5)
+    written.append([point(4)])
+    assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(3), point(4)]
+    assert list(written.history.superseded(5)) == [point(1), point(2)]
+    assert list(written.history.superseded(4)) == [point(1)]
+    written.commit().reopen()
+    assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(3), point(4)]
+    assert list(written.history.superseded(7)) == [point(1), point(2)]
+
+
+def test_indices_that_were_given_are_not_given_again(written):
+    written.append(points(0, 5)).commit()
+    written.history.skip_to(3)
+    assert written.history.end == 5
+    written.history.skip_to(8)
+    assert (written.history.end, written.history.num_lost) == (8, 3)
+    written.history.append(points(8, 10))
+    assert drain(written.history) == [*points(0, 5), *points(8, 10)]
+    assert list(written.history.superseded(10)) == []
+    written.commit().roll()
+    written.journal.close()
+    written.open()
+    assert (written.history.end, written.history.num_lost) == (10, 3)
+    assert drain(written.history, limit=2) == [*points(0, 5), *points(8, 10)]
+
+
+def test_a_superseded_branch_may_have_gaps(written):
+    written.append(points(0, 5)).commit()
+    written.history.skip_to(8)
+    written.history.append(points(8, 12))
+    written.commit()
+    written.history.supersede(3, 9)
+    assert drain(written.history) == [*points(0, 3), *points(9, 12)]
+    assert list(written.history.superseded(12)) == [*points(3, 5), point(8)]
+
+
+def test_without_a_directory_everything_stays_in_the_journal(tmp_path):
+    journal = Journal(None)
+    history = History(journal, None)
+    history.append(points(0, 100))
+    history.roll(force=True)
+    assert drain(history) == points(0, 100)
+    assert list(tmp_path.iterdir()) == []
+    journal.close()
+
+
+def test_a_cursor_beyond_the_end_is_taken_for_the_end(written):
+    assert written.history.cursor("mlflow") is None
+    written.append(points(0, 10))
+    written.history.set_cursor("mlflow", Cursor(7, "here"))
+    assert written.history.cursor("mlflow") == (7, "here")
+    written.history.set_cursor("mlflow", (70, None))
+    assert written.history.cursor("mlflow") == (10, None), "new items would never be sent"
+
+
+def test_a_damaged_chunk_costs_itself_only(written, caplog):
+    written.append(points(0, 10)).commit().append(points(10, 20)).commit().append(points(20, 30)).commit()
+    written.close()
+    written.open()
+    with contextlib.closing(sqlite3.connect(written.run_dir / "journal.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE chunks SET payload = x'00' WHERE first = 10")
+    assert drain(written.history) == [*points(0, 10), *points(20, 30)]
+    assert written.history.num_lost == 10
+    assert "10 items of the history (10 to 19) are lost" in caplog.text
+    for _ in range(3):
+        written.roll()
+    assert written.files() == ["points-0-10.parquet", "points-20-30.parquet"]
+    assert drain(written.history) == [*points(0, 10), *points(20, 30)]
+    assert caplog.text.count("are lost") == 1
+
+
+def test_a_closed_journal_is_not_taken_for_damage(written):
+    written.append(points(0, 10)).commit()
+    written.close()
+    written.open()
+    written.close()
+    with pytest.raises(JournalError):
+        written.history.read(0, 10)
+    assert written.history.num_lost == 0
+
+
+def test_readers_at_different_places_get_everything_while_it_is_written(written, small):
+    everything = points(0, 3000)
+    has_news = threading.Condition()
+
+    def follow(limit):
+        found, place = [], 0
+        while place < len(everything):
+            with has_news:
+                assert has_news.wait_for(partial(is_beyond, place), timeout=60)
+            items, place = written.history.read(place, limit)
+            found += items
+        return found
+
+    def is_beyond(place):
+        return written.history.end > place
+
+    with ThreadPoolExecutor() as pool:
+        readers = [pool.submit(follow, limit) for limit in (1, 13, 1000)]
+        for first in range(0, 3000, 30):
+            with has_news:
+                written.append(everything[first : first + 30])
+                has_news.notify_all()
+            written.commit().roll(force=False)
+        assert all(reader.result() == everything for reader in readers)
+    assert len(written.files()) < 20
+
+
+MANY_POINTS = """
+import pathlib, resource, sys
+import pyarrow.parquet
+from trieye.history.history import History
+from trieye.journal.journal import Journal, Snapshot
+from trieye.stats.point import Point
+
+here = pathlib.Path(sys.argv[1])
+journal = Journal(here / "journal.db")
+history = History(journal, here / "history")
+
+def write(first):
+    history.append([Point(f"m{k % 10}", k * 0.1, k // 10, 1.8e9 + k * 1e-3) for k in range(first, first + 20_000)])
+    journal.append("pass", b"", at=0.0)
+    end = history.end
+    snapshot = Snapshot(journal.last_pos, end, 0.0, b"")
+    journal.commit(snapshot, chunks=history.pending(), keep_after=journal.last_pos)
+    history.committed(end)
+    history.roll()
+
+def rss_mb():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+for first in range(0, 100_000, 20_000):
+    write(first)
+before = rss_mb()
+for first in range(100_000, 600_000, 20_000):
+    write(first)
+places, counts = [0, 200_000, 400_000], [0, 0, 0]
+while places[0] < history.end:
+    for reader, place in enumerate(places):
+        if place < history.end:
+            items, places[reader] = history.read(place, 1000)
+            counts[reader] += len(items)
+assert counts == [600_000, 400_000, 200_000], counts
+print(rss_mb() - before)
+"""
+
+
+@pytest.mark.slow
+def test_many_points_need_little_memory(tmp_path):
+    command = [sys.executable, "-c", MANY_POINTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 150, "MB more at the end than after the first 100 000"
+    assert len(list((tmp_path / "history").iterdir())) <= 9
+
+
+def test_a_full_disk_costs_nothing(written):
+    written.append(points(0, 100_000)).commit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))
+    try:
+        with pytest.raises(JournalError, match="cannot be written now"):
+            written.history.roll()
+        assert written.files() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert drain(written.history) == written.items
+    written.roll(force=False)
+    assert written.files() == ["points-0-100000.parquet"]
+    assert drain(written.history) == written.items
+
+
+def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
+    columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
+    columns.operations[3] = msgspec.msgpack.encode({"type": "LogVideo", "name": "v"})
+    written.journal.append("pass", b"", at=0.0)
+    chunks = [Chunk(0, 5, encode_chunk(columns))]
+    written.journal.commit(Snapshot(1, 5, 0.0, b""), chunks=chunks, keep_after=1)
+    written.journal.close()
+    written.open()
+    for _ in range(2):
+        assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(2), point(4)]
+        assert written.history.num_lost == 1
+        written.roll()
+    assert pq.read_table(written.path_of(0))["kind"].to_pylist()[3] == "LogVideo"
+    assert "LogVideo" in caplog.text
+
+
+def test_superseded_points_of_another_kind_are_no_points(written):
+    written.append([LogText("a", 1, NOW, "x"), point(1)])
+    written.supersede(0, 2)
+    assert list(written.history.superseded(2)) == [point(1)]
+    assert all(is_of_a_branch(item) for item in written.items)

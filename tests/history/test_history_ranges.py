@@ -1,0 +1,26 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trieye.history.ranges import is_in, merged, overlapping, uncovered
+
+RANGE = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair)))
+
+
+def indices(ranges):
+    return [index for first, end in ranges for index in range(first, end)]
+
+
+@given(st.lists(RANGE))
+def test_merged_ranges_have_the_same_indices_once(ranges):
+    result = merged(ranges)
+    assert indices(result) == sorted(set(indices(ranges)))
+    assert all(end < after for (_, end), (after, _) in pairwise(result))
+
+
+@given(RANGE, st.lists(RANGE).map(merged))
+def test_what_is_covered_and_what_is_not_make_up_a_range(span, ranges):
+    covered, rest = overlapping(*span, ranges), uncovered(*span, ranges)
+    assert indices(covered) == [index for index in range(*span) if is_in(index, ranges)]
+    assert indices(rest) == [index for index in range(*span) if not is_in(index, ranges)]

@@ -1,0 +1,153 @@
+import pyarrow.parquet as pq
+import pytest
+from history_run import Written, drain, exact, points, random_items, seeded
+
+from trieye.exceptions import SerializationError
+from trieye.files.checksum import sums_of
+from trieye.history.segments import SegmentFile, range_of, segment_name
+from trieye.stats.operations import LogImage, LogParams
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 64)
+    made = Written(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_segment_is_plain_parquet(written):
+    written.append([LogParams({"lr": "0.1"}), *points(1, 4)])
+    written.supersede(2, 3)
+    written.roll()
+    table = pq.read_table(written.directory / "points-0-4.parquet")
+    assert table.drop_columns(["payload"]).to_pylist()[:2] == [
+        dict.fromkeys(["metric", "value", "step", "wall_time", "count", "log_to"]) | {"index": 0, "kind": "LogParams"},
+        {
+            "index": 1,
+            "kind": "point",
+            "metric": "loss",
+            "value": 0.1,
+            "step": 1,
+            "wall_time": 1.8e9 + 1,
+            "count": 2,
+            "log_to": '["mlflow","tensorboard"]',
+        },
+    ]
+    assert table["payload"].is_valid().to_pylist() == [True, False, False, False]
+    assert table["index"].to_pylist() == [0, 1, 2, 3], "what is superseded is kept"
+    with (written.directory / "points-0-4.parquet").open("rb") as file:
+        assert SegmentFile(file, (0, 4)).about.superseded == [(2, 3)]
+
+
+def test_the_journal_knows_size_and_checksum_of_a_segment(written):
+    written.segment(random_items(seeded(1), 200))
+    (segment,) = written.journal.segments()
+    path = written.path_of(0)
+    assert (segment.size_bytes, segment.crc) == (path.stat().st_size, sums_of(path)[1])
+    assert range_of(segment.name) == (0, 200)
+    assert segment.name == segment_name(0, 200)
+    assert range_of("points-0-200.parquet.bak") is None
+
+
+def test_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
+    monkeypatch.setattr("trieye.history.segments.GROUP_BYTES", 1000)
+    written.segment([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
+    metadata = pq.read_metadata(written.path_of(0))
+    assert metadata.num_row_groups == 10
+
+
+def test_a_file_under_another_name_is_refused(written):
+    written.segment(points(0, 10))
+    with written.path_of(0).open("rb") as file, pytest.raises(SerializationError, match="something else"):
+        SegmentFile(file, (10, 20))
+
+
+def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monkeypatch):
+    monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 65_536)
+    items = [point for n in range(9000) for point in points(n, n + 1)]
+    items = [type(p)(f"{p.step:0200d}", p.value, p.step, p.wall_time) for p in items]
+    assert drain(written.segment(items).reopen().history) == items
+
+
+def damaged_reads(written, damage):
+    """Yield what a reader gets of the newest file with each damage, and how much of it counts as lost."""
+    path = written.path_of(-1)
+    whole = path.read_bytes()
+    for changed in damage(whole):
+        path.write_bytes(changed)
+        written.journal.close()
+        written.open()
+        found = drain(written.history)
+        yield found, written.history.num_lost
+    path.write_bytes(whole)
+
+
+def is_part_of(found, items):
+    """Tell whether items are left out, in whole row groups, and none is changed."""
+    expected = iter(exact(items))
+    return all(one in expected for one in exact(found))
+
+
+def flips(stride, seed):
+    def damage(whole):
+        rng = seeded(seed)
+        for place in range(rng.randrange(stride), len(whole), stride):
+            yield whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+
+    return damage
+
+
+def cuts(stride):
+    def damage(whole):
+        yield from (whole[:end] for end in [*range(0, len(whole) - 20, stride), *range(len(whole) - 20, len(whole))])
+
+    return damage
+
+
+@pytest.mark.parametrize("damage", [flips(101, 1), cuts(397)], ids=["flipped bits", "cuts"])
+def test_a_damaged_file_costs_what_is_damaged_and_never_gives_a_wrong_value(written, damage):
+    rng = seeded(5)
+    written.segment(random_items(rng, 100))
+    written.append(random_items(rng, 300)).commit().roll()
+    written.append(random_items(rng, 10)).commit()
+    before, after = written.items[:100], written.items[-10:]
+    num_cases = num_partial = 0
+    for found, num_lost in damaged_reads(written, damage):
+        assert exact(found[:100]) == exact(before)
+        assert exact(found[-10:]) == exact(after)
+        assert len(found) + num_lost == len(written.items)
+        assert is_part_of(found, written.items)
+        num_cases += 1
+        num_partial += 0 < num_lost < 300
+    assert num_cases > 60
+    if damage.__qualname__.startswith("flips"):
+        assert num_partial > num_cases / 4, "what is whole in a damaged file can be read"
+
+
+def test_damage_is_reported_once_with_the_name_of_the_file(written, caplog):
+    written.segment(points(0, 500))
+    path = written.path_of(0)
+    content = bytearray(path.read_bytes())
+    content[200:-1500:50] = bytes(len(range(200, len(content) - 1500, 50)))
+    path.write_bytes(content)
+    written.reopen()
+    for _ in range(3):
+        drain(written.history)
+    assert caplog.text.count("points-0-500.parquet") == 1
+    lost = written.history.num_lost
+    assert 64 <= lost <= 500
+    assert len(drain(written.history)) == 500 - lost
+
+
+def test_a_file_that_vanishes_is_lost_and_its_indices_are_not_given_again(written, caplog):
+    written.segment(points(0, 10)).segment(points(10, 20)).append(points(20, 25)).commit()
+    written.reopen()
+    written.path_of(1).unlink()
+    assert drain(written.history) == [*points(0, 10), *points(20, 25)]
+    assert written.history.num_lost == 10
+    written.journal.close()
+    written.open()
+    assert drain(written.history) == [*points(0, 10), *points(20, 25)]
+    assert (written.history.num_lost, written.history.end) == (10, 25)
+    assert "points-10-20.parquet" in caplog.text

@@ -1,0 +1,188 @@
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from history_run import NOW, Written, point, points
+
+from trieye.exceptions import JournalError
+from trieye.history import rolling as history_rolling
+from trieye.history import segments as history_segments
+from trieye.history.history import iter_history, read_history
+from trieye.stats.operations import LogParams, LogText
+from trieye.stats.point import Point
+
+
+@pytest.fixture
+def written(tmp_path):
+    made = Written(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def rows(items, first=0):
+    """Return what a table should say of points with consecutive indices."""
+    return [
+        {
+            "index": index,
+            "metric": item.metric,
+            "value": item.value,
+            "step": item.step,
+            "wall_time": item.wall_time,
+            "count": item.count,
+        }
+        for index, item in enumerate(items, first)
+        if isinstance(item, Point)
+    ]
+
+
+def state_of(directory):
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_table_has_the_points_of_files_and_journal_in_order(written):
+    items = [LogParams({"a": "1"}), *points(1, 50), LogText("t", 1, NOW, "x"), *points(51, 60)]
+    written.segment(items).append(points(60, 70)).commit().append(points(70, 75))
+    assert read_history(written.run_dir).to_pylist() == rows([*items, *points(60, 70)]), "not what is in memory"
+
+
+def test_a_superseded_branch_is_not_in_the_table(written):
+    written.segment(points(0, 10)).append(points(10, 20))
+    written.supersede(5, 15)
+    assert read_history(written.run_dir)["index"].to_pylist() == [*range(5), *range(15, 20)]
+    written.roll()
+    assert read_history(written.run_dir)["index"].to_pylist() == [*range(5), *range(15, 20)]
+
+
+def test_metrics_can_be_chosen(written):
+    written.segment([point(n, metric=f"m{n % 3}") for n in range(10)])
+    written.append([point(n, metric=f"m{n % 3}") for n in range(10, 20)]).commit()
+    table = read_history(written.run_dir, ["m1", "unknown"])
+    assert table["index"].to_pylist() == [1, 4, 7, 10, 13, 16, 19]
+    assert read_history(written.run_dir, []).num_rows == 0
+    assert read_history(written.run_dir, []).schema == table.schema
+
+
+def test_a_run_without_points_has_an_empty_table(written):
+    assert read_history(written.run_dir).num_rows == 0
+    assert list(iter_history(written.run_dir)) == []
+
+
+def test_large_histories_come_in_parts(written, monkeypatch):
+    monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
+    written.segment(points(0, 950))
+    assert [table.num_rows for table in iter_history(written.run_dir)] == [100] * 9 + [50]
+
+
+def test_a_directory_that_is_no_run_is_an_error(tmp_path):
+    with pytest.raises(JournalError, match=r"neither journal\.db nor history/"):
+        read_history(tmp_path)
+
+
+def test_files_alone_tell_the_truth(written):
+    written.segment(points(0, 10)).append(points(10, 20))
+    written.supersede(5, 15)
+    written.roll().close()
+    for path in written.run_dir.glob("journal.db*"):
+        path.unlink()
+    before = state_of(written.run_dir)
+    assert read_history(written.run_dir)["index"].to_pylist() == [*range(5), *range(15, 20)]
+    assert state_of(written.run_dir) == before
+
+
+def test_reading_changes_nothing(written):
+    written.segment(points(0, 10)).append(points(10, 20)).commit().close()
+    before = state_of(written.run_dir)
+    assert read_history(written.run_dir).num_rows == 20
+    assert state_of(written.run_dir) == before
+
+
+KILLED = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[2])
+from history_run import Written, points
+Written(pathlib.Path(sys.argv[1])).segment(points(0, 10)).append(points(10, 20)).commit()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+READ = """
+import os, sys
+import pyarrow.compute, pyarrow.parquet
+from trieye.history.history import read_history
+if os.geteuid() == 0:  # for whom a mode is no obstacle
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print(os.access(sys.argv[1], os.W_OK), read_history(sys.argv[1]).num_rows)
+"""
+
+
+def test_a_killed_run_can_be_read_without_write_access(tmp_path):
+    run_dir = tmp_path / "run"
+    subprocess.run([sys.executable, "-c", KILLED, str(run_dir), str(Path(__file__).parent)], timeout=60)
+    before = state_of(run_dir)
+    assert run_dir / "journal.db-wal" in before
+    for path in [run_dir, run_dir / "history", *before]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    for path in list(run_dir.parents)[:-2]:
+        path.chmod(path.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", READ, str(run_dir)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False 20\n", done.stderr
+    assert state_of(run_dir) == before
+    for path in (run_dir, run_dir / "history"):
+        path.chmod(0o755)
+
+
+def test_a_run_can_be_read_while_it_is_written(written, monkeypatch):
+    monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
+    monkeypatch.setattr(history_rolling, "ROLL_ITEMS", 50)
+    is_done = threading.Event()
+
+    def read():
+        seen = [0]
+        while not is_done.is_set():
+            table = read_history(written.run_dir)
+            assert table["index"].to_pylist() == list(range(table.num_rows))
+            assert table["step"].to_pylist() == list(range(table.num_rows))
+            seen.append(table.num_rows)
+        return seen
+
+    written.commit()
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(read)
+        try:
+            for first in range(0, 3000, 30):
+                written.append(points(first, first + 30)).commit().roll(force=False)
+        finally:
+            is_done.set()
+        seen = reader.result()
+    assert seen == sorted(seen)
+    assert read_history(written.run_dir).num_rows == 3000
+
+
+def test_a_damaged_journal_is_read_as_far_as_it_goes(written, caplog):
+    written.segment(points(0, 10)).append(points(10, 20)).commit().close()
+    path = written.run_dir / "journal.db"
+    content = bytearray(path.read_bytes())
+    content[4096 * 3 : 4096 * 4] = bytes(4096)
+    path.write_bytes(content)
+    before = state_of(written.run_dir)
+    table = read_history(written.run_dir)
+    assert table["index"].to_pylist()[:10] == list(range(10))
+    assert set(table["step"].to_pylist()) <= set(range(20))
+    assert state_of(written.run_dir) == before
+
+
+def test_a_missing_file_is_reported(written, caplog):
+    written.segment(points(0, 10)).segment(points(10, 20))
+    written.path_of(0).unlink()
+    assert read_history(written.run_dir)["index"].to_pylist() == list(range(10, 20))
+    assert "points-0-10.parquet" in caplog.text
+
+
+def test_reading_imports_nothing_heavy_but_arrow():
+    code = "import sys; from trieye.history.history import read_history; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"pyarrow", "torch", "ray", "mlflow", "pandas", "hydra"} & set(done.stdout.split())

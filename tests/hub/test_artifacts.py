@@ -1,0 +1,228 @@
+"""What trackers get: files as they were when they were logged, checkpoints as the policy says; held until then."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow.tracking._tracking_service import utils as mlflow_utils
+
+import trieye
+from tests.snapshot.growing import Log
+from trieye.checkpoints.manifest import read_manifest, verify
+from trieye.checkpoints.store import CheckpointStore
+from trieye.exceptions import SerializationError
+from trieye.hub.artifacts import Artifacts
+from trieye.snapshot.encode import encode
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    log = Log()
+    log.extend(10)
+    return CheckpointStore(tmp_path / "checkpoints").save(1, encode({"a": np.ones(5), "log": log}, copy=False))
+
+
+def artifacts(tmp_path, policy, *, with_parts=False):
+    return Artifacts(tmp_path / "artifacts", policy, with_parts=with_parts)
+
+
+@pytest.mark.parametrize(("policy", "taken"), [("none", set()), ("best", {True}), ("all", {True, False})])
+def test_the_policy_says_which_checkpoints_trackers_get(checkpoint, tmp_path, policy, taken):
+    staged = {best: artifacts(tmp_path, policy).stage(checkpoint, is_best=best) for best in (True, False)}
+    assert {best for best, path in staged.items() if path is not None} == taken
+    assert all(path.name == "checkpoint_step_1" for path in staged.values() if path is not None)
+
+
+def test_what_grows_is_left_out_and_what_is_left_is_whole(checkpoint, tmp_path):
+    staged = artifacts(tmp_path, "all").stage(checkpoint, is_best=False)
+    manifest = verify(staged)
+    assert not manifest.part_names
+    assert manifest.metadata["left_out"] == [f"parts/{path.name}" for path in checkpoint.glob("parts/*")]
+    assert sorted(path.name for path in staged.iterdir()) == ["MANIFEST.json", "state.json", "state.safetensors"]
+
+
+def test_what_grows_comes_along_if_it_is_asked_for_and_takes_no_room(checkpoint, tmp_path):
+    staged = artifacts(tmp_path, "all", with_parts=True).stage(checkpoint, is_best=False)
+    assert verify(staged) == read_manifest(checkpoint)
+    for path in checkpoint.rglob("*.safetensors"):
+        assert path.samefile(staged / path.relative_to(checkpoint))
+
+
+def test_a_copy_goes_when_every_tracker_has_it(checkpoint, tmp_path):
+    killed = artifacts(tmp_path, "all").stage(checkpoint, is_best=False)
+    held = artifacts(tmp_path, "all")
+    first, second = (held.stage(checkpoint, is_best=False) for _ in range(2))
+    held.note_recorded(first, 5)
+    held.note_recorded(second, 7)
+    assert held.has_any(9)
+    for delivered, left in ((4, [first, second, killed]), (5, [second, killed]), (8, [killed]), (9, [])):
+        held.release(delivered)
+        assert [path for path in (first, second, killed) if path.exists()] == left
+    assert not held.has_any(9)
+    assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+def test_a_copy_that_is_being_made_is_not_taken_for_one_that_a_kill_left(tmp_path):
+    held = artifacts(tmp_path, "all")
+    (tmp_path / "big").mkdir()
+    for number in range(3):
+        (tmp_path / "big" / f"{number}.txt").write_text(str(number))
+    under_way = held.hold(tmp_path / "big")
+    assert held.has_any(0)
+    held.release(100)
+    assert sorted(path.read_text() for path in under_way.iterdir()) == ["0", "1", "2"]
+
+
+def test_what_is_held_stays_as_it_was(tmp_path):
+    held = artifacts(tmp_path, "all")
+    inside = tmp_path / "given" / "sub" / "a.bin"
+    inside.parent.mkdir(parents=True)
+    inside.write_bytes(b"before" * 100_000)
+    (tmp_path / "given" / "link").symlink_to(inside)
+    (tmp_path / "given" / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").write_bytes(b"")
+    copies = [held.hold(path) for path in (inside, tmp_path / "given", tmp_path / "empty")]
+    with inside.open("r+b") as file:
+        file.write(b"after!")
+    assert [copy.name for copy in copies] == ["a.bin", "given", "empty"]
+    for path in (copies[0], copies[1] / "sub" / "a.bin", copies[1] / "link"):
+        assert path.read_bytes() == b"before" * 100_000
+    assert copies[2].read_bytes() == b""
+    assert held.hold(tmp_path / "empty").parent != copies[2].parent  # the name may be given again
+
+
+def test_what_cannot_be_held_is_named_and_leaves_nothing(tmp_path):
+    held = artifacts(tmp_path, "all")
+    (tmp_path / "given").mkdir()
+    os.mkfifo(tmp_path / "given" / "pipe")
+    for path in (tmp_path / "given", tmp_path / "given" / "pipe", tmp_path / "nothing"):
+        with pytest.raises(SerializationError, match=f"artifact {path}"):
+            held.hold(path)
+    assert not held.has_any(0)
+    assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+def test_the_directory_of_the_copies_can_be_part_of_what_is_held(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    copy = artifacts(tmp_path, "all").hold(tmp_path)
+    assert [path.name for path in copy.iterdir()] == ["run.json"]
+
+
+def config_of(make_config, uri=None, **persistence):
+    return make_config(persistence={"mlflow_tracking_uri": uri, **persistence}, sinks={"mlflow": {"enabled": True}})
+
+
+def log_temporary(run, name, content):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / name
+        path.write_text(content)
+        run.log_artifact(path, "notes")
+        path.write_text("too late")
+
+
+def notes_of(config, tmp_path):
+    """Return what MLflow has under "notes", by name."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
+    (found,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    local = Path(client.download_artifacts(found.info.run_id, "notes", str(tmp_path)))
+    return {path.name: path.read_text() for path in local.iterdir()}
+
+
+def test_a_file_that_is_gone_when_the_tracker_comes_is_there_as_it_was(make_config, tmp_path):
+    config = config_of(make_config)
+    with trieye.Run(config) as run:
+        log_temporary(run, "a.txt", "first")
+        run.mlflow_run_id(60.0)
+        wait_until(lambda: not list(run.dir.glob("artifacts/*")))  # it is not kept twice for longer than need be
+        log_temporary(run, "b.txt", "second")
+    assert notes_of(config, tmp_path) == {"a.txt": "first", "b.txt": "second"}
+    assert not list(run.dir.glob("artifacts/*"))
+
+
+@pytest.mark.slow
+def test_a_project_that_was_moved_has_its_artifacts_and_those_that_waited_in_the_new_place(make_config, tmp_path):
+    with trieye.Run(config_of(make_config)) as run:
+        run.mlflow_run_id(60.0)
+        log_temporary(run, "a.txt", "delivered")
+    with trieye.Run(make_config()) as run:  # without a tracker: the copy waits for one
+        log_temporary(run, "b.txt", "waiting")
+    assert [path.read_text() for path in run.dir.glob("artifacts/*/b.txt")] == ["waiting"]
+    (tmp_path / "root").rename(tmp_path / "moved")
+    mlflow_utils._artifact_repos_cache.clear()  # another process does not remember where a run had its files
+    config = config_of(make_config, root_data_dir=str(tmp_path / "moved"))
+    with trieye.Run(config) as run:
+        run.log_image("board", np.zeros((2, 2)), step=2)
+        log_temporary(run, "c.txt", "new")
+        run.step = 1
+        run.save(x=1)
+        run.mlflow_run_id(60.0)
+    assert notes_of(config, tmp_path) == {"a.txt": "delivered", "b.txt": "waiting", "c.txt": "new"}
+    assert not (tmp_path / "root").exists()
+    assert not list(run.dir.glob("artifacts/*"))
+    assert list(tmp_path.glob("moved/app/mlruns/artifacts/*/artifacts/images/board/step_2.png"))
+    tag = stored_tags(config)["trieye.latest_checkpoint"]
+    assert (tmp_path / "moved" / "app" / tag).is_dir()
+
+
+def stored_tags(config):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
+    return client.search_runs([client.get_experiment_by_name("app").experiment_id])[0].data.tags
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def saved_run(make_config, tmp_path, policy, *, uri, objectives=(1.0, 3.0, 2.0), is_away=False):
+    config = make_config(
+        persistence={"log_checkpoints": policy, "keep_last": 1, "keep_best": 0, "mlflow_tracking_uri": uri},
+        sinks={"mlflow": {"enabled": True}},
+    )
+    with trieye.Run(config) as run:
+        assert (run.mlflow_run_id(0.0 if is_away else 60.0) is None) == is_away
+        for step, objective in enumerate(objectives, 1):
+            run.step = step
+            run.save(objective=objective, model=np.full(10, step))
+        run.wait_for_saves()
+        return run.dir, run.health()
+
+
+def logged(uri):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    return client, found.info.run_id, [item.path for item in client.list_artifacts(found.info.run_id, "checkpoints")]
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("all", [1, 2, 3]), ("best", [1, 2])])
+def test_mlflow_gets_what_the_policy_says_although_retention_deletes_it(make_config, tmp_path, policy, steps):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    run_dir, _ = saved_run(make_config, tmp_path, policy, uri=uri)
+    assert [path.name for path in run_dir.glob("checkpoints/checkpoint_*")] == ["checkpoint_step_3"]
+    client, run_id, found = logged(uri)
+    assert found == [f"checkpoints/checkpoint_step_{step}" for step in steps]
+    local = client.download_artifacts(run_id, "checkpoints", str(tmp_path))
+    loaded = trieye.load_checkpoint(local, steps[-1])
+    assert (loaded.objects["model"] == np.full(10, steps[-1])).all()
+
+
+def test_a_checkpoint_waits_for_a_tracker_that_is_away_until_a_later_attempt(make_config, tmp_path):
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    (tmp_path / "store").write_bytes(b"")
+    run_dir, _ = saved_run(make_config, tmp_path, "all", uri=uri, objectives=(1.0, 2.0), is_away=True)
+    assert len(list(run_dir.glob("artifacts/*/checkpoint_step_*"))) == 2
+    (tmp_path / "store").unlink()
+    (tmp_path / "store").mkdir()
+    saved_run(make_config, tmp_path, "all", uri=uri, objectives=())
+    assert logged(uri)[2] == ["checkpoints/checkpoint_step_1", "checkpoints/checkpoint_step_2"]
+    assert not list(run_dir.glob("artifacts/*"))

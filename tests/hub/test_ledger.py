@@ -1,0 +1,410 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trieye.config import MetricConfig, StatsConfig
+from trieye.exceptions import SequenceGapError
+from trieye.history.history import History
+from trieye.hub.ledger import Ledger
+from trieye.hub.pending import ActorState
+from trieye.journal.journal import Journal
+from trieye.stats.batch import EventBatch, EventRow
+from trieye.stats.operations import LogParams, LogText
+from trieye.stats.point import Point
+
+NOW = 1.8e9
+
+METRICS = [
+    MetricConfig(name="every", aggregation="latest"),
+    MetricConfig(name="windows", raw_event_name="loss", aggregation="mean", log_frequency_steps=10),
+    MetricConfig(name="spread", raw_event_name="loss", aggregation="std", log_frequency_steps=7),
+    MetricConfig(
+        name="timed", raw_event_name="loss", aggregation="sum", log_frequency_steps=0, log_frequency_seconds=3
+    ),
+    MetricConfig(
+        name="rate",
+        aggregation="rate",
+        rate_numerator_event="loss",
+        log_frequency_steps=0,
+        log_frequency_seconds=2,
+    ),
+    MetricConfig(name="middle", raw_event_name="loss", aggregation="quantile", log_frequency_steps=10),
+    MetricConfig(name="smooth", raw_event_name="loss", aggregation="ema", log_frequency_steps=5),
+]
+
+
+class Hub:
+    """A ledger in files, as hubs one after the other open it."""
+
+    def __init__(self, directory, metrics=METRICS):
+        self.directory = directory
+        self.metrics = metrics
+        self.now = 0.0
+        self.attempt = 0
+
+    def start(self, *, attempt=None, wall=None):
+        self.attempt = self.attempt + 1 if attempt is None else attempt
+        self.journal = Journal(self.directory / "journal.db")
+        self.history = History(self.journal, self.directory / "history")
+        self.ledger = Ledger(
+            StatsConfig(metrics=self.metrics),
+            self.journal,
+            self.history,
+            ActorState(),
+            undeclared="auto",
+            clock=lambda: self.now,
+            wall_clock=lambda: NOW + self.now if wall is None else wall,
+        )
+        self.goes_on = self.ledger.open(attempt=self.attempt, created=NOW)
+        return self
+
+    def die(self):
+        """End without a snapshot, as a killed process does: what is in memory only is gone."""
+        self.journal.close()
+
+    def log(self, *steps, name="loss", client="", seq=None):
+        rows = [EventRow(name, step * 0.1, step, NOW + step) for step in steps]
+        return self.ledger.accept(EventBatch.from_rows(rows), client=client, seq=seq)
+
+    def points(self, metric=None):
+        items, start = [], 0
+        while start < self.history.end:
+            found, start = self.history.read(start, 1000)
+            items += found
+        return [item for item in items if isinstance(item, Point) and (metric is None or item.metric == metric)]
+
+
+@pytest.fixture
+def hub(tmp_path):
+    made = Hub(tmp_path)
+    yield made
+    made.journal.close()
+
+
+def steps_of(points):
+    return [point.step for point in points]
+
+
+def events_in(points):
+    return sum(point.count for point in points)
+
+
+def play(hub, script, *, crashes):
+    """Run a script of operations, with a death of the hub before each one that `crashes` names."""
+    hub.start()
+    for number, (action, argument) in enumerate(script):
+        if number in crashes:
+            hub.die()
+            hub.start(attempt=hub.attempt)
+        match action:
+            case "log":
+                hub.log(*argument)
+            case "rows":
+                hub.ledger.accept_rows([EventRow("loss", 0.3 * step, step, NOW) for step in argument])
+            case "wait":
+                hub.now += argument
+                hub.ledger.ingest()  # a record: what is not in the journal is downtime after a death
+            case "advance":
+                hub.ledger.advance(step=argument)
+            case "force":
+                hub.ledger.advance(force=True)
+            case "snapshot":
+                hub.ledger.snapshot()
+            case "params":
+                hub.ledger.record(LogParams({"a": str(argument)}))
+    hub.ledger.advance(force=True)
+    found = hub.points()
+    counts = hub.ledger.counts
+    hub.die()
+    return found, counts
+
+
+STEPS = st.lists(st.integers(-5, 60), min_size=1, max_size=8)
+ACTIONS = st.one_of(
+    st.tuples(st.just("log"), STEPS),
+    st.tuples(st.just("rows"), STEPS),
+    st.tuples(st.just("wait"), st.floats(0.1, 5)),
+    st.tuples(st.just("advance"), st.none() | st.integers(0, 60)),
+    st.tuples(st.just("force"), st.none()),
+    st.tuples(st.just("snapshot"), st.none()),
+    st.tuples(st.just("params"), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=st.lists(ACTIONS, max_size=25), data=st.data())
+def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_factory, script, data):
+    crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
+    calm, calm_counts = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
+    killed, counts = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
+    assert killed == calm
+    assert counts == calm_counts
+
+
+@settings(max_examples=30, deadline=None)
+@given(script=st.lists(ACTIONS, max_size=25))
+def test_every_accepted_event_is_in_exactly_one_point(tmp_path_factory, script):
+    points, counts = play(Hub(tmp_path_factory.mktemp("hub")), script, crashes=set())
+    for metric in ("windows", "spread", "timed", "middle", "smooth"):
+        assert events_in([point for point in points if point.metric == metric]) == counts["accepted"]
+
+
+def test_a_batch_that_is_sent_again_counts_once_also_after_a_restart(hub):
+    hub.start()
+    assert hub.log(1, 2, client="a", seq=1)
+    assert not hub.log(1, 2, client="a", seq=1)
+    hub.ledger.advance(force=True)
+    hub.ledger.snapshot()
+    hub.ledger.snapshot()
+    hub.die()
+    hub.start(attempt=1)
+    assert not hub.log(1, 2, client="a", seq=1)
+    assert hub.log(3, client="a", seq=2)
+    with pytest.raises(SequenceGapError) as caught:
+        hub.log(9, client="a", seq=5)
+    assert caught.value.expected == 3
+    hub.ledger.advance(force=True)
+    assert hub.ledger.counts["accepted"] == 3
+    assert events_in(hub.points("windows")) == 3
+
+
+def test_calls_with_the_same_key_count_once(hub):
+    hub.start()
+    for _ in range(3):
+        hub.ledger.accept_rows([EventRow("loss", 1.0, 1, NOW)], key="task-1")
+        hub.ledger.count_dropped([("overflow", "*", 5)], key="drop-1")
+        hub.ledger.record(LogText("note", 1, NOW, "once"), key="text-1")
+    assert hub.ledger.counts["accepted"] == 1
+    assert hub.ledger.stats.aggregator.drops.by_reason["overflow"] == 5
+    items, _ = hub.history.read(0, 10)
+    assert sum(isinstance(item, LogText) for item in items) == 1
+
+
+def test_a_new_attempt_without_a_checkpoint_goes_on_with_the_open_windows(hub):
+    hub.start()
+    hub.log(*range(1, 16))
+    hub.ledger.advance()
+    hub.die()
+    hub.start()
+    assert not hub.goes_on
+    hub.log(*range(16, 21))
+    hub.ledger.advance(force=True)
+    assert [(point.step, point.count) for point in hub.points("windows")] == [(10, 10), (20, 10)]
+
+
+def test_a_rewind_supersedes_what_came_after_the_checkpoint(hub):
+    hub.start()
+    hub.log(*range(1, 101), name="every")
+    hub.log(*range(1, 101))
+    state = hub.ledger.to_state(100)
+    hub.log(*range(101, 138), name="every")
+    hub.log(*range(101, 138))
+    hub.ledger.advance()
+    hub.die()
+    hub.start()
+    kept = hub.ledger.rewind(state)
+    assert kept == state["journal"]["index"]
+    hub.log(*range(101, 121), name="every")
+    hub.log(*range(101, 121))
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == list(range(1, 121))
+    assert [(p.step, p.count) for p in hub.points("windows")] == [(10 * k, 10) for k in range(1, 13)]
+    assert {p.step for p in hub.history.superseded(hub.history.end) if p.metric == "every"} == set(range(101, 137))
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    assert steps_of(hub.points("every")) == list(range(1, 121))
+
+
+def test_events_logged_before_the_rewind_stay(hub):
+    hub.start()
+    hub.log(*range(1, 6))
+    state = hub.ledger.to_state(5)
+    hub.log(6, 7)
+    hub.ledger.advance()
+    hub.die()
+    hub.start()
+    hub.log(8, name="setup")
+    hub.log(9, name="loss")
+    hub.ledger.advance()
+    hub.ledger.snapshot()
+    hub.ledger.rewind(state)
+    hub.ledger.advance(force=True)
+    assert [(p.step, p.count) for p in hub.points("windows")] == [(9, 6)]
+    assert steps_of(hub.points("setup")) == [8]
+
+
+def test_a_run_that_begins_anew_shows_only_the_new_branch(hub):
+    hub.start()
+    hub.log(*range(1, 31))
+    hub.ledger.advance()
+    assert hub.ledger.rewind({}) is None, "the first attempt has nothing to go back to"
+    assert steps_of(hub.points("windows")) == [10, 20]
+    hub.die()
+    hub.start()
+    hub.ledger.rewind({})
+    hub.log(*range(1, 12))
+    hub.ledger.advance(force=True)
+    assert [(p.step, p.count) for p in hub.points("windows")] == [(10, 10), (11, 1)]
+    assert hub.ledger.rewind({}) is None, "it went back already"
+
+
+def test_a_state_of_this_attempt_replaces_what_came_since(hub):
+    hub.start()
+    hub.log(1, 2, 3, name="every")
+    state = hub.ledger.to_state(3)
+    hub.log(4, 5, name="every")
+    hub.ledger.advance(step=5)
+    hub.ledger.rewind(state)
+    hub.log(4, name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [1, 2, 3, 4]
+
+
+def test_a_branch_that_was_left_comes_back_with_its_checkpoint(hub):
+    hub.start()
+    hub.log(*range(1, 11), name="every")
+    old = hub.ledger.to_state(10)
+    hub.log(*range(11, 21), name="every")
+    new = hub.ledger.to_state(20)
+    hub.die()
+    hub.start()
+    hub.ledger.rewind(old)
+    hub.log(11, 12, name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 11), 11, 12]
+    hub.die()
+    hub.start()
+    assert hub.ledger.rewind(new) == old["journal"]["index"]
+    hub.log(21, name="every")
+    hub.ledger.advance(force=True)
+    assert [(p.step, p.value) for p in hub.points("every")] == [(step, step * 0.1) for step in range(1, 22)]
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    assert steps_of(hub.points("every")) == list(range(1, 22))
+
+
+def test_a_state_of_another_run_takes_nothing_of_this_one(hub):
+    hub.start()
+    hub.log(*range(1, 11), name="every")
+    state = hub.ledger.to_state(10)
+    foreign = {**state, "journal": {**state["journal"], "run": "another", "index": 3}}
+    hub.ledger.rewind(foreign)
+    assert steps_of(hub.points("every")) == list(range(1, 11))
+
+
+def test_parameters_survive_a_rewind(hub):
+    hub.start()
+    state = hub.ledger.to_state(0)
+    hub.ledger.record(LogParams({"lr": "0.1"}))
+    hub.ledger.record(LogText("note", 3, NOW, "dead branch"))
+    hub.die()
+    hub.start()
+    hub.ledger.rewind(state)
+    items, _ = hub.history.read(0, 10)
+    assert items == [LogParams({"lr": "0.1"})]
+
+
+def test_the_journal_stays_small_however_long_the_run_is(hub):
+    hub.start()
+    hub.ledger.rewind({})
+    sizes = []
+    for number in range(40):
+        rows = np.arange(number * 5000, number * 5000 + 5000)
+        hub.log(*rows.tolist())
+        hub.ledger.advance()
+        hub.now += 11
+        assert hub.ledger.compact()
+        hub.history.roll()
+        sizes.append(hub.journal.size_bytes)
+    assert sizes[-1] <= 2 * max(sizes[5:15])
+
+
+def test_metrics_that_are_configured_differently_go_on(tmp_path):
+    hub = Hub(tmp_path, [MetricConfig(name="loss", aggregation="mean", log_frequency_steps=10)]).start()
+    hub.log(*range(1, 16))
+    hub.ledger.advance()
+    hub.die()
+    hub.metrics = [MetricConfig(name="loss", aggregation="mean", log_frequency_steps=20)]
+    hub.start()
+    hub.log(*range(16, 25))
+    hub.ledger.advance(force=True)
+    assert sum(p.count for p in hub.points("loss")) == 24
+    hub.die()
+
+
+@pytest.mark.parametrize("days", [-3, 3])
+def test_a_clock_that_was_set_differently_between_attempts_spoils_no_interval(tmp_path, days):
+    metrics = [
+        MetricConfig(name="timed", raw_event_name="loss", log_frequency_steps=0, log_frequency_seconds=5),
+        MetricConfig(name="age", raw_event_name="loss", aggregation="latest", x_axis="wall_time"),
+    ]
+    hub = Hub(tmp_path, metrics).start()
+    hub.ledger.accept_rows([EventRow("loss", 1.0, 1, NOW + 2)])
+    hub.ledger.advance(step=1)
+    hub.now = 4.0
+    hub.ledger.advance()
+    hub.die()
+    shifted = NOW + 4 + days * 86400
+    hub.start(wall=shifted)
+    hub.ledger.accept_rows([EventRow("loss", 2.0, 2, shifted + 1)])
+    hub.ledger.advance(step=2)
+    assert hub.points("timed") == []
+    hub.now = 5.0
+    hub.ledger.advance()
+    assert [point.count for point in hub.points("timed")] == [2]
+    first, second = steps_of(hub.points("age"))
+    assert first == 2
+    assert second == (5 if days < 0 else 5 + days * 86400), "the life of a run never gets shorter"
+    hub.die()
+
+
+def test_names_and_contexts_that_cannot_be_kept_cost_nothing_else(hub):
+    hub.start()
+    rows = [
+        EventRow("good", 1.0, 1, NOW, {"huge": "x" * 10_000_000}),
+        EventRow("n" * 5000, 1.0, 1, NOW),
+        EventRow("\ud800", 1.0, 1, NOW),
+        EventRow("", 1.0, 1, NOW),
+        EventRow("good", 2.0, 1 << 70, NOW),
+        EventRow("good", 3.0, 2, NOW),
+    ]
+    hub.ledger.accept_rows(rows)
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("good")) == [1, 2]
+    assert hub.ledger.stats.aggregator.drops.by_reason == {
+        "name_too_long": 1,
+        "unnamed": 2,
+        "step_out_of_range": 1,
+    }
+    assert hub.journal.size_bytes < 1_000_000
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_kills_with_rewinds_lose_and_double_nothing(tmp_path, seed):
+    rng = random.Random(seed)
+    hub = Hub(tmp_path).start()
+    surviving, saved, step, state = [], [], 0, {}
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.6:
+            step += 1
+            hub.log(step, name="every")
+            surviving.append(step)
+        elif action < 0.7:
+            hub.ledger.advance()
+        elif action < 0.8:
+            state, saved = hub.ledger.to_state(step), list(surviving)
+        elif action < 0.9:
+            hub.die()
+            hub.start(attempt=hub.attempt)
+        else:
+            hub.die()
+            hub.start()
+            hub.ledger.rewind(state)
+            surviving, step = list(saved), saved[-1] if saved else 0
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == surviving
+    hub.die()

@@ -1,0 +1,495 @@
+"""What a ledger makes of faults at the worst moment: a full disk, a death, a damaged journal, threads."""
+
+import contextlib
+import shutil
+import sqlite3
+import sys
+import threading
+
+import numpy as np
+import pytest
+from test_ledger import NOW, Hub, events_in, steps_of
+
+from trieye.config import MetricConfig, StatsConfig
+from trieye.exceptions import CheckpointError, JournalError, JournalFullError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import History
+from trieye.hub.ledger import Ledger
+from trieye.hub.logic import ActorLogic
+from trieye.hub.pending import ActorState
+from trieye.journal.journal import Journal
+from trieye.schemas import RawMetricEvent
+from trieye.stats.batch import EventRow
+from trieye.stats.operations import LogParams, LogText
+from trieye.stats.point import Point
+
+
+@pytest.fixture
+def hub(tmp_path):
+    made = Hub(tmp_path)
+    yield made
+    made.journal.close()
+
+
+def all_items(hub):
+    items, start = [], 0
+    while start < hub.history.end:
+        found, start = hub.history.read(start, 1000)
+        items += found
+    return items
+
+
+def fails(monkeypatch, name, *, error=JournalFullError, after=0, stores=False):
+    """Let a method of the journal fail from the call number `after` on, perhaps after it has done its work."""
+    real, calls = getattr(Journal, name), []
+
+    def failing(self, *values, **named):
+        calls.append(name)
+        if len(calls) <= after:
+            return real(self, *values, **named)
+        if stores:
+            real(self, *values, **named)
+        raise error("injected")
+
+    monkeypatch.setattr(Journal, name, failing)
+
+
+# what cannot be encoded
+
+
+class Text(str):
+    """A string of another type, as NumPy's are."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("name", [np.str_("loss"), Text("loss")])
+def test_a_name_of_another_string_type_is_a_name(hub, name):
+    hub.start()
+    hub.log(1, name=name)
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("windows")) == [1]
+    hub.die()
+    hub.start(attempt=1)
+    assert steps_of(hub.points("windows")) == [1]
+
+
+@pytest.mark.parametrize("value", ["\ud800", np.str_("long"), Text("long")])
+def test_a_text_in_a_context_costs_no_neighbor(tmp_path, value):
+    metric = MetricConfig(name="length", raw_event_name="loss", context_key="length", aggregation="mean")
+    hub = Hub(tmp_path, [metric]).start()
+    rows = [EventRow("loss", 1.0, 1, NOW, {"length": value}), EventRow("loss", 1.0, 2, NOW, {"length": 5})]
+    hub.ledger.accept_rows(rows)
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("length")) == [2]
+    hub.die()
+
+
+def test_an_event_that_is_invalid_in_two_ways_costs_no_neighbor(hub):
+    hub.start()
+    hub.ledger.accept_rows([EventRow("\ud800", 10**400, 1, NOW), EventRow("every", 1.0, 2, NOW)])
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [2]
+
+
+# a record that is stored although the call failed
+
+
+@pytest.mark.parametrize("kind", ["events", "operation", "pass"])
+def test_what_was_stored_by_a_call_that_failed_counts_once(hub, monkeypatch, kind):
+    hub.start()
+    hub.log(1, name="every", client="a", seq=1)
+    with monkeypatch.context() as patch:
+        fails(patch, "append", error=JournalError, stores=True)
+        with pytest.raises(JournalError):
+            if kind == "events":
+                hub.log(2, name="every", client="a", seq=2)
+            elif kind == "operation":
+                hub.ledger.record(LogText("note", 1, NOW, "here"), key="k")
+            else:
+                hub.ledger.advance(step=1)
+    if kind == "events":
+        assert not hub.log(2, name="every", client="a", seq=2)
+    if kind == "operation":
+        hub.ledger.record(LogText("note", 1, NOW, "here"), key="k")
+    hub.log(3, name="every", client="a", seq=3 if kind == "events" else 2)
+    hub.ledger.advance(force=True)
+    live = all_items(hub)
+    hub.ledger.snapshot()
+    hub.die()
+    hub.start(attempt=1)
+    assert all_items(hub) == live
+    assert steps_of(hub.points("every")) == ([1, 2, 3] if kind == "events" else [1, 3])
+    assert sum(isinstance(item, LogText) for item in live) == (kind == "operation")
+
+
+# a full disk
+
+
+@pytest.mark.parametrize("method", ["append", "commit"])
+def test_a_full_disk_leaves_memory_and_journal_alike(hub, monkeypatch, method):
+    hub.start()
+    hub.log(*range(1, 16))
+    state = hub.ledger.to_state(5)
+    hub.log(16, 17)
+    hub.ledger.advance()
+    hub.die()
+    hub.start()
+    hub.log(18)
+    for after in range(3):
+        for name, values, named in (
+            ("accept_rows", [[EventRow("loss", 1.0, 19, NOW)]], {}),
+            ("advance", [], {}),
+            ("advance", [], {"force": True}),
+            ("ingest", [], {}),
+            ("snapshot", [], {}),
+            ("to_state", [3], {}),
+            ("record", [LogParams({"a": "1"})], {}),
+            ("rewind", [state], {}),
+            ("finish", [], {"force": True}),
+        ):
+            with monkeypatch.context() as patch, contextlib.suppress(JournalFullError):
+                fails(patch, method, after=after)
+                getattr(hub.ledger, name)(*values, **named)
+            live, counts = all_items(hub), hub.ledger.counts
+            windows = hub.ledger.stats.aggregator.to_state()
+            hub.die()
+            hub.start(attempt=hub.attempt)
+            assert all_items(hub) == live
+            assert hub.ledger.counts == counts
+            assert hub.ledger.stats.aggregator.to_state() == windows
+
+
+# rewinds
+
+
+def test_all_events_are_accounted_for_after_a_rewind(hub):
+    hub.start()
+    hub.log(1, 2, 3)
+    state = hub.ledger.to_state(3)
+    hub.die()
+    hub.start()
+    hub.log(4, 5)
+    hub.ledger.advance()
+    hub.log(6)
+    hub.ledger.rewind(state)
+    counts = hub.ledger.counts
+    assert counts["accepted"] == counts["processed"] + counts["queued"] == 6
+
+
+def test_media_logged_before_the_rewind_stay(hub):
+    hub.start()
+    hub.log(1)
+    state = hub.ledger.to_state(1)
+    hub.ledger.record(LogText("note", 1, NOW, "of the dead branch"))
+    hub.die()
+    hub.start()
+    hub.ledger.record(LogParams({"lr": "0.1"}))
+    hub.ledger.record(LogText("note", 2, NOW, "of this attempt"))
+    hub.ledger.rewind(state)
+    hub.log(2)
+    hub.ledger.advance(force=True)
+
+    def operations():
+        return [item for item in all_items(hub) if isinstance(item, LogText | LogParams)]
+
+    expected = [LogParams({"lr": "0.1"}), LogText("note", 2, NOW, "of this attempt")]
+    assert operations() == expected
+    live = all_items(hub)
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    assert all_items(hub) == live
+    assert operations() == expected
+
+
+def test_a_checkpoint_ahead_of_a_journal_that_lost_its_end_doubles_nothing(hub, tmp_path):
+    hub.start()
+    hub.log(*range(1, 21), name="every")
+    hub.ledger.advance(step=20)
+    hub.ledger.snapshot()
+    hub.die()
+    shutil.copytree(tmp_path, tmp_path / "old", ignore=lambda *_: ["old"])
+    hub.start(attempt=1)
+    hub.log(*range(21, 101), name="every")
+    state = hub.ledger.to_state(100)
+    hub.die()
+    for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+        if (tmp_path / "old" / name).exists():
+            shutil.copy(tmp_path / "old" / name, tmp_path / name)
+    hub.start()
+    hub.log(101, 102, name="every")
+    hub.ledger.advance(step=102)
+    hub.ledger.rewind(state)
+    hub.log(*range(103, 151), name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 21), *range(101, 151)]
+    hub.die()
+    hub.start()
+    hub.ledger.rewind(state)
+    hub.log(*range(101, 111), name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 21), *range(101, 111)]
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    assert steps_of(hub.points("every")) == [*range(1, 21), *range(101, 111)]
+
+
+def lose_records(hub, first, last):
+    with contextlib.closing(sqlite3.connect(hub.directory / "journal.db")) as connection, connection:
+        connection.execute("DELETE FROM records WHERE pos BETWEEN ? AND ?", (first, last))
+
+
+def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
+    hub.start()
+    for step in range(1, 31):
+        hub.log(step, name="every")
+        hub.ledger.advance(step=step)
+        if step == 20:
+            state = hub.ledger.to_state(20)
+            hub.ledger.record(LogText("note", 20, NOW, "dead branch"))
+    places = {(p.metric, p.step): index for index, p in enumerate(all_items(hub)) if isinstance(p, Point)}
+    hub.ledger.record(LogText("note", 30, NOW, "dead branch"))
+    hub.die()
+    lose_records(hub, 3, 22)
+    hub.start()
+    assert hub.journal.num_lost == 20
+    kept = [step for step in range(1, 31) if not 2 <= step <= 11]
+    assert steps_of(hub.points("every")) == kept
+    for step in kept:  # a sink that has seen them goes on where it was
+        (item,) = hub.history.read(places["every", step], 1)[0]
+        assert item.step == step
+    hub.ledger.rewind(state)
+    hub.log(*range(21, 26), name="every")
+    hub.ledger.advance(force=True)
+    for _ in range(2):
+        assert steps_of(hub.points("every")) == [step for step in range(1, 26) if not 2 <= step <= 11]
+        assert not any(isinstance(item, LogText) for item in all_items(hub))
+        assert not hub.history.is_whole
+        hub.die()
+        hub.start(attempt=hub.attempt)
+
+
+def test_points_that_are_stored_come_once_when_the_state_of_the_metrics_is_lost(hub):
+    hub.start()
+    for step in range(1, 31):
+        hub.log(step, name="every")
+        hub.ledger.advance(step=step)
+        if step in {10, 20}:
+            hub.ledger.snapshot()
+    hub.die()
+    with contextlib.closing(sqlite3.connect(hub.directory / "journal.db")) as connection, connection:
+        connection.execute("DELETE FROM snapshots")
+    hub.start(attempt=hub.attempt)
+    hub.log(31, name="every")
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [*range(1, 32)]
+
+
+@pytest.mark.parametrize("is_restart", [True, False])
+def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(hub, tmp_path, is_restart):
+    hub.start()
+    hub.log(*range(1, 21), name="every")
+    hub.ledger.advance(force=True)
+    hub.ledger.snapshot()
+    hub.die()
+    kept = (tmp_path / "journal.db").read_bytes()
+    hub.start(attempt=hub.attempt)
+    hub.log(*range(21, 51), name="every")
+    hub.ledger.advance(force=True)
+    shown = hub.history.end
+    hub.journal.set_cursor("tensorboard", shown, "place")
+    hub.die()
+    (tmp_path / "journal.db").write_bytes(kept)
+    hub.start(attempt=1 if is_restart else 2)
+    assert hub.journal.num_lost == 2
+    hub.log(99, name="every")
+    hub.ledger.advance(force=True)
+    (item,) = hub.history.read(shown, 100)[0]
+    assert (item.metric, item.step) == ("every", 99)
+    for _ in range(2):
+        assert not hub.history.is_whole
+        hub.die()
+        hub.start()
+    hub.history.set_superseded([(20, hub.history.end)])
+    assert hub.history.is_whole
+
+
+def test_a_rewind_that_is_repeated_because_the_hub_died_loses_nothing(hub):
+    hub.start()
+    hub.log(1, 2, name="every")
+    state = hub.ledger.to_state(2)
+    hub.die()
+    hub.start()
+    hub.log(3, name="every")
+    hub.ledger.rewind(state, key="call-1")
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    hub.log(4, name="every")
+    assert hub.ledger.rewind(state, key="call-1") is None
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("every")) == [1, 2, 3, 4]
+
+
+# configs
+
+
+def test_a_setting_of_undeclared_names_holds_for_the_events_of_its_attempt(tmp_path):
+    def opened(attempt, undeclared):
+        journal = Journal(tmp_path / "journal.db")
+        history = History(journal, tmp_path / "history")
+        ledger = Ledger(
+            StatsConfig(metrics=[MetricConfig(name="known")]),
+            journal,
+            history,
+            ActorState(),
+            undeclared=undeclared,
+            clock=lambda: 0.0,
+            wall_clock=lambda: NOW,
+        )
+        ledger.open(attempt=attempt, created=NOW)
+        return journal, history, ledger
+
+    journal, history, ledger = opened(1, "auto")
+    ledger.accept_rows([EventRow("unknown", 1.0, step, NOW) for step in (1, 2, 3)])
+    ledger.advance(force=True)
+    before, _ = history.read(0, 100)
+    journal.close()
+    journal, history, ledger = opened(2, "drop")
+    after, _ = history.read(0, 100)
+    assert after == before
+    journal.close()
+
+
+# bounds
+
+
+def test_the_journal_of_an_attempt_that_never_restores_stays_small(hub, monkeypatch):
+    monkeypatch.setattr("trieye.hub.ledger.MAX_UNDECIDED_BYTES", 1 << 20)
+    hub.start()
+    hub.log(1)
+    hub.die()
+    hub.start()
+    sizes = []
+    for number in range(40):
+        hub.ledger.record(LogText("note", number, NOW, str(number % 10) * 200_000))
+        hub.now += 11
+        hub.ledger.compact()
+        hub.history.roll(force=True)
+        sizes.append(hub.journal.size_bytes)
+    assert sizes[-1] < 4 << 20
+
+
+# threads
+
+
+def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
+    hub.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    done, errors = threading.Event(), []
+
+    def read():
+        while not done.is_set():
+            try:
+                hub.ledger.counts  # noqa: B018 - reading is what is tested
+                hub.ledger.read(lambda stats: (stats.highest_step, stats.aggregator.late_by_metric))
+            except RuntimeError as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for number in range(2000):
+            hub.log(number, name=f"new/{number}")
+        hub.ledger.advance(force=True)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert events_in(hub.points("new/0")) == 1
+
+
+# the whole hub
+
+
+@pytest.fixture
+def open_logic(make_config):
+    opened = []
+
+    def open_with(**settings):
+        logic = ActorLogic(make_config(stats={"processing_interval_seconds": 3600}, **settings)).open()
+        opened.append(logic)
+        return logic
+
+    yield open_with
+    for logic in opened:
+        logic.shutdown()
+
+
+def saved(step):
+    return {
+        "nn_state_dict": {},
+        "optimizer_state_dict": {},
+        "buffer_content": [],
+        "global_step": step,
+        "episodes_played": 0,
+        "total_simulations_run": 0,
+        "is_best": False,
+        "save_buffer": False,
+        "model_config_dict": None,
+        "env_config_dict": None,
+        "user_data": None,
+    }
+
+
+def event(step):
+    return RawMetricEvent(name="m", value=1.0, global_step=step)
+
+
+def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full(open_logic, monkeypatch):
+    logic = open_logic()
+    with monkeypatch.context() as patch:
+        fails(patch, "append", after=2)
+        logic.save_training_state(**saved(1))
+    assert logic.load_initial_state().checkpoint_data.global_step == 1
+
+
+def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monkeypatch):
+    logic = open_logic()
+    with monkeypatch.context() as patch:
+        fails(patch, "append", after=2)
+        with pytest.raises(CheckpointError):
+            logic.save_training_state(**{**saved(1), "nn_state_dict": 5})
+    assert logic.health()["save_failures"] == 1
+
+
+def test_an_event_that_is_refused_because_the_journal_is_full_is_not_accepted(open_logic, monkeypatch):
+    monkeypatch.setattr("trieye.hub.logic.MAX_PENDING_EVENTS", 2)
+    logic = open_logic()
+    logic.log_batch_events([event(1), event(2), event(3)])
+    with monkeypatch.context() as patch:
+        fails(patch, "append")
+        with pytest.raises(JournalFullError):
+            logic.log_event(event(4))
+    logic.log_event(event(4))
+    assert logic.health()["accepted"] == 4
+
+
+def test_a_hub_that_cannot_be_opened_leaves_no_thread(make_config, monkeypatch):
+    before = {thread.name for thread in threading.enumerate()}
+    with monkeypatch.context() as patch:
+        fails(patch, "append")
+        with pytest.raises(JournalFullError):
+            ActorLogic(make_config(sinks={"tensorboard": {"enabled": True}})).open()
+    assert {thread.name for thread in threading.enumerate()} <= before
+
+
+def test_a_sink_that_is_late_does_not_bring_back_an_earlier_attempt(open_logic):
+    first = open_logic()
+    first.shutdown()
+    second = open_logic()
+    first.files.note_mlflow_run_id("late")
+    assert RunRecord.read(second.files.paths.run_record_path).attempt == 2

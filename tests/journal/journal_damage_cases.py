@@ -1,0 +1,260 @@
+"""Damage to the files of a journal, and what must be true of a journal that is opened after it.
+
+A soak runs the complete form: `problems(directory, stride=1, bits=8)`. The tests run short ones.
+"""
+
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES
+
+PAGE = 4096
+NAME = "journal.db"
+WAL = NAME + "-wal"
+WITNESS = "journal-witness.jsonl"
+KINDS = ("file", "log", "both", "copied")
+MAX_LOST_WITH_A_PAGE = 100
+"""Records that lie on one page at most."""
+
+
+@dataclass
+class Truth:
+    """All that a journal ever held, and what it held after each of its last transactions."""
+
+    records: dict[int, Record] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    cursors: dict[str, list[tuple[int, str | None] | None]] = field(default_factory=lambda: defaultdict(lambda: [None]))
+    meta: dict[str, list[bytes | None]] = field(default_factory=lambda: defaultdict(lambda: [None]))
+    superseded: list[tuple[int, int]] = field(default_factory=list)
+    latest: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def contents(self) -> dict[str, object]:
+        """What the journal holds in the end."""
+        return self.latest[-1]
+
+
+class Writer:
+    """Uses a journal in every way, and writes down what it did."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.journal = Journal(path)
+        self.truth = Truth()
+        self._random = random.Random(seed)
+        self._seqs: dict[str, int] = defaultdict(int)
+        self._index = 0
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            size = self._random.choice([0, 20, 300, 2800, 2800, 9000])
+            kind, at = self._random.choice(["events", "pass"]), self._random.choice([1.0, 2.5, float(count)])
+            client, seq = self._random.choice(["worker-1", "worker-2", "", "key"]), None
+            if client == "key":
+                client = f"key-{self.journal.last_pos}"
+            elif client:
+                self._seqs[client] += 1
+                seq = self._seqs[client]
+            payload = self._random.randbytes(size)
+            pos = self.journal.append(kind, payload, at=at, client=client, seq=seq)
+            assert pos is not None
+            self.truth.records[pos] = Record(pos, kind, at, client, seq or 0, payload)
+
+    def commit(self) -> None:
+        chunk = Chunk(self._index, self._index + 10, self._random.randbytes(self._random.choice([500, 9000])))
+        self._index += 10
+        snapshot = Snapshot(self.journal.last_pos, self._index, 3.5, self._random.randbytes(6000))
+        self.journal.commit(snapshot, chunks=[chunk], keep_after=snapshot.pos - 5)
+        self.truth.snapshots.append(snapshot)
+        self.truth.chunks[chunk.first] = chunk.payload
+
+    def note(self) -> None:
+        for sink in ("mlflow", "tensorboard", "console"):
+            cursor = (self._random.randrange(self._index + 1), self._random.choice([None, "12:34"]))
+            self.journal.set_cursor(sink, *cursor)
+            self.truth.cursors[sink].append(cursor)
+        for key in ("attempt", "status"):
+            value = self._random.randbytes(200)
+            self.journal.set_meta(key, value)
+            self.truth.meta[key].append(value)
+        self.journal.supersede(self._index - 5, self._index)
+        self.truth.superseded.append((self._index - 5, self._index))
+
+    def roll(self) -> None:
+        segment = Segment(0, 20, "points-0-20.parquet", 1234, 5678)
+        self.journal.replace_chunks(segment)
+        self.truth.segments.append(segment)
+
+
+def contents(journal: Journal, truth: Truth) -> dict[str, object]:
+    """Return all that a journal holds."""
+    return {
+        "records": list(journal.records(0)),
+        "snapshot": journal.snapshot(),
+        "chunks": {first: journal.read_chunk(first) for first, _ in journal.chunks()},
+        "segments": journal.segments(),
+        "cursors": {sink: journal.cursor(sink) for sink in truth.cursors},
+        "meta": {key: journal.meta(key) for key in truth.meta},
+        "superseded": journal.superseded(),
+        "last_pos": journal.last_pos,
+        "last_at": journal.last_at,
+    }
+
+
+def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
+    """Write the files of a journal as a killed process leaves them.
+
+    Args:
+        directory: Where; it is made.
+        kind: Where it is: all in the `file`, nearly all in the write-ahead `log`, some here and some there (`both`), or
+            in the log and `copied` into the file already.
+        rounds: How much is written.
+        seed: Of the contents.
+    """
+    scratch = directory / "scratch"
+    writer = Writer(scratch / NAME, seed)
+    for _ in range(rounds):
+        writer.append(12)
+        writer.commit()
+        writer.note()
+    writer.roll()
+    writer.append(12)
+    if kind == "both":
+        writer.journal._store._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        writer.append(4)
+        writer.note()
+    for _ in range(5):
+        writer.append(1)
+        writer.truth.latest.append(contents(writer.journal, writer.truth))
+    if kind == "copied":
+        writer.journal._store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    if kind == "file":
+        writer.journal.close()
+    for name in (NAME, WAL, WITNESS):
+        if (scratch / name).exists():
+            shutil.copyfile(scratch / name, directory / name)
+    writer.journal.close()
+    shutil.rmtree(scratch)
+    return writer.truth
+
+
+def cuts(data: bytes, stride: int) -> Iterator[tuple[str, bytes]]:
+    """Cut a file within its last 4 KiB: at every byte of the last 40 too, whatever the stride."""
+    last = range(max(len(data) - PAGE, 0), len(data))
+    for size in sorted({*last[::stride], *last[-40:]}):
+        yield f"cut to {size} of {len(data)} bytes", data[:size]
+
+
+def flips(data: bytes, *, is_log: bool, bits: int, seed: int) -> Iterator[tuple[str, bytes]]:
+    """Flip random bits, one at a time, in each page, and in the headers of a log."""
+    source = random.Random(seed)
+    begin, size = (HEADER_BYTES, FRAME_BYTES) if is_log else (0, PAGE)
+    regions = [(start, min(start + size, len(data))) for start in range(begin, len(data), size)]
+    regions += [(start, start + 24) for start in range(begin, len(data), size)] if is_log else [(0, 100)]
+    regions += [(0, begin)] if is_log and data else []
+    for first, end in regions:
+        for _ in range(bits):
+            place, bit = source.randrange(first, end), source.randrange(8)
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            yield f"bit {bit} of byte {place} flipped", bytes(flipped)
+
+
+def wipes(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Write zeros over one block of the disk after the other, as a power loss may."""
+    for start in range(0, len(data), PAGE):
+        end = min(start + PAGE, len(data))
+        yield f"bytes {start} to {end - 1} zero", data[:start] + bytes(end - start) + data[end:]
+
+
+def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
+    """Open a journal whose files were damaged, and return what is wrong with what it gives."""
+    journal = Journal(directory / NAME)
+    found = contents(journal, truth)
+    wrong = [f"wrong {what}" for what in _wrong_values(found, truth)]
+    damage, num_lost = journal.damage, journal.num_lost
+    missing = len(truth.contents["records"]) - len(found["records"])
+    if not num_lost and not is_cut_log:
+        # the older snapshot stands in for the newer one, and nothing is lost
+        same = [what for what in found if what != "snapshot" or not damage]
+        wrong += [f"{what} changed, not reported" for what in same if found[what] != truth.contents[what]]
+    if is_cut_log and not damage and found not in truth.latest:
+        wrong.append("not as it was before the last transactions")
+    if missing > max(num_lost, MAX_LOST_WITH_A_PAGE):
+        wrong.append(f"{missing} records missing, {num_lost} reported")
+    if damage and not any(path.name.startswith(f"{NAME}.damaged-1") for path in directory.iterdir()):
+        wrong.append("not set aside")
+    pos = journal.append("events", b"new", at=9.0, client="newcomer", seq=1)
+    if pos in {record.pos for record in found["records"]}:
+        wrong.append(f"position {pos} used twice")
+    journal.close()
+    return wrong + list(_not_kept(directory, truth, {**found, "last_pos": pos, "last_at": 9.0}, pos))
+
+
+def _wrong_values(found: dict[str, object], truth: Truth) -> Iterator[str]:
+    """Yield what a journal gives and never was given."""
+    positions = [record.pos for record in found["records"]]
+    if positions != sorted(set(positions)):
+        yield "order of records"
+    yield from (f"record {r.pos}" for r in found["records"] if r != truth.records.get(r.pos))
+    if found["snapshot"] not in [None, *truth.snapshots]:
+        yield "snapshot"
+    yield from (f"chunk {first}" for first, payload in found["chunks"].items() if payload != truth.chunks.get(first))
+    yield from (f"segment {segment.name}" for segment in found["segments"] if segment not in truth.segments)
+    yield from (f"meta {key}" for key, value in found["meta"].items() if value not in truth.meta[key])
+    for sink, cursor in found["cursors"].items():  # where the newest records are lost, none keeps its position
+        indices = {(known[0], None) for known in truth.cursors[sink] if known is not None}
+        if cursor not in truth.cursors[sink] and cursor not in indices:
+            yield f"cursor of {sink}"
+    yield from (f"superseded {pair}" for pair in found["superseded"] if pair not in truth.superseded)
+
+
+def _not_kept(directory: Path, truth: Truth, found: dict[str, object], pos: int | None) -> Iterator[str]:
+    """Yield what another process finds changed in the repaired journal."""
+    journal = Journal(directory / NAME)
+    again = contents(journal, truth)
+    again["records"] = [record for record in again["records"] if record.pos != pos]
+    if journal.damage or journal.num_lost:
+        yield f"reported again: {journal.damage}"
+    yield from (f"{what} changed by a second opening" for what in found if found[what] != again[what])
+    if journal.append("events", b"new", at=9.0, client="newcomer", seq=1) is not None:
+        yield "taken twice"
+    journal.close()
+
+
+def damaged(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterator[tuple[str, dict[str, bytes], bool]]:
+    """Yield every damage to the files in a directory: its name, the files, and whether only the log was cut."""
+    names = (NAME, WAL, WITNESS)
+    files = {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
+    for name, data in files.items():
+        if name == WITNESS:
+            continue
+        is_log = name == WAL
+        for text, changed in cuts(data, stride):
+            yield f"{name} {text}", {**files, name: changed}, is_log
+        for text, changed in (*flips(data, is_log=is_log, bits=bits, seed=seed), *wipes(data)):
+            yield f"{name} {text}", {**files, name: changed}, False
+
+
+def problems(
+    directory: Path, kinds: Sequence[str] = KINDS, *, stride: int, bits: int, rounds: int = 4, seed: int = 0
+) -> Iterator[str]:
+    """Yield what goes wrong with damaged journals below a directory; nothing should."""
+    for kind in kinds:
+        truth = make(directory / kind, kind, rounds=rounds, seed=seed)
+        for text, files, is_cut_log in damaged(directory / kind, stride=stride, bits=bits, seed=seed):
+            scratch = directory / "scratch"
+            scratch.mkdir()
+            for name, data in files.items():
+                (scratch / name).write_bytes(data)
+            try:
+                yield from (f"{kind}, {text}: {problem}" for problem in check(scratch, truth, is_cut_log=is_cut_log))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem of this case
+                yield f"{kind}, {text}: {error!r}"
+            shutil.rmtree(scratch)

@@ -1,0 +1,377 @@
+import itertools
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from trieye.exceptions import JournalError, SequenceGapError
+from trieye.journal import keys as journal_keys
+from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+
+PAYLOAD = b"events"
+
+
+@pytest.fixture(params=["file", "memory"])
+def journal(request, tmp_path):
+    made = Journal(tmp_path / "run" / "journal.db" if request.param == "file" else None)
+    yield made
+    made.close()
+
+
+class Reopened:
+    """A journal that is opened by one hub after the other."""
+
+    def __init__(self, path):
+        self.path = path
+        self.now = Journal(path)
+
+    def again(self, durability="process"):
+        self.now.close()
+        self.now = Journal(self.path, durability=durability)
+        assert self.now.damage == []
+        assert self.now.num_lost == 0
+        return self.now
+
+
+@pytest.fixture
+def reopened(tmp_path):
+    made = Reopened(tmp_path / "journal.db")
+    yield made
+    made.now.close()
+
+
+def snapshot_at(journal, payload=b"state", index=0):
+    return Snapshot(journal.last_pos, index, 1.5, payload)
+
+
+def positions(journal, after=0):
+    return [record.pos for record in journal.records(after)]
+
+
+def test_records_come_back_in_order_as_they_were_appended(journal):
+    records = [
+        Record(1, "events", 0.0, "one", 1, b""),
+        Record(2, "events", 0.25, "two", 1, b"\0\xff" * 9000),
+        Record(3, "pass", 1e9, "", 0, PAYLOAD),
+        Record(4, "events", 1e-9, "key ü", 0, PAYLOAD),
+    ]
+    for record in records:
+        pos = journal.append(record.kind, record.payload, at=record.at, client=record.client, seq=record.seq or None)
+        assert pos == record.pos
+    assert list(journal.records(0)) == records
+    assert list(journal.records(2)) == records[2:]
+    assert list(journal.records(4)) == []
+    assert (journal.last_pos, journal.last_at) == (4, 1e-9)
+
+
+def test_a_new_journal_is_empty(journal):
+    assert (journal.last_pos, journal.last_at, journal.damage, journal.num_lost) == (0, 0.0, [], 0)
+    assert list(journal.records(0)) == []
+    assert journal.snapshot() is None
+    assert (journal.chunks(), journal.segments(), journal.superseded()) == ([], [], [])
+    assert journal.cursor("mlflow") is None
+    assert journal.meta("attempt") is None
+
+
+def test_times_are_kept_to_the_last_bit(reopened):
+    times = [0.0, -0.0, 5, 0.1, 1 / 3, 1e300, 5e-324, 123456789.0]
+    for at in times:
+        reopened.now.append("pass", b"", at=at)
+    found = [record.at for record in reopened.again().records(0)]
+    assert found == times
+    assert all(isinstance(at, float) for at in found)
+
+
+def test_records_may_be_appended_while_others_are_read(journal):
+    for _ in range(200):
+        journal.append("events", PAYLOAD, at=0.0)
+    found = []
+    for record in journal.records(0):
+        found.append(record.pos)
+        if record.pos % 10 == 0 and record.pos < 300:
+            journal.append("events", PAYLOAD, at=0.0)
+    assert found == list(range(1, journal.last_pos + 1))
+
+
+def test_a_batch_is_taken_once(journal):
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) == 1
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
+    assert journal.append("events", PAYLOAD, at=0.0, client="b", seq=1) == 2
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=2) == 3
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
+    assert len(positions(journal)) == 3
+
+
+def test_a_batch_that_comes_before_another_one_is_refused(journal):
+    journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
+    with pytest.raises(SequenceGapError, match="batch 4 of client 'a' came, but 2 is next") as caught:
+        journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
+    assert caught.value.expected == 2
+    with pytest.raises(SequenceGapError) as caught:
+        journal.append("events", PAYLOAD, at=0.0, client="unknown", seq=7)
+    assert caught.value.expected == 1
+    assert journal.last_pos == 1
+
+
+def test_a_key_is_taken_once_and_no_key_always(journal):
+    assert journal.append("rows", PAYLOAD, at=0.0, client="task") == 1
+    assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
+    assert journal.append("rows", PAYLOAD, at=0.0) == 2
+    assert journal.append("rows", PAYLOAD, at=0.0) == 3
+
+
+def test_what_was_taken_is_known_after_its_record_was_deleted(reopened):
+    journal = reopened.now
+    journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
+    journal.append("events", PAYLOAD, at=0.0, client="a", seq=2)
+    journal.append("rows", PAYLOAD, at=0.0, client="task")
+    for _ in range(2):
+        journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
+    assert positions(journal) == []
+    for _ in range(2):
+        journal = reopened.again()
+        assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=2) is None
+        assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
+        with pytest.raises(SequenceGapError):
+            journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
+    assert reopened.now.append("events", PAYLOAD, at=0.0, client="a", seq=3) == 4
+
+
+def test_what_was_taken_is_known_while_its_record_is_there(reopened):
+    reopened.now.append("events", PAYLOAD, at=0.0, client="a", seq=1)
+    reopened.now.append("rows", PAYLOAD, at=0.0, client="task")
+    journal = reopened.again()
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
+    assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
+
+
+def test_only_the_newest_keys_are_remembered(reopened, monkeypatch):
+    monkeypatch.setattr(journal_keys, "MAX_CALLS", 100)
+    journal = reopened.now
+    for number in range(110):
+        journal.append("rows", b"", at=0.0, client=f"task-{number}")
+        if number % 30 == 0:
+            journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
+    for _ in range(2):
+        journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
+    journal = reopened.again()
+    assert journal.append("rows", b"", at=0.0, client="task-10") is None
+    assert journal.append("rows", b"", at=0.0, client="task-9") is not None
+
+
+def test_positions_are_never_used_again(reopened):
+    journal = reopened.now
+    for _ in range(5):
+        journal.append("events", PAYLOAD, at=2.5)
+    for _ in range(2):
+        journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
+    journal = reopened.again()
+    assert positions(journal) == []
+    assert (journal.last_pos, journal.last_at) == (5, 2.5)
+    assert journal.append("events", PAYLOAD, at=3.0) == 6
+
+
+def test_records_are_kept_that_follow_the_older_snapshot(reopened):
+    journal = reopened.now
+    for _ in range(3):
+        journal.append("events", PAYLOAD, at=0.0)
+        journal.append("pass", PAYLOAD, at=0.0)
+        journal.commit(snapshot_at(journal, b"%d" % journal.last_pos), keep_after=journal.last_pos)
+        assert positions(journal, journal.last_pos - 2) == [journal.last_pos - 1, journal.last_pos]
+    assert positions(journal) == [5, 6]
+    assert reopened.again().snapshot() == Snapshot(6, 0, 1.5, b"6")
+
+
+def test_records_are_kept_when_there_is_only_one_snapshot(journal):
+    journal.append("events", PAYLOAD, at=0.0)
+    journal.commit(snapshot_at(journal), keep_after=1)
+    assert positions(journal) == [1]
+
+
+def test_records_are_kept_as_long_as_the_caller_needs_them(journal):
+    for _ in range(9):
+        journal.append("events", PAYLOAD, at=0.0)
+        journal.commit(snapshot_at(journal), keep_after=4)
+    assert positions(journal) == [5, 6, 7, 8, 9]
+    journal.commit(snapshot_at(journal), keep_after=2)
+    assert positions(journal) == [5, 6, 7, 8, 9]
+
+
+def test_a_commit_stores_all_of_its_parts(reopened):
+    journal = reopened.now
+    journal.append("events", PAYLOAD, at=0.0)
+    chunks = [Chunk(0, 10, b"first"), Chunk(10, 12, b"second")]
+    journal.commit(
+        snapshot_at(journal, index=12),
+        chunks=chunks,
+        keep_after=0,
+        superseded=[(3, 5)],
+        meta={"attempt": b"1", "final": b""},
+    )
+    journal = reopened.again()
+    assert journal.snapshot() == Snapshot(1, 12, 1.5, b"state")
+    assert journal.chunks() == [(0, 10), (10, 12)]
+    assert [journal.read_chunk(0), journal.read_chunk(10)] == [b"first", b"second"]
+    assert journal.superseded() == [(3, 5)]
+    assert (journal.meta("attempt"), journal.meta("final")) == (b"1", b"")
+
+
+def test_a_commit_that_fails_changes_nothing(journal):
+    journal.append("events", PAYLOAD, at=0.0)
+    journal.commit(snapshot_at(journal), keep_after=1)
+    journal.append("events", PAYLOAD, at=0.0)
+    with pytest.raises(JournalError, match="no such table"), journal._store.transaction() as connection:
+        connection.execute("DELETE FROM records")
+        connection.execute("INSERT INTO no_such_table VALUES (1)")
+    with pytest.raises(TypeError):
+        journal.commit(snapshot_at(journal, b"newer"), chunks=[None], keep_after=2, meta={"a": b"b"})
+    assert journal.snapshot().payload == b"state"
+    assert journal.meta("a") is None
+    assert positions(journal) == [1, 2]
+    assert journal.append("events", PAYLOAD, at=0.0) == 3
+
+
+def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
+    journal = reopened.now
+    for _ in range(2):
+        journal.append("events", PAYLOAD, at=0.0)
+        journal.commit(snapshot_at(journal, b"before"), keep_after=0)
+    journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, superseded=[(0, 4)])
+    held = journal._store.rows("snapshots")
+    assert [row[1:] for row in held] == [(2, 0, 1.5, b"rewound")] * 2
+    assert positions(journal) == []
+    journal.append("events", PAYLOAD, at=0.0)
+    journal.commit(snapshot_at(journal, b"after"), keep_after=3)
+    assert reopened.again().snapshot().payload == b"after"
+    assert positions(reopened.now) == [3]
+
+
+def test_superseded_ranges_are_merged(journal):
+    source = random.Random(7)
+    wanted = set()
+    for _ in range(200):
+        first = source.randrange(1000)
+        end = first + source.randrange(1, 20)
+        wanted |= set(range(first, end))
+        journal.supersede(first, end)
+        ranges = journal.superseded()
+        assert {index for first, end in ranges for index in range(first, end)} == wanted
+        assert all(end < following for (_, end), (following, _) in itertools.pairwise(ranges))
+
+
+def test_a_file_of_the_history_replaces_chunks_and_older_files(reopened):
+    journal = reopened.now
+    for first in range(0, 60, 10):
+        journal.commit(snapshot_at(journal), chunks=[Chunk(first, first + 10, b"%d" % first)], keep_after=0)
+    small = [Segment(0, 10, "a", 1, 2), Segment(10, 20, "b", 3, 2**32 - 1)]
+    for segment in small:
+        journal.replace_chunks(segment)
+    assert journal.segments() == small
+    assert journal.chunks() == [(20, 30), (30, 40), (40, 50), (50, 60)]
+    merged = Segment(0, 40, "c", 5, 6)
+    journal.replace_chunks(merged, segments=[0, 10])
+    journal = reopened.again()
+    assert journal.segments() == [merged]
+    assert journal.chunks() == [(40, 50), (50, 60)]
+    assert journal.read_chunk(50) == b"50"
+    with pytest.raises(JournalError, match="no chunk of the history at index 30"):
+        journal.read_chunk(30)
+
+
+def test_cursors_and_values_are_replaced(reopened):
+    journal = reopened.now
+    for index in range(3):
+        journal.set_cursor("mlflow", index, None)
+        journal.set_cursor("tensorboard", index, f"file:{index}")
+        journal.set_meta("status", b"%d" % index)
+    journal = reopened.again()
+    assert journal.cursor("mlflow") == (2, None)
+    assert journal.cursor("tensorboard") == (2, "file:2")
+    assert journal.cursor("console") is None
+    assert journal.meta("status") == b"2"
+
+
+@pytest.mark.parametrize("durability", ["process", "interval", "always"])
+def test_each_durability_keeps_what_was_appended(reopened, durability):
+    journal = reopened.again(durability)
+    for number in range(20):
+        journal.append("events", b"%d" % number, at=0.0)
+    assert [record.payload for record in reopened.again().records(0)] == [b"%d" % number for number in range(20)]
+
+
+def test_threads_may_append_and_read_at_once(reopened):
+    journal = reopened.now
+    failures = []
+
+    def append(name):
+        try:
+            for seq in range(1, 101):
+                assert journal.append("events", PAYLOAD, at=0.0, client=name, seq=seq) is not None
+                journal.set_cursor(name, seq, None)
+        except Exception as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    def read():
+        for _ in range(50):
+            found = positions(journal)
+            if found != list(range(1, len(found) + 1)):
+                failures.append(found)
+
+    threads = [threading.Thread(target=append, args=(f"client-{n}",)) for n in range(4)]
+    threads += [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert positions(reopened.again()) == list(range(1, 401))
+
+
+def test_a_record_whose_storing_was_interrupted_is_kept(journal):
+    journal.append("events", b"noted", at=0.0, client="a", seq=1)
+    # as if a signal had come right after the row was stored
+    journal._store.add("records", (2, "events", 4.0, "a", 2, b"stored"))
+    assert journal.append("events", b"stored", at=5.0, client="a", seq=2) is None
+    assert journal.append("events", b"next", at=6.0, client="a", seq=3) == 3
+    assert [record.payload for record in journal.records(0)] == [b"noted", b"stored", b"next"]
+
+
+def test_the_file_does_not_grow_with_what_was_deleted(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    sizes = []
+    for _ in range(20):
+        for _ in range(200):
+            journal.append("events", bytes(2800), at=0.0)
+        journal.commit(snapshot_at(journal, bytes(100_000)), keep_after=journal.last_pos)
+        sizes.append(journal.size_bytes)
+    journal.close()
+    assert journal.size_bytes == (tmp_path / "journal.db").stat().st_size
+    assert max(sizes) < 8 << 20
+    assert max(sizes[10:]) < 1.5 * max(sizes[:10])
+
+
+def test_a_closed_journal_says_so(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    journal.close()
+    journal.close()
+    for use in (lambda: journal.append("events", b"", at=0.0), lambda: journal.meta("a"), journal.chunks):
+        with pytest.raises(JournalError, match=r"journal\.db is closed"):
+            use()
+
+
+def test_journals_of_several_runs_do_not_mix(tmp_path):
+    journals = [Journal(tmp_path / str(number) / "journal.db") for number in range(3)]
+    for number, journal in enumerate(journals):
+        journal.append("events", b"%d" % number, at=0.0)
+    assert [[record.payload for record in journal.records(0)] for journal in journals] == [[b"0"], [b"1"], [b"2"]]
+    for journal in journals:
+        journal.close()
+
+
+def test_a_path_may_hold_any_character(tmp_path):
+    path: Path = tmp_path / "100 % & ?#' ü" / "journal.db"
+    for pos in (1, 2):
+        journal = Journal(path)
+        assert journal.append("events", b"", at=0.0) == pos
+        journal.close()

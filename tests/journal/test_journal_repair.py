@@ -1,0 +1,371 @@
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from trieye.exceptions import JournalError, SequenceGapError
+from trieye.journal.file import wal_path
+from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.journal.witness import witness_path
+
+PAGE = 4096
+
+
+def write(path, count=30, *, size=2800):
+    """Write a journal and close it: all is in the file."""
+    journal = Journal(path)
+    for number in range(count):
+        journal.append("events", bytes([number]) * size, at=float(number), client="a", seq=journal.last_pos + 1)
+    return journal
+
+
+def change(path, statement, *values):
+    """Change a row without its checksum, as a flipped bit does."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(statement, values)
+    connection.close()
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def opened(path):
+    """Open a journal that is damaged; opened again, it is whole."""
+    journal = Journal(path)
+    found, last_pos = (journal.damage, journal.num_lost), journal.last_pos
+    journal.close()
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost, journal.last_pos) == ([], 0, last_pos), "reported once"
+    journal.damage, journal.num_lost = found
+    assert len(journal.damage) == 1
+    return journal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.db"
+
+
+def test_a_whole_journal_is_left_alone(path):
+    write(path).close()
+    before = path.read_bytes()
+    for _ in range(2):
+        journal = Journal(path)
+        assert (journal.damage, journal.num_lost) == ([], 0)
+        journal.close()
+    assert path.read_bytes() == before
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.jsonl"}
+
+
+def test_a_damaged_record_is_lost_and_those_after_it_are_not(path):
+    write(path).close()
+    change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 8, 12)")
+    journal = opened(path)
+    assert journal.num_lost == 3
+    assert "3 rows of records are damaged" in journal.damage[0]
+    assert "lost: 3 records (positions 7-8, 12)" in journal.damage[0]
+    assert [record.pos for record in journal.records(0)] == [n for n in range(1, 31) if n not in {7, 8, 12}]
+    assert journal.append("events", b"", at=0.0, client="a", seq=31) == 31
+    journal.close()
+
+
+@pytest.mark.parametrize("column", ["kind = 'pass'", "at = 99.0", "client = 'b'", "seq = 5", "pos = 99", "crc = 1"])
+def test_each_value_of_a_row_is_covered_by_its_checksum(path, column):
+    write(path).close()
+    change(path, f"UPDATE records SET {column} WHERE pos = 20")  # noqa: S608 - from above
+    journal = opened(path)
+    assert journal.num_lost == 1
+    assert [record.pos for record in journal.records(0)] == [n for n in range(1, 31) if n != 20]
+    journal.close()
+
+
+def test_missing_records_are_counted(path):
+    write(path).close()
+    change(path, "DELETE FROM records WHERE pos BETWEEN 5 AND 14")
+    journal = opened(path)
+    assert journal.num_lost == 10
+    assert "10 records are missing" in journal.damage[0]
+    journal.close()
+
+
+def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(path):
+    journal = write(path)
+    journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
+    journal.close()
+    change(path, "DELETE FROM records WHERE pos > 25")
+    journal = opened(path)
+    assert journal.num_lost == 5
+    assert journal.last_pos == 30
+    journal.close()
+
+
+def test_a_gap_is_not_reported_by_a_later_repair(path):
+    write(path).close()
+    change(path, "DELETE FROM records WHERE pos BETWEEN 5 AND 14")
+    opened(path).close()
+    change(path, "DELETE FROM records WHERE pos = 20")
+    journal = opened(path)
+    assert journal.num_lost == 1
+    assert journal.damage[0].count("positions 20)") == 1
+    for _ in range(2):
+        journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=12)
+    journal.close()
+    journal = Journal(path)
+    assert journal.damage == []
+    assert [record.pos for record in journal.records(0)] == [n for n in range(15, 31) if n != 20]
+    journal.close()
+
+
+def test_the_older_snapshot_stands_in_for_a_damaged_one(path):
+    journal = write(path)
+    for number in (1, 2, 3):
+        journal.append("pass", b"", at=0.0)
+        journal.commit(Snapshot(30 + number, 0, 0.0, b"%d" % number), keep_after=30 + number)
+    journal.close()
+    change(path, "UPDATE snapshots SET payload = x'00' WHERE pos = 33")
+    journal = opened(path)
+    assert journal.snapshot() == Snapshot(32, 0, 0.0, b"2")
+    assert [record.pos for record in journal.records(32)] == [33]
+    assert journal.num_lost == 0
+    journal.close()
+
+
+def test_without_any_snapshot_the_loss_of_the_state_is_reported(path):
+    journal = write(path)
+    for number in (1, 2, 3):
+        journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
+    journal.append("events", b"", at=0.0)
+    journal.close()
+    change(path, "UPDATE snapshots SET payload = x'00'")
+    journal = opened(path)
+    assert journal.snapshot() is None
+    assert "the state of the metrics" in journal.damage[0]
+    assert journal.num_lost == 1
+    assert [record.pos for record in journal.records(0)] == [31]
+    journal.close()
+
+
+@pytest.mark.parametrize("witnessed", [True, False])
+def test_other_damaged_rows_are_dropped_and_reported(path, witnessed):
+    journal = write(path)
+    chunks = [Chunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
+    journal.commit(
+        Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
+    )
+    journal.replace_chunks(Segment(0, 10, "a.parquet", 1, 2))
+    for sink in ("mlflow", "tensorboard"):
+        journal.set_cursor(sink, 5, None)
+    journal.close()
+    for statement in (
+        "UPDATE chunks SET last = 99 WHERE first = 20",
+        "UPDATE cursors SET next_index = 7 WHERE sink = 'mlflow'",
+        "UPDATE meta SET value = x'' WHERE name = 'key'",
+        "UPDATE superseded SET last = 9",
+        "UPDATE segments SET name = 'b.parquet'",
+    ):
+        change(path, statement)
+    if not witnessed:
+        witness_path(path).unlink()
+    journal = opened(path)
+    assert journal.chunks() == [(10, 20), (30, 40)]
+    assert journal.cursor("mlflow") == ((5, None) if witnessed else None)
+    assert journal.cursor("tensorboard") == (5, None)
+    assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [(3, 4)] * witnessed, [])
+    assert journal.num_lost == 1
+    assert "items of the history (0 to 9, 20 to 29)" in journal.damage[0]
+    for text in ("what rewinds left out", "how far the sinks are"):
+        assert (text in journal.damage[0]) is not witnessed
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+def test_a_damaged_number_of_a_sender_is_rebuilt_from_its_records(path):
+    journal = write(path)
+    journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
+    journal.close()
+    change(path, "UPDATE clients SET last_seq = 3")
+    journal = opened(path)
+    assert journal.append("events", b"", at=0.0, client="a", seq=30) is None
+    assert journal.append("events", b"", at=0.0, client="a", seq=31) == 31
+    journal.close()
+
+
+def test_a_damaged_number_of_a_sender_without_records_is_forgotten_and_reported(path):
+    journal = write(path)
+    for _ in range(2):
+        journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
+    journal.close()
+    change(path, "UPDATE clients SET last_seq = 3")
+    journal = opened(path)
+    assert journal.num_lost == 1
+    assert "which batches some senders sent last" in journal.damage[0]
+    with pytest.raises(SequenceGapError) as caught:
+        journal.append("events", b"", at=0.0, client="a", seq=31)
+    assert caught.value.expected == 1
+    journal.close()
+
+
+def test_the_damaged_files_are_set_aside_and_never_overwritten(path):
+    journal = write(path)
+    copies = []
+    for number in (1, 2, 3):
+        journal.close()
+        flip(path, 3 * PAGE + 2000)
+        flip(path, 20)
+        copies.append(path.read_bytes())
+        journal = Journal(path)
+        assert f"set aside as journal.db.damaged-{number};" in journal.damage[0]
+    journal.close()
+    assert [path.with_name(f"journal.db.damaged-{number}").read_bytes() for number in (1, 2, 3)] == copies
+
+
+def test_a_write_ahead_log_is_set_aside_with_the_file(tmp_path, path):
+    journal = write(path)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for file in (path, wal_path(path)):
+        shutil.copyfile(file, killed / file.name)
+    journal.close()
+    path = killed / path.name
+    flip(wal_path(path), 5 * (PAGE + 24))
+    before = path.read_bytes(), wal_path(path).read_bytes()
+    journal = opened(path)
+    assert journal.num_lost >= 1
+    assert "stand after damaged bytes" in journal.damage[0]
+    assert len(list(journal.records(0))) >= 29
+    journal.close()
+    aside = killed / "journal.db.damaged-1"
+    assert (aside.read_bytes(), wal_path(aside).read_bytes()) == before
+
+
+def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
+    journal = write(path)
+    shutil.copyfile(wal_path(path), tmp_path / "log")
+    journal.close()
+    path.unlink()
+    (tmp_path / "log").rename(wal_path(path))
+    journal = opened(path)
+    assert "the file is empty or missing" in journal.damage[0]
+    # the log had all but the tables
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+def test_an_empty_file_is_no_new_journal(path):
+    path.touch()
+    journal = opened(path)
+    assert "the file is empty or missing" in journal.damage[0]
+    assert list(journal.records(0)) == []
+    journal.close()
+
+
+@pytest.mark.parametrize("content", [b"some text", b"{}" * PAGE, bytes(3 * PAGE)])
+def test_a_file_that_is_no_journal_is_refused_and_not_touched(path, content):
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=r"journal\.db is no journal of a run; move it away"):
+        Journal(path)
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_another_programs_database_is_refused_and_not_touched(path):
+    change(path, "CREATE TABLE theirs (a)")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="is no journal of a run"):
+        Journal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_journal_of_a_newer_version_is_refused_and_not_touched(path):
+    write(path).close()
+    change(path, "PRAGMA user_version = 2")
+    change(path, "ALTER TABLE records ADD COLUMN more")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="was written by a newer trieye: update trieye"):
+        Journal(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("place", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
+def test_a_damaged_header_costs_nothing(path, place):
+    write(path).close()
+    flip(path, place)
+    journal = opened(path)
+    assert journal.num_lost == 0
+    assert "lost: nothing" in journal.damage[0]
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+@pytest.mark.parametrize("page", range(10))
+def test_a_first_page_of_a_table_that_is_gone_costs_what_is_on_it_only(path, page):
+    journal = write(path)
+    journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=[Chunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"})
+    journal.close()
+    data = path.read_bytes()
+    path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])
+    journal = opened(path)
+    # the root of `records` says where they are, and nothing else
+    assert [record.pos for record in journal.records(0)] == list(range(1, 31))
+    assert journal.last_pos == 30
+    journal.close()
+
+
+REPAIR_KILLED_AT_EACH_STEP = """
+import os, shutil, signal, sys
+from pathlib import Path
+from trieye.journal.journal import Journal
+
+STEPS = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
+originals, name = Path(sys.argv[1]), sys.argv[2]
+
+def repair_killed_at(path, kill_at):
+    count = 0
+    def watch(event, args):
+        nonlocal count
+        if event in STEPS:
+            count += 1
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(watch)
+    Journal(path)
+    os._exit(0)
+
+for kill_at in range(1, 1000):
+    path = originals.with_name(str(kill_at)) / name
+    shutil.copytree(originals, path.parent)
+    pid = os.fork()
+    if pid == 0:
+        repair_killed_at(path, kill_at)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        break
+    assert code == -signal.SIGKILL, code
+    for is_first in (True, False):
+        journal = Journal(path)
+        assert (len(journal.damage), journal.num_lost >= 1) == (is_first, is_first), (kill_at, journal.damage)
+        assert len(list(journal.records(0))) >= 29, kill_at
+        journal.close()
+    shutil.rmtree(path.parent)
+print(kill_at - 1)
+"""
+
+
+def test_a_repair_that_is_killed_at_any_step_is_done_again_or_completed(tmp_path, path):
+    journal = write(path)
+    originals = tmp_path / "originals"
+    originals.mkdir()
+    for file in (path, wal_path(path)):
+        shutil.copyfile(file, originals / file.name)
+    journal.close()
+    flip(originals / wal_path(path).name, 5 * (PAGE + 24))
+    command = [sys.executable, "-c", REPAIR_KILLED_AT_EACH_STEP, str(originals), path.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10, "steps at which it was killed"

@@ -1,0 +1,84 @@
+"""A run without a hub: a directory with run.json, journal and checkpoints, and what brings it to its mirror."""
+
+import numpy as np
+
+from trieye.checkpoints.path_manager import PathManager
+from trieye.checkpoints.retention import Retention
+from trieye.checkpoints.store import CheckpointStore
+from trieye.config import PersistenceConfig
+from trieye.files.run_files import BUFFER_PREFIX
+from trieye.files.run_record import RunRecord, open_run_record
+from trieye.journal.journal import Journal
+from trieye.mirror.local import LocalRun
+from trieye.mirror.store import MirrorStore
+from trieye.mirror.upload import MirrorUpload
+from trieye.snapshot.encode import encode
+
+APP, RUN = "app", "first [1] ü"
+
+
+def no_check():
+    pass
+
+
+class MirroredRun:
+    def __init__(self, root, url, *, begin=True):
+        self.url = url
+        self.paths = PathManager(PersistenceConfig(root_data_dir=str(root), app_name=APP, run_name=RUN))
+        self.paths.create_run_directories()
+        self.checkpoints = CheckpointStore(self.paths.checkpoint_dir)
+        self.buffers = CheckpointStore(self.paths.buffer_dir, prefix=BUFFER_PREFIX)
+        if begin:
+            self.begin()
+
+    def begin(self):
+        self.record = open_run_record(self.paths.run_record_path, app_name=APP, run_name=RUN)
+        self.journal = Journal(self.paths.journal_path)
+        return self
+
+    def save(self, step, *, buffer=False, growing=None):
+        """Log something, save it, and return the path; the journal has at least as many records as the newest step."""
+        while self.journal.last_pos < step:
+            self.journal.append("e", b"x" * 100, at=float(self.journal.last_pos))
+        if buffer:
+            self.buffers.save(step, encode([step], copy=False))
+        held = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
+        known = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
+        return self.checkpoints.save(step, encode(held, copy=False, known=known))
+
+    def prune(self, keep_last):
+        self.checkpoints.prune(Retention(keep_last))
+        self.buffers.prune(Retention(keep_last))
+
+    def store(self):
+        return MirrorStore(self.url, APP, RUN)
+
+    def upload(self, store=None):
+        """Do what the thread of a mirror does once."""
+        upload = MirrorUpload(store or self.store(), LocalRun(self.paths), no_check)
+        upload.connect()
+        while pending := upload.pending():
+            upload.bring(pending[0])
+            upload.clean()
+        upload.bring_state()
+        upload.clean()
+        return upload
+
+    def steps(self):
+        return [entry.step for entry in self.checkpoints.entries()]
+
+    def run_id(self):
+        return RunRecord.read(self.paths.run_record_path).run_id
+
+    def num_records(self):
+        with_journal = Journal(self.paths.journal_path)
+        try:
+            assert with_journal.damage == []
+            return with_journal.last_pos
+        finally:
+            with_journal.close()
+
+
+def names(keys):
+    """Return keys without what differs from run to run."""
+    return sorted({key.split("-")[0] if key.startswith(("checkpoints/", "buffers/")) else key for key in keys})

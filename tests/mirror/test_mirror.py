@@ -1,0 +1,264 @@
+"""The thread of a mirror, alone and in a run: it uploads beside the training and never stops it."""
+
+import json
+import logging
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+import trieye
+from tests.mirror.mirrored_run import MirroredRun
+from trieye.history.history import read_history
+from trieye.hub.logic import ActorLogic
+from trieye.mirror.mirror import Mirror
+from trieye.mirror.restore import restore_run
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition):
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, condition
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/mirror"
+
+
+@pytest.fixture
+def run(tmp_path, url):
+    begun = MirroredRun(tmp_path / "first", url)
+    yield begun
+    begun.journal.close()
+
+
+@pytest.fixture
+def break_mirror(tmp_path):
+    """Put a file where the mirror should have its directory."""
+
+    def put(*, broken):
+        path = tmp_path / "mirror"
+        if broken:
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+
+    return put
+
+
+def restored_step(tmp_path, url):
+    shutil.rmtree(tmp_path / "second", ignore_errors=True)
+    other = MirroredRun(tmp_path / "second", url, begin=False)
+    return None if restore_run(other.paths, url) is None else other.checkpoints.latest().step
+
+
+def test_a_checkpoint_is_uploaded_when_it_is_saved_and_the_journal_when_it_is_time(run, url):
+    mirror = Mirror(url, run.paths, every_s=0.2)
+    wait_until(lambda: mirror.health()["mirrored_at"] is not None)
+    assert mirror.health()["committed"] is None
+    run.save(1)
+    mirror.wake()
+    wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1")
+    before = mirror.health()["mirrored_at"]
+    wait_until(lambda: mirror.health()["mirrored_at"] > before)
+    assert mirror.close(DEADLINE_S)
+    assert mirror.health()["error"] is None
+
+
+def test_the_end_of_a_run_is_uploaded_although_it_is_not_time(run, url, tmp_path):
+    mirror = Mirror(url, run.paths, every_s=3600)
+    wait_until(lambda: mirror.health()["mirrored_at"] is not None)
+    run.save(3)
+    assert mirror.close(DEADLINE_S)
+    assert restored_step(tmp_path, url) == 3
+
+
+def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(run, url, tmp_path, break_mirror, caplog):
+    break_mirror(broken=True)
+    mirror = Mirror(url, run.paths, every_s=3600, first_delay_s=0.02)
+    run.save(1)
+    mirror.wake()
+    wait_until(lambda: mirror._failures > 3)
+    assert "NotADirectoryError" in mirror.health()["error"]
+    run.save(2)
+    break_mirror(broken=False)
+    wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_2" and mirror.health()["error"] is None)
+    assert mirror.close(DEADLINE_S)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 2, told
+    assert "the run goes on, and it is tried again" in told[0]
+    assert "works again" in told[1]
+    assert restored_step(tmp_path, url) == 2
+
+
+def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplog):
+    mirror = Mirror(url, run.paths, every_s=0.1, first_delay_s=0.02)
+    run.save(1)
+    mirror.wake()
+    wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1")
+    (tmp_path / "mirror").rename(tmp_path / "lost")
+    run.journal.append("e", b"", at=5.0)
+    wait_until(lambda: "has lost what was there" in caplog.text)
+    wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1" and mirror.health()["error"] is None)
+    assert mirror.close(DEADLINE_S)
+    assert restored_step(tmp_path, url) == 1
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_attempt_uploads(
+    run, url, tmp_path, break_mirror, caplog
+):
+    break_mirror(broken=True)
+    mirror = Mirror(url, run.paths, every_s=3600, first_delay_s=3600)
+    run.save(1)
+    wait_until(lambda: mirror.health()["error"])
+    began = time.monotonic()
+    assert not mirror.close(DEADLINE_S)
+    assert time.monotonic() - began < DEADLINE_S / 2
+    assert "did not get the end of run" in caplog.text
+    assert "is uploaded when the run is started again" in caplog.text
+    break_mirror(broken=False)
+    again = Mirror(url, run.paths, every_s=3600)
+    assert again.close(DEADLINE_S)
+    assert restored_step(tmp_path, url) == 1
+
+
+def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, url, caplog):
+    mirror = Mirror(url, run.paths, every_s=3600)
+    wait_until(lambda: mirror.health()["mirrored_at"] is not None)
+    asked, go_on = [], trieye.mirror.mirror.threading.Event()
+    put = mirror._store.put
+
+    def hanging(path, key):
+        asked.append(key)
+        go_on.wait(DEADLINE_S)
+        put(path, key)
+
+    mirror._store.put = hanging
+    run.save(1)
+    mirror.wake()
+    wait_until(lambda: asked)
+    assert not mirror.close(0.05)
+    assert "0.05 s were not enough" in caplog.text
+    go_on.set()
+    wait_until(lambda: not mirror._thread.is_alive())
+    assert len(asked) == 1
+
+
+def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path):
+    mirror = Mirror(url, run.paths, every_s=3600)
+    wait_until(lambda: mirror.health()["mirrored_at"] is not None)
+    put = mirror._store.put
+
+    def slow(path, key):
+        time.sleep(0.05)  # as slow as a store that is far away
+        put(path, key)
+
+    mirror._store.put = slow
+    for step in range(1, 9):
+        run.save(step)
+    assert mirror.close(0.5, patient=True)
+    assert restored_step(tmp_path, url) == 8
+
+
+def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url, tmp_path, caplog):
+    run.save(1)
+    run.upload()
+    other = MirroredRun(tmp_path / "second", url)
+    mirror = Mirror(url, other.paths, every_s=0.01)
+    wait_until(lambda: mirror.health()["error"])
+    assert "holds another run of the name" in mirror.health()["error"]
+    assert not mirror.close(DEADLINE_S)
+    assert (
+        sum("holds another run" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
+    )
+    other.journal.close()
+
+
+def train(config, steps, *, stop_at=None):
+    """Count, log and save every fifth step; return the state at the end and what the run told of itself."""
+    with trieye.Run(config) as run:
+        total = np.zeros(1000)
+        if run.restore():
+            total = run.restored["total"]
+        for step in run.steps(steps):
+            total = total + step
+            run.log("total", float(total[0]))
+            if step % 5 == 0:
+                run.save(total=total)
+            if step == stop_at:
+                break
+        return total, run.step, run.attempt, run.health()["mirror"]
+
+
+def test_a_run_goes_on_on_another_machine_with_the_same_identity_state_and_curves(make_config, tmp_path, url):
+    def config(machine):
+        store = {"mlflow_tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+        persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "keep_last": 2, **store}
+        sinks = {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}}
+        stats = {"metrics": [{"name": "total", "log_frequency_steps": 1}], "own_metrics_seconds": 0}
+        return make_config(persistence=persistence, sinks=sinks, stats=stats)
+
+    train(config("first"), 30, stop_at=15)
+    shutil.rmtree(tmp_path / "first")
+    total, step, attempt, mirror = train(config("second"), 30)
+    assert (step, attempt, total[0], mirror["error"]) == (30, 2, sum(range(31)), None)
+    run_dir = tmp_path / "second" / "app" / "runs" / "run"
+    records = [json.loads((run_dir / "run.json").read_text())]
+    points = read_history(run_dir)
+    curve = dict(zip(points["step"].to_pylist(), points["value"].to_pylist(), strict=True))
+    assert curve == {step: sum(range(step + 1)) for step in range(1, 31)}
+    log = next((run_dir / "logs").glob("*.log")).read_text()
+    assert "is restored from the mirror" in log
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    assert [one.info.run_id for one in found] == [records[0]["mlflow_run_id"]]
+    steps = [metric.step for metric in client.get_metric_history(found[0].info.run_id, "total")]
+    assert sorted(steps) == list(range(1, 31))
+
+
+def test_what_retention_keeps_comes_back_in_the_background(make_config, tmp_path, url):
+    def config(machine):
+        persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "keep_last": 3}
+        return make_config(persistence=persistence)
+
+    train(config("first"), 25)
+    with trieye.Run(config("second")) as run:
+        checkpoints = run.dir / "checkpoints"
+        wait_until(lambda: len(list(checkpoints.glob("checkpoint_step_*"))) == 3)
+        assert sorted(int(path.name.rsplit("_", 1)[1]) for path in checkpoints.glob("checkpoint_step_*")) == [
+            15,
+            20,
+            25,
+        ]
+
+
+def test_a_run_of_the_drop_in_api_comes_back_with_its_buffer(make_config, tmp_path, url):
+    def logic(machine):
+        persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "auto_resume_latest": True}
+        return ActorLogic(make_config(persistence=persistence)).open()
+
+    first = logic("first")
+    state = {"nn_state_dict": {"w": np.ones(3)}, "optimizer_state_dict": {}, "buffer_content": [1, 2, 3]}
+    counts = {"global_step": 7, "episodes_played": 2, "total_simulations_run": 0}
+    more = {
+        "is_best": False,
+        "save_buffer": True,
+        "model_config_dict": None,
+        "env_config_dict": None,
+        "user_data": None,
+    }
+    first.save_training_state(**state, **counts, **more)
+    first.shutdown()
+    second = logic("second")
+    loaded = second.load_initial_state()
+    assert (loaded.checkpoint_data.global_step, loaded.buffer_data.buffer_list) == (7, [1, 2, 3])
+    assert second.files.record.run_id == first.files.record.run_id
+    assert second.files.record.attempt == 2
+    second.shutdown()

@@ -1,0 +1,241 @@
+"""A run on a machine that has nothing of it: what comes back, whatever is damaged, missing or planted."""
+
+import errno
+import json
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.mirror.mirrored_run import APP, RUN, MirroredRun
+from tests.snapshot.growing import Log
+from trieye.checkpoints.manifest import MANIFEST_NAME
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.mirror.layout import state_commits
+from trieye.mirror.local import LocalRun
+from trieye.mirror.restore import restore_run
+from trieye.mirror.store import MirrorStore
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/mirror"
+
+
+@pytest.fixture
+def run(tmp_path, url):
+    """Upload a run with two checkpoints."""
+    begun = MirroredRun(tmp_path / "first", url)
+    log = Log()
+    for step in (1, 2):
+        log.extend(10)
+        begun.save(step, growing=log, buffer=True)
+        begun.upload()
+    begun.journal.close()
+    return begun
+
+
+@pytest.fixture
+def other(tmp_path, url):
+    return MirroredRun(tmp_path / "second", url, begin=False)
+
+
+def objects(run, pattern):
+    found = sorted((Path(run.url.removeprefix("file://")) / APP).glob(f"*/{pattern}"))
+    assert found, pattern
+    return found
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_run_comes_back_as_it_was(run, other, url):
+    words = restore_run(other.paths, url)
+    assert f"run {RUN!r} is restored from the mirror {url}: checkpoint_step_2" in words
+    assert other.run_id() == run.record.run_id
+    assert other.num_records() == 2
+    loaded = other.checkpoints.load(other.checkpoints.latest().path)
+    assert (loaded["a"] == np.full(100, 2)).all()
+    log = Log()
+    log.load_state_dict(loaded["growing"])
+    assert (log.rows == np.arange(20)).all()
+    assert (other.steps(), [entry.step for entry in other.buffers.entries()]) == ([2], [2])
+    assert not LocalRun(other.paths).is_lost()
+    assert sorted(path.name for path in (other.paths.run_base_dir / "mirror").iterdir()) == ["known.json"]
+
+
+def test_what_is_not_needed_at_once_stays_in_the_mirror_although_the_run_goes_on(run, other, url):
+    restore_run(other.paths, url)
+    other.begin().save(3)
+    other.upload()
+    other.journal.close()
+    keys = run.store().list()
+    marks = {
+        key.split("/")[1].split("-")[0] for key in keys if key.startswith("checkpoints/") and key.endswith("COMMIT")
+    }
+    assert marks == {"checkpoint_step_1", "checkpoint_step_2", "checkpoint_step_3"}
+    first = {path.name for path in run.checkpoints.path(1).glob("parts/*")}
+    assert first <= {key.split("/")[1] for key in keys if key.startswith("parts/")}
+
+
+def test_a_run_that_no_mirror_knows_begins(other, url):
+    assert restore_run(other.paths, url) is None
+    assert restore_run(other.paths, None) is None
+
+
+@pytest.mark.parametrize(
+    "left", ["run.json", "journal.db", "checkpoints/checkpoint_step_9/x", "history/points-0-1.parquet"]
+)
+def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left):
+    (other.paths.run_base_dir / left).parent.mkdir(parents=True, exist_ok=True)
+    (other.paths.run_base_dir / left).write_bytes(b"x")
+    assert restore_run(other.paths, url) is None
+    assert other.steps() == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "checkpoints/checkpoint_step_2-*/state.safetensors",
+        "checkpoints/checkpoint_step_2-*/state.json",
+        f"checkpoints/checkpoint_step_2-*/{MANIFEST_NAME}",
+        "checkpoints/checkpoint_step_2-*/COMMIT",
+    ],
+)
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, other, url, pattern, damage):
+    damage(objects(run, pattern)[0])
+    assert "checkpoint_step_1" in restore_run(other.paths, url)
+    assert (other.steps(), [entry.step for entry in other.buffers.entries()]) == ([1], [1])
+    other.checkpoints.load(other.checkpoints.latest().path)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_part_of_a_replay_is_left_out_and_the_rest_comes_back(run, other, url, damage, caplog):
+    damage(objects(run, "parts/seg-10-20-*")[0])
+    assert "checkpoint_step_2" in restore_run(other.paths, url)
+    assert "all but what is in it is restored" in caplog.text
+    held = other.checkpoints.load(other.checkpoints.latest().path)
+    assert held["a"].tolist() == [2] * 100
+    assert [held["growing"].whole(name) is None for name in held["growing"].names] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["COMMIT", "journal.db", "run.json"])
+@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_state_is_passed_over_for_the_one_before_with_its_checkpoints(run, other, url, name, damage):
+    damage(objects(run, f"states/*/{name}")[-1])
+    words = restore_run(other.paths, url)
+    assert "newer ones are damaged" in words
+    step = other.checkpoints.latest().step
+    assert other.num_records() >= step
+    other.begin().save(3)
+    other.upload()
+    other.journal.close()
+    assert "checkpoint_step_3" in restore_run(MirroredRun(other.paths.root_data_dir / "3", url, begin=False).paths, url)
+
+
+def test_a_run_of_which_nothing_is_whole_is_never_begun_afresh(run, other, url):
+    for path in objects(run, "checkpoints/*/state.json"):
+        flip(path)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"nothing of it is whole .*none of its 2 checkpoint\(s\) is whole"):
+            restore_run(other.paths, url)
+    assert not other.paths.run_record_path.exists()
+
+
+def test_a_mirror_that_does_not_answer_stops_a_run_that_may_be_there(run, other, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(
+        ConfigurationError, match=r"nothing of run .* cannot be brought here: .*persistence.mirror=null"
+    ):
+        restore_run(other.paths, f"file://{tmp_path}/file/below")
+
+
+def test_a_planted_name_that_leads_out_of_the_run_is_not_followed(run, other, url, tmp_path):
+    for path in objects(run, "checkpoints/*/MANIFEST.json"):
+        held = json.loads(path.read_text())
+        held["manifest"]["files"]["../../../planted"] = {"size_bytes": 1, "crc32": 0, "sha256": None}
+        held["crc32"] = zlib.crc32(json.dumps(held["manifest"], sort_keys=True).encode())
+        path.write_text(json.dumps(held, sort_keys=True, indent=1) + "\n")
+        mark = json.loads((path.parent / "COMMIT").read_bytes())
+        inner = json.loads(mark["mark"]) | {"manifest_crc32": zlib.crc32(path.read_bytes())}
+        text = json.dumps(inner)
+        (path.parent / "COMMIT").write_text(json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}))
+    with pytest.raises(CheckpointError, match="nothing of it is whole"):
+        restore_run(other.paths, url)
+    assert not list(tmp_path.rglob("second/**/planted"))
+
+
+class Killed(BaseException):
+    """The process dies."""
+
+
+def test_killed_at_any_download_or_move_a_restore_begins_again(run, tmp_path, url, monkeypatch):
+    whole = MirroredRun(tmp_path / "whole", url, begin=False)
+    restore_run(whole.paths, url)
+    for method in (MirrorStore.get, Path.replace):
+        at, finished = 0, False
+        while not finished:
+            shutil.rmtree(tmp_path / "second", ignore_errors=True)
+            other = MirroredRun(tmp_path / "second", url, begin=False)
+            finished = not _restored_but_killed(other, url, monkeypatch, method, at)
+            words = restore_run(other.paths, url)
+            assert finished == (words is None)
+            assert _content(other) == _content(whole), (method, at)
+            at += 1
+        assert at > 3, method
+
+
+def _restored_but_killed(other, url, monkeypatch, method, at):
+    left = [at]
+
+    def dying(self, *arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return method(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MirrorStore if method is MirrorStore.get else Path, method.__name__, dying)
+        try:
+            restore_run(other.paths, url)
+        except Killed:
+            return True
+    return False
+
+
+def _content(run):
+    base = run.paths.run_base_dir
+    files = [path for path in base.rglob("*") if path.is_file() and "mirror" not in path.relative_to(base).parts]
+    return {str(path.relative_to(base)): path.read_bytes() for path in files}
+
+
+def test_the_journal_that_comes_back_has_every_record_of_any_checkpoint_that_does(tmp_path, url):
+    """While the run goes on to log and to save, each state that is complete is consistent in itself."""
+    run = MirroredRun(tmp_path / "first", url)
+    for step in range(1, 5):
+        run.save(step)
+        run.upload()
+        run.journal.append("e", b"later", at=float(step))
+        shutil.rmtree(tmp_path / "second", ignore_errors=True)
+        other = MirroredRun(tmp_path / "second", url, begin=False)
+        restore_run(other.paths, url)
+        assert other.num_records() >= other.checkpoints.latest().step == step
+    run.journal.close()
+    assert len(state_commits(run.store().list())) == 2
+
+
+def test_a_full_disk_stops_a_restore_and_leaves_nothing_that_looks_like_a_run(run, other, url, monkeypatch):
+    def full(self, key, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MirrorStore, "get", full)
+        with pytest.raises(ConfigurationError, match="No space left on device"):
+            restore_run(other.paths, url)
+    assert restore_run(other.paths, url) is not None

@@ -1,0 +1,266 @@
+"""A mirror in an object store that speaks S3: moto's server, in a process of its own, behind a line that can be cut."""
+
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trieye
+from tests.mirror.mirrored_run import MirroredRun
+from trieye.exceptions import ConfigurationError
+from trieye.history.history import read_history
+from trieye.mirror.restore import restore_run
+from trieye.mirror.store import MirrorStore
+
+DEADLINE_S = 60.0
+STEPS = 30
+
+# counts in steps, and saves 4 MB at each; the state depends on every step
+TRAINING = """
+import sys
+import numpy as np
+import trieye
+
+root, mirror, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = trieye.TrieyeConfig(
+    app_name="app", run_name="run", runtime={"kind": "local"}, sinks={},
+    persistence={"root_data_dir": root, "mirror": mirror, "mirror_every_s": 1, "keep_last": 2},
+    stats={"metrics": [{"name": "total", "log_frequency_steps": 1}], "own_metrics_seconds": 0},
+)
+with trieye.Run(config) as run:
+    state = {"total": np.zeros(500_000), "noise": np.random.default_rng(0)}
+    if run.restore():
+        state = dict(run.restored)
+        print("resumed", run.step, run.attempt, flush=True)
+    for step in run.steps(steps):
+        state["total"] = state["total"] * 0.5 + state["noise"].normal(size=500_000)
+        run.log("total", float(state["total"].sum()))
+        run.save(**state)
+        print(step, flush=True)
+"""
+
+LINE = """
+import asyncio, sys
+
+async def pass_on(reader, writer):
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+async def connect(reader, writer):
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[2]))
+    await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+
+async def main():
+    server = await asyncio.start_server(connect, "127.0.0.1", int(sys.argv[1]))
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def wait_until(condition):
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, condition
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Line:
+    """Passes bytes on to a port of this machine, in a process of its own, until it is cut."""
+
+    def __init__(self, port):
+        self.port, self._target = free_port(), port
+        self.mend()
+
+    def mend(self):
+        command = [sys.executable, "-c", LINE, str(self.port), str(self._target)]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        wait_until(self._takes_calls)
+
+    def _takes_calls(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    def cut(self):
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """Start the store, tell the library about it as a user would, and return the line to it."""
+    port = free_port()
+    line = Line(port)
+    command = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{line.port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",
+        }.items():
+            environment.setenv(name, value)
+        try:
+            wait_until(lambda: _answers(line.port))
+            yield line
+        finally:
+            server.kill()
+            server.wait()
+            line.cut()
+
+
+def _answers(port):
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
+        return True
+    return False
+
+
+@pytest.fixture
+def url(s3, request):
+    bucket = request.node.name.replace("_", "-")[:40].strip("-")
+    made = urllib.request.Request(f"http://127.0.0.1:{s3.port}/{bucket}", method="PUT")
+    urllib.request.urlopen(made, timeout=10).close()  # noqa: S310 - a server of its own
+    return f"s3://{bucket}/my prefix"
+
+
+def start(root, url, steps=STEPS):
+    command = [sys.executable, "-c", TRAINING, str(root), url, str(steps)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def state_of(root):
+    loaded = trieye.load_checkpoint(root / "app" / "runs" / "run", "latest")
+    return loaded.step, loaded.objects["total"], loaded.objects["noise"].bit_generator.state
+
+
+def curve_of(root):
+    points = read_history(root / "app" / "runs" / "run")
+    return dict(zip(points["step"].to_pylist(), points["value"].to_pylist(), strict=True))
+
+
+def uninterrupted():
+    """Return what the training gives that is never killed: the curve, the state, that of the generator."""
+    noise, total, curve = np.random.default_rng(0), np.zeros(500_000), {}
+    for step in range(1, STEPS + 1):
+        total = total * 0.5 + noise.normal(size=500_000)
+        curve[step] = float(total.sum())
+    return curve, total, noise.bit_generator.state
+
+
+def test_killed_during_uploads_a_run_goes_on_elsewhere_as_if_it_had_never_stopped(url, tmp_path):
+    moments = random.Random(4)
+    store = MirrorStore(url, "app", "run")
+    for machine in range(2):
+        process = start(tmp_path / str(machine), url)
+        if machine == 0:
+            _wait_for_an_upload(store, process)
+            time.sleep(moments.uniform(0, 0.3))
+            assert process.poll() is None, process.communicate()[1]
+            process.send_signal(signal.SIGKILL)
+        out, errors = process.communicate()
+        if machine:
+            assert "is restored from the mirror" in errors
+            assert f" {machine + 1}\n" in out.partition("resumed")[2]
+    assert process.returncode == 0, errors
+    curve, total, noise = uninterrupted()
+    step, found_total, found_noise = state_of(tmp_path / "1")
+    assert (step, found_noise) == (STEPS, noise)
+    assert (found_total == total).all()
+    assert curve_of(tmp_path / "1") == curve
+    _, marked = _checkpoints(store)
+    newest = {f"checkpoint_step_{step}" for step in (STEPS - 1, STEPS)}
+    assert newest <= {name.split("-")[0] for name in marked}
+
+
+def _wait_for_an_upload(store, process):
+    """Wait until the process has brought a checkpoint, and begun with another one."""
+    before = _checkpoints(store)[1]
+
+    def has_come():
+        begun, marked = _checkpoints(store)
+        return (marked - before and begun - marked) or process.poll() is not None
+
+    wait_until(has_come)
+
+
+def _checkpoints(store):
+    keys = [key for key in store.list() if key.startswith("checkpoints/")]
+    return {key.split("/")[1] for key in keys}, {key.split("/")[1] for key in keys if key.endswith("/COMMIT")}
+
+
+def test_an_outage_of_the_store_is_not_felt_and_what_waited_is_uploaded_after_it(s3, url, make_config, tmp_path):
+    config = make_config(persistence={"root_data_dir": str(tmp_path / "first"), "mirror": url, "mirror_every_s": 1})
+    with trieye.Run(config) as run:
+        run.step = 1
+        run.save(a=np.ones(1000))
+        wait_until(lambda: run.health()["mirror"]["committed"] == "checkpoint_step_1")
+        s3.cut()
+        try:
+            began = time.monotonic()
+            run.step = 2
+            run.log("loss", 1.0)
+            run.save(a=np.full(1000, 2.0))
+            run.flush()
+            run.wait_for_saves()
+            assert time.monotonic() - began < 2.0
+            wait_until(lambda: run.health()["mirror"]["error"])
+            assert "EndpointConnectionError" in run.health()["mirror"]["error"]
+            assert "secret-of-the-test" not in str(run.health())
+        finally:
+            s3.mend()
+        wait_until(lambda: run.health()["mirror"]["committed"] == "checkpoint_step_2")
+        wait_until(lambda: run.health()["mirror"]["error"] is None)
+
+
+def test_a_bucket_that_does_not_exist_is_told_before_a_new_run_begins(s3, tmp_path):
+    run = MirroredRun(tmp_path / "first", "s3://no-such-bucket/x", begin=False)
+    with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/x: .*bucket does not exist"):
+        restore_run(run.paths, run.url)
+
+
+def test_a_store_that_does_not_answer_is_told_before_a_new_run_begins(s3, url, tmp_path):
+    run = MirroredRun(tmp_path / "first", url, begin=False)
+    s3.cut()
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot be brought here: .*Could not connect"):
+            restore_run(run.paths, url)
+    finally:
+        s3.mend()
+
+
+def test_a_damaged_object_is_passed_over_for_the_checkpoint_before(url, tmp_path):
+    run = MirroredRun(tmp_path / "first", url)
+    for step in (1, 2):
+        run.save(step)
+        run.upload()
+    run.journal.close()
+    store = run.store()
+    key = next(key for key in store.list() if "checkpoint_step_2" in key and key.endswith("state.safetensors"))
+    store.write(key, bytes([1]) + store.read(key)[1:])
+    other = MirroredRun(tmp_path / "second", url, begin=False)
+    assert "checkpoint_step_1" in restore_run(other.paths, url)
+    assert [path.name for path in other.paths.checkpoint_dir.iterdir()] == ["checkpoint_step_1"]

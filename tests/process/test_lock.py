@@ -1,0 +1,170 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.process.lock import RunLock
+
+HOLDER = """
+import sys
+from trieye.process.lock import RunLock
+lock = RunLock(__import__("pathlib").Path(sys.argv[1])).acquire()
+if "fork" in sys.argv and __import__("os").fork() == 0:
+    print("child", flush=True)
+    sys.stdin.read()
+    sys.exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+RUN = """
+import sys, trieye
+config = trieye.TrieyeConfig(run_name="my_run", sinks={}, persistence={"root_data_dir": sys.argv[1]},
+    runtime={"kind": "local" if sys.argv[2:] else "ray"})
+try:
+    with trieye.Run(config) as run:
+        print("held", run.attempt, flush=True)
+        sys.stdin.read()
+except trieye.RunLockedError as error:
+    print(error, sorted({"ray", "torch", "mlflow"} & set(sys.modules)), sep="\\n")
+"""
+
+
+@pytest.fixture
+def start_holder(tmp_path):
+    started = []
+
+    def start(*words, lines=1, code=HOLDER):
+        target = tmp_path / "my_run" / "run.lock" if code == HOLDER else tmp_path
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(target), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        for _ in range(lines):
+            assert process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.stdin.close()
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+
+
+def test_a_second_writer_is_told_who_holds_the_run_and_what_to_do(tmp_path, start_holder):
+    holder = start_holder()
+    with pytest.raises(RunLockedError) as caught:
+        RunLock(tmp_path / "my_run" / "run.lock").acquire()
+    message = str(caught.value)
+    for word in ("my_run", str(holder.pid), socket.gethostname(), "since 20", "choose another run_name"):
+        assert word in message
+
+
+def test_who_holds_a_run_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").write_text("of somebody else")
+    (tmp_path / "run.lock.holder").symlink_to(tmp_path / "elsewhere")
+    with RunLock(tmp_path / "run.lock") as lock:
+        assert lock.holder()["pid"] == os.getpid()
+        assert (tmp_path / "elsewhere").read_text() == "of somebody else"
+        (tmp_path / "run.lock.holder").write_text("[" * 100_000)
+        assert lock.holder() is None
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path, start_holder):
+    holder = start_holder()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with RunLock(tmp_path / "my_run" / "run.lock") as lock:
+        assert lock.holder()["pid"] == os.getpid()
+
+
+def test_a_child_of_a_killed_holder_does_not_keep_the_run_locked(tmp_path, start_holder):
+    holder = start_holder("fork", lines=2)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    RunLock(tmp_path / "my_run" / "run.lock").acquire().release()
+
+
+def test_a_second_object_in_the_same_process_is_refused_until_the_first_lets_go(tmp_path):
+    first, second = RunLock(tmp_path / "run.lock"), RunLock(tmp_path / "run.lock")
+    first.acquire()
+    first.acquire()
+    with pytest.raises(RunLockedError):
+        second.acquire()
+    first.release()
+    first.release()
+    with second:
+        assert second.is_held
+    assert second.holder() is None
+
+
+def test_another_thread_than_the_one_that_took_it_may_give_it_back(tmp_path):
+    lock = RunLock(tmp_path / "run.lock")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lock.acquire).result(10)
+    assert lock.is_held
+    lock.release()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(RunLock(tmp_path / "run.lock").acquire).result(10).release()
+
+
+def test_a_lock_that_cannot_be_made_is_a_configuration_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"run\.lock"):
+        RunLock(tmp_path / "file" / "run.lock").acquire()
+
+
+def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
+    path = tmp_path / "run" / "run.lock"
+    RunLock.check(path)
+    assert not path.parent.exists()
+    with RunLock(path), pytest.raises(RunLockedError, match=str(os.getpid())):
+        RunLock.check(path)
+    RunLock.check(path)
+    with RunLock(path) as lock:
+        assert lock.is_held
+
+
+def test_a_second_start_fails_in_2_s_before_anything_heavy_is_imported_and_goes_on_after_a_kill(tmp_path, start_holder):
+    holder = start_holder("local", code=RUN)
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import trieye.run.run"], check=True)
+    bare_s = time.monotonic() - began
+    began = time.monotonic()
+    second = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert time.monotonic() - began < max(2.0, 3 * bare_s)  # on a machine that does nothing else it takes 0.6 s
+    message, imported = second.stdout.splitlines()
+    assert f"is being written by process {holder.pid} on {socket.gethostname()} since 20" in message
+    assert imported == "[]"
+    holder.kill()
+    holder.wait()
+    assert start_holder("local", code=RUN, lines=0).stdout.readline() == "held 2\n"
+
+
+def test_a_hub_says_how_to_go_on_with_it_and_a_strange_machine_how_to_get_rid_of_its_lock(tmp_path):
+    lock = RunLock(tmp_path / "my_run" / "run.lock")
+    record = {"kind": "hub", "actor": "my_hub", "address": "10.0.0.1:6379", "pid": 7, "host": "gone", "started": 1.0}
+    with lock:
+        lock.path.with_name("run.lock.holder").write_text(json.dumps(record))
+        with pytest.raises(RunLockedError) as caught:
+            RunLock(lock.path).acquire()
+    for words in ("'my_hub'", "10.0.0.1:6379", "process 7 on gone", "get_or_create", "cluster", f"delete {lock.path}"):
+        assert words in str(caught.value)
+
+
+def test_the_record_of_a_driver_says_so(tmp_path):
+    with RunLock(tmp_path / "run.lock") as lock:
+        assert lock.holder()["kind"] == "driver"

@@ -1,0 +1,275 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.forked import in_a_child
+from trieye.exceptions import RunInterrupted
+from trieye.process.signals import (
+    STOP_SIGNALS,
+    LeaveOnSignal,
+    StopSignals,
+    children_outlive_signals,
+    exit_code_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_a_program_has_them():
+    """Let every signal do what it does in a new process, and put back what the test runner has."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stopping(**settings):
+    asked = []
+    return StopSignals(asked.append, "stopping", **settings), asked
+
+
+@pytest.mark.parametrize(
+    ("number", "requeue", "code"),
+    [
+        (signal.SIGINT, None, 130),
+        (signal.SIGINT, 75, 130),
+        (signal.SIGTERM, None, 143),
+        (signal.SIGTERM, 75, 75),
+        (signal.SIGUSR1, None, 128 + signal.SIGUSR1),
+        (signal.SIGUSR1, 0, 0),
+        (signal.SIGXCPU, 75, 75),
+    ],
+)
+def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(number, requeue, code, capsys):
+    stops, asked = stopping(requeue_exit_code=requeue)
+    before = signal.getsignal(number)
+    with stops:
+        signal.raise_signal(number)
+    assert asked == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
+    assert f"{signal.Signals(number).name}: stopping" in capsys.readouterr().err
+    assert signal.getsignal(number) is before or number == signal.SIGXCPU
+
+
+def test_a_request_counts_although_nobody_reads_what_is_said(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stops, asked = stopping()
+    with open(writer, "w", buffering=1) as unread, monkeypatch.context() as patch, stops:  # noqa: PTH123 - a descriptor
+        patch.setattr(sys, "stderr", unread)
+        signal.raise_signal(signal.SIGTERM)
+        with contextlib.suppress(BrokenPipeError):
+            unread.close()
+    assert asked == [143]
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request():
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+    assert asked == [143]
+
+
+def test_the_second_request_does_what_the_signal_did_before(monkeypatch):
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert (seen, asked) == (["before"], [128 + signal.SIGUSR1])
+
+
+def test_ctrl_c_after_another_signal_stops_at_once():
+    stops, _ = stopping()
+    with pytest.raises(KeyboardInterrupt), stops:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
+    stops, asked = stopping()
+    with stops:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGXCPU)
+    signal.raise_signal(signal.SIGXCPU)
+    assert asked == [128 + signal.SIGXCPU]
+
+
+def test_a_programs_own_handler_of_sigusr1_is_left_alone():
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    stops, asked = stopping()
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    with stops:
+        signal.raise_signal(signal.SIGUSR1)
+    leave.give_back()
+    assert (seen, asked) == ([signal.SIGUSR1], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU])
+def test_outside_of_a_loop_a_signal_leaves_the_program(number, capsys):
+    leave = LeaveOnSignal("leaving run 'a'", requeue_exit_code=75)
+    leave.take()
+    with pytest.raises(RunInterrupted, match="leaving run 'a'") as left:
+        signal.raise_signal(number)
+    leave.give_back()
+    assert isinstance(left.value, SystemExit)
+    assert left.value.code == left.value.exit_code == 75
+    assert signal.Signals(number).name in capsys.readouterr().err
+    assert signal.getsignal(number) in {signal.SIG_DFL, signal.SIG_IGN}
+
+
+def test_the_handler_of_ray_gives_way_and_comes_back():
+    def of_ray(number, frame):
+        raise AssertionError("Ray would end everything")
+
+    of_ray.__module__ = "ray._private.node"
+    signal.signal(signal.SIGTERM, of_ray)
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    with pytest.raises(RunInterrupted):
+        signal.raise_signal(signal.SIGTERM)
+    leave.give_back()
+    assert signal.getsignal(signal.SIGTERM) is of_ray
+
+
+def test_a_program_that_does_not_catch_it_ends_with_its_code_and_without_a_traceback():
+    code = "from trieye.exceptions import RunInterrupted; raise RunInterrupted('stopped', 75)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+SLEEPER = "import sys; print('up', flush=True); sys.stdin.read()"
+OUTLIVING = f"import trieye.process.signals; trieye.process.signals.outlive_signals(); {SLEEPER}"
+
+
+def start(code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    return process
+
+
+def test_children_outlive_the_signals_of_a_scheduler_and_the_handler_of_sigterm_is_kept():
+    before = signal.getsignal(signal.SIGTERM)
+    with children_outlive_signals():
+        masked = start(SLEEPER)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as `ray.init` does
+    unmasked = start(SLEEPER)
+    handling = start(OUTLIVING)
+    for process in (masked, unmasked, handling):
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+    for process in (masked, unmasked, handling):
+        process.communicate("", timeout=20)
+    assert masked.returncode == handling.returncode == 0
+    assert unmasked.returncode in {-signal.SIGUSR1, -signal.SIGTERM}
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_comes_while_children_start_waits_and_is_not_lost():
+    leave = LeaveOnSignal("leaving")
+    leave.take()
+    reached = False
+    with pytest.raises(RunInterrupted), children_outlive_signals():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        reached = True
+    leave.give_back()
+    assert reached
+
+
+def test_a_handler_of_ray_that_ends_the_program_while_it_starts_is_taken_for_the_signal():
+    leave = LeaveOnSignal("leaving", requeue_exit_code=75)
+    leave.take()
+    with pytest.raises(RunInterrupted) as left, children_outlive_signals():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as it is in the other threads
+        signal.raise_signal(signal.SIGTERM)
+    leave.give_back()
+    assert left.value.exit_code == 75
+
+
+def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():
+    code = (
+        "import subprocess, sys; from trieye.process.signals import let_sigterm_through; let_sigterm_through()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "child.terminate(); print(child.wait())"
+    )
+    with children_outlive_signals():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.strip() == str(-signal.SIGTERM)
+
+
+def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_ours():
+    def user_handler(number, frame):
+        raise AssertionError("nobody sends one")
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    signal.signal(signal.SIGUSR1, user_handler)
+    leave, (stops, asked) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+    try:
+        with stops:
+            found = in_a_child(
+                lambda: sum(
+                    bit
+                    for bit, is_so in {
+                        1: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+                        2: signal.getsignal(signal.SIGUSR1) is user_handler,
+                        4: signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                        8: signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2},
+                    }.items()
+                    if is_so
+                )
+            )
+            assert found == 15
+            signal.raise_signal(signal.SIGTERM)
+            assert asked == [143]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
+    finally:
+        leave.give_back()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_forked_child_that_leaves_the_loop_of_its_parent_does_not_take_the_signals_again():
+    leave, (stops, _) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+
+    def leave_the_loop():
+        stops.__exit__(None, None, None)
+        return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with stops:
+        assert in_a_child(leave_the_loop) == 1
+    leave.give_back()
+
+
+@pytest.mark.parametrize("how", ["signal.raise_signal", "_thread.interrupt_main"])  # to this thread, to another one
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_a_signal_in_the_middle_of_a_fork_ends_the_program_after_it_and_no_hook_is_cut_short(how, when):
+    code = f"""
+import _thread, os, signal, time
+hooks_done = []
+def hook():
+    {how}(signal.SIGTERM)
+    hooks_done.append(True)
+os.register_at_fork({when}=hook)
+from trieye.process.signals import LeaveOnSignal
+LeaveOnSignal("leaving").take()
+try:
+    os.fork() or os._exit(0)
+    time.sleep(60)
+finally:
+    assert hooks_done
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr.strip()) == (143, "trieye: SIGTERM: leaving")

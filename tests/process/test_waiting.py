@@ -1,0 +1,119 @@
+"""Waiting as long as work goes on: for a hub, for sinks, for whatever reports progress."""
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+import trieye
+from trieye.cli import main
+from trieye.history.table import read_history
+from trieye.process import waiting
+from trieye.process.waiting import moved_bytes, wait_while_moving
+from trieye.run import attempt
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_work_that_goes_on_is_waited_for_and_work_that_stands_still_is_given_up():
+    looks, never = [], threading.Event()
+
+    def progress():
+        looks.append(None)
+        return min(len(looks), 20)
+
+    assert not wait_while_moving(never.wait, progress, 0.05, poll_s=0.01)
+    assert len(looks) > 20
+
+
+def test_the_end_of_the_work_ends_the_waiting(monkeypatch):
+    looks, done, told = [], threading.Event(), []
+    monkeypatch.setattr(waiting, "TELL_EVERY_S", 0.0)
+
+    def progress():
+        looks.append(None)
+        if len(looks) == 5:
+            done.set()
+        return len(looks)
+
+    assert wait_while_moving(done.wait, progress, 0.05, poll_s=0.01, tell=told.append)
+    assert told == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process reads and writes")
+def test_reading_and_writing_is_work(tmp_path):
+    before = moved_bytes()
+    (tmp_path / "a").write_bytes(bytes(64 << 20))
+    written = moved_bytes()
+    (tmp_path / "a").read_bytes()
+    assert (written - before) >> 20 >= 48
+    assert (moved_bytes() - written) >> 20 >= 48
+
+
+def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
+    import ray
+
+    from trieye.hub.in_ray import RayChannel
+
+    @ray.remote(concurrency_groups={"wait": 1})
+    class Hub:
+        def __init__(self, most, enough):
+            self.looks, self.most, self.enough = 0, most, enough
+
+        def work(self):
+            deadline = time.monotonic() + 60
+            while self.looks < self.enough and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return self.looks
+
+        @ray.method(concurrency_group="wait")
+        def progress(self):
+            self.looks += 1
+            return f"{min(self.looks, self.most)} GiB"
+
+    moving, still = Hub.remote(9, 4), Hub.remote(1, 1000)
+    ray.get([moving.progress.remote(), still.progress.remote()])
+    assert RayChannel(moving, "run", "key").answer(moving.work.remote(), 0.5) >= 4
+    with pytest.raises(ConnectionError, match=r"'run' made no progress for 0\.5 s"):
+        RayChannel(still, "run", "key").answer(still.work.remote(), 0.5)
+
+
+@pytest.mark.slow
+def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_delivers(make_config, ray_cluster):
+    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
+    run = trieye.Run(make_config(runtime={"kind": "ray", "stall_timeout_s": 3.0}, stats=stats)).open()
+    run.log("a", 1.0, step=1)
+    run.flush()
+    pid = run.health()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(trieye.TrieyeError, match=f"no progress for 3 s.*trieye close {run.dir}"):
+            run.close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert main(["close", str(run.dir)]) == 0
+    assert read_history(run.dir, metrics=["a"]).column("value").to_pylist() == [1.0]
+
+
+def test_the_user_is_told_what_a_long_end_waits_for(make_config, monkeypatch):
+    monkeypatch.setattr(attempt, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    with trieye.Run(make_config()) as run:
+        close = run._attempt.hub.close
+
+        def close_late(status):
+            with run_status.doing("saving step 7"):
+                wait_until(lambda: "saving step 7" in said.getvalue())
+            close(status)
+
+        run_status = run._attempt.hub._logic.status
+        run._attempt.hub.close = close_late
+    assert "closing run 'run': saving step 7; " in said.getvalue()

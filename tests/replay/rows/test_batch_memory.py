@@ -1,0 +1,125 @@
+"""Batches in the memory of those that nobody holds any more."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from trieye.replay import ReplayBuffer
+from trieye.replay.rows.batch_memory import MAX_HELD, MIN_BYTES, BatchMemory
+
+SHAPE = (84, 84)
+ROWS = -(-MIN_BYTES // (84 * 84))
+
+
+@pytest.fixture
+def memory():
+    memory = BatchMemory()
+    memory.learn(("batch",), {"obs": np.zeros((ROWS, *SHAPE), np.uint8), "done": np.zeros(ROWS, np.bool_)})
+    return memory
+
+
+@pytest.fixture
+def images():
+    buffer = ReplayBuffer(50, seed=1)
+    numbers = np.arange(50, dtype=np.uint8)
+    obs = np.broadcast_to(numbers[:, None, None], (50, *SHAPE))
+    buffer.extend({"obs": obs, "number": numbers})
+    return buffer
+
+
+def place(batch):
+    return batch["obs"].ctypes.data
+
+
+def test_a_batch_that_nobody_holds_any_more_gives_its_memory_to_the_next_one(images):
+    images.sample(ROWS)  # the first one tells the size
+    places = {place(images.sample(ROWS)) for _ in range(10)}
+    assert len(places) == 1
+
+
+def test_a_batch_that_is_held_keeps_its_rows(images):
+    held = [images.sample(ROWS) for _ in range(3 * MAX_HELD)]
+    assert len({place(batch) for batch in held}) == len(held)
+    for batch in held:
+        assert np.array_equal(batch["obs"][:, 3, 5], batch["number"])
+        assert np.array_equal(batch["number"], batch.ids)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda batch: batch["obs"],
+        lambda batch: batch["obs"][3:, ::2][0],
+        lambda batch: batch["obs"].reshape(ROWS, -1).view(np.int8).T,
+        lambda batch: memoryview(batch["obs"]),
+    ],
+    ids=["array", "view of a view", "other dtype", "memoryview"],
+)
+def test_a_part_of_a_batch_keeps_its_rows(images, part):
+    images.sample(ROWS)
+    held = part(images.sample(ROWS))
+    before = np.array(held)
+    for _ in range(2 * MAX_HELD):
+        images.sample(ROWS)
+    assert np.array_equal(held, before)
+
+
+def test_a_tensor_keeps_the_rows_of_its_batch(images):
+    torch = pytest.importorskip("torch")
+    images.sample(ROWS)
+    held = torch.from_numpy(images.sample(ROWS)["obs"])
+    before = held.clone()
+    for _ in range(2 * MAX_HELD):
+        images.sample(ROWS)
+    assert torch.equal(held, before)
+
+
+def test_draws_are_the_same_in_new_and_in_used_memory():
+    def draws(keep):
+        buffer = ReplayBuffer(50, n_step=3, frame_stack={"obs": 4}, seed=1)
+        rng = np.random.default_rng(0)
+        obs = rng.integers(0, 255, (50, *SHAPE), np.uint8)
+        done = rng.random(50) < 0.1
+        buffer.extend({"obs": obs, "next_obs": obs, "reward": np.ones(50, np.float32), "done": done})
+        held = []
+        for _ in range(6):
+            batch = buffer.sample(40)
+            yield {key: batch[key].copy() for key in batch}
+            held.append(batch if keep else None)
+
+    for kept, dropped in zip(draws(keep=True), draws(keep=False), strict=True):
+        assert kept.keys() == dropped.keys()
+        assert all(np.array_equal(kept[key], dropped[key]) for key in kept)
+
+
+def test_batches_of_another_size_have_other_memory(memory, images):
+    assert memory.arrays(("other",)) is None
+    images.sample(ROWS)
+    assert len(images.sample(ROWS + 1)["obs"]) == ROWS + 1
+    assert list(images.sample(ROWS, keys=["number"])) == ["number"]
+
+
+def test_small_batches_are_left_to_the_allocator(memory):
+    memory.learn(("small",), {"obs": np.zeros(MIN_BYTES - 1, np.uint8)})
+    assert memory.arrays(("small",)) is None
+    assert memory.arrays(("batch",)) is not None
+
+
+def test_threads_never_get_the_same_memory(memory):
+    seen, start = [], threading.Barrier(4)
+
+    def ask(number):
+        start.wait(20)
+        for _ in range(300):
+            done = memory.arrays(("batch",))["done"]
+            done[:] = number % 2
+            seen.append(bool((done == number % 2).all()))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(seen) == 1200
+    assert all(seen)

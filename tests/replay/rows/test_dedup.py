@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay import ReplayBuffer
+from trieye.snapshot.encode import decode, encode
+
+SHAPE = (500,)
+
+
+def rows(first, count):
+    obs = np.repeat(np.arange(first, first + count + 1)[:, None], SHAPE[0], axis=1).astype(np.float32)
+    return {"obs": obs[:-1], "next_obs": obs[1:], "done": np.arange(first, first + count) % 10 == 9}
+
+
+def kept(buffer):
+    """Return how many next observations are kept aside."""
+    next_rows = buffer._store.reader.next_rows
+    return int(np.count_nonzero(next_rows._place)), next_rows._end
+
+
+def test_only_ends_and_the_newest_rows_keep_their_next_observation():
+    buffer = ReplayBuffer(100, dedup_next=True)
+    buffer.extend(rows(0, 45))
+    assert kept(buffer) == (5, 5)  # 9, 19, 29, 39 and the newest, 44
+    for number in range(45, 75):
+        buffer.add(**{key: array[0] for key, array in rows(number, 1).items()})
+    assert kept(buffer)[0] == 8
+
+
+def test_places_are_used_again():
+    buffer = ReplayBuffer(100, dedup_next=True)
+    for first in range(0, 5000, 7):
+        buffer.extend(rows(first, 7))
+    number, end = kept(buffer)
+    assert number <= 11
+    assert end <= 12
+
+
+def test_a_restored_buffer_lets_go_of_what_the_next_row_holds():
+    buffer, restored = (ReplayBuffer(100, dedup_next=True) for _ in range(2))
+    buffer.extend(rows(0, 45))
+    restored.load_state_dict(decode(encode(buffer)))
+    for one in (buffer, restored):
+        one.extend(rows(45, 3))
+    assert kept(restored)[0] == kept(buffer)[0] == 5
+
+
+def test_zeros_of_both_signs_are_kept_apart():
+    buffer = ReplayBuffer(10, dedup_next=True)
+    zero = np.zeros(SHAPE, np.float32)
+    buffer.add(obs=zero, next_obs=-zero, done=False)
+    buffer.add(obs=zero, next_obs=zero, done=False)
+    batch = buffer.sample(32)
+    assert np.array_equal(np.signbit(batch["next_obs"][:, 0]), batch.ids == 0)
+
+
+def test_not_a_number_is_equal_to_itself():
+    buffer = ReplayBuffer(10, dedup_next=True)
+    nan = np.full(SHAPE, np.nan, np.float32)
+    buffer.add(obs=nan, next_obs=nan, done=False)
+    buffer.add(obs=nan, next_obs=nan, done=False)
+    assert kept(buffer)[0] == 1
+
+
+def test_partners_that_differ_are_named():
+    schema = {"obs": np.float32, "next_obs": (np.float32, (2,)), "done": np.bool_}
+    with pytest.raises(ConfigurationError, match=r"'next_obs' is float32\[2\] and 'obs' is float32\[\]"):
+        ReplayBuffer(10, schema, dedup_next=True)
+
+
+def test_a_refused_row_takes_nothing_away():
+    buffer = ReplayBuffer(3, dedup_next=True)
+    buffer.extend(rows(8, 3))  # the second one ends its episode
+    before = buffer.sample(64)
+    for bad in ({"done": 0.5}, {"next_obs": np.zeros(3)}):
+        with pytest.raises(ConfigurationError):
+            buffer.add(**{key: array[0] for key, array in rows(11, 1).items()} | bad)
+    batch = buffer.sample(64)
+    assert np.array_equal(batch["next_obs"], batch["obs"] + 1)
+    assert set(batch.ids.tolist()) == set(before.ids.tolist()) == {0, 1, 2}

@@ -1,0 +1,225 @@
+from functools import partial
+from itertools import pairwise
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.replay import ReplayBuffer
+from trieye.replay.rows.episodes import EpisodeLinks
+
+# (environment, whether its episode ends), in the order of the rows
+STREAMS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60)
+CUTS = st.lists(st.integers(0, 60), max_size=8)
+
+
+class SlowLinks:
+    """What the links are, row by row in plain Python."""
+
+    def __init__(self, rows):
+        self.next, self.previous, self.step, self.start = {}, {}, {}, {}
+        self.next_of_env = dict.fromkeys(range(len(rows)), -1)
+        last, newest = {}, {}
+        for row_id, (env, ended) in enumerate(rows):
+            if env in newest:
+                self.next_of_env[newest[env]] = row_id
+            newest[env] = row_id
+            before = last.get(env)
+            self.previous[row_id] = -1 if before is None else before
+            self.next[row_id] = -1
+            self.step[row_id] = 0 if before is None else self.step[before] + 1
+            self.start[row_id] = row_id if before is None else self.start[before]
+            if before is not None:
+                self.next[before] = row_id
+            last[env] = None if ended else row_id
+
+
+def added(rows, capacity, cuts=(), one_by_one=False, links=None, first_id=0):
+    links = links or EpisodeLinks(capacity, count_steps=True)
+    if one_by_one:
+        for row_id, (env, ended) in enumerate(rows, first_id):
+            links.add_one(row_id, env, ended)
+        return links
+    edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
+    for start, end in pairwise(edges):
+        envs, ends = [env for env, _ in rows[start:end]], [ended for _, ended in rows[start:end]]
+        links.add(np.arange(first_id + start, first_id + end), np.array(envs, np.int64), np.array(ends, bool))
+    return links
+
+
+def assert_links(links, rows, low):
+    slow, ids = SlowLinks(rows), np.arange(low, len(rows))
+    assert links.next_ids(ids).tolist() == [slow.next[row_id] for row_id in ids]
+    expected = [slow.previous[row_id] if slow.previous[row_id] >= low else -1 for row_id in ids]
+    assert links.previous_ids(ids, low).tolist() == expected
+    across = [slow.next_of_env[row_id] for row_id in ids]
+    assert links.next_ids(ids, across=True).tolist() == across
+    back = {after: row_id for row_id, after in slow.next_of_env.items() if row_id >= low}
+    assert links.previous_ids(ids, low, across=True).tolist() == [back.get(row_id, -1) for row_id in ids]
+    assert links.has_ended(ids).tolist() == [rows[row_id][1] for row_id in ids]
+    assert links.steps(ids).tolist() == [slow.step[row_id] for row_id in ids]
+    assert links.starts(ids).tolist() == [slow.start[row_id] for row_id in ids]
+
+
+@settings(deadline=None)
+@given(STREAMS, st.integers(1, 70), CUTS, st.booleans())
+def test_each_row_is_linked_to_its_neighbours_of_the_same_episode(rows, capacity, cuts, one_by_one):
+    assert_links(added(rows, capacity, cuts, one_by_one), rows, max(len(rows) - capacity, 0))
+
+
+@settings(deadline=None)
+@given(STREAMS, STREAMS, st.integers(1, 70), st.integers(1, 70), CUTS)
+def test_restored_links_go_on_like_the_original(rows, later, capacity, other, cuts):
+    original = added(rows, capacity)
+    low = max(len(rows) - min(capacity, other), 0)
+    restored = EpisodeLinks(other, count_steps=True)
+    edges = sorted({low, len(rows), *(cut for cut in cuts if low < cut < len(rows))})
+    for start, end in pairwise(edges):
+        restored.restore_rows(start, original.rows(start, end - start), low)
+    restored.load_state_dict(original.state_dict())
+    assert added(later, other, links=restored, first_id=len(rows)) is restored
+    everything = rows + later
+    alive = np.arange(max(low, len(everything) - other), len(everything))
+    slow = SlowLinks(everything)
+    assert restored.next_ids(alive).tolist() == [slow.next[row_id] for row_id in alive]
+    assert restored.next_ids(alive, across=True).tolist() == [slow.next_of_env[row_id] for row_id in alive]
+    assert restored.has_ended(alive).tolist() == [everything[row_id][1] for row_id in alive]
+    assert restored.steps(alive).tolist() == [slow.step[row_id] for row_id in alive]
+    assert restored.starts(alive).tolist() == [slow.start[row_id] for row_id in alive]
+
+
+def test_restoring_more_rows_than_fit_keeps_the_newest():
+    rows = [(0, False)] * 10
+    links = EpisodeLinks(4)
+    links.restore_rows(0, added(rows, 10).rows(0, 10), low=6)
+    assert links.next_ids(np.arange(6, 10)).tolist() == [7, 8, 9, -1]
+    assert links.previous_ids(np.arange(6, 10), low=6).tolist() == [-1, 6, 7, 8]
+
+
+def test_an_episode_that_goes_on_has_no_successor_yet_and_did_not_end():
+    links = added([(0, False), (0, False), (1, False), (1, True)], 10)
+    assert links.next_ids(np.arange(4)).tolist() == [1, -1, 3, -1]
+    assert links.has_ended(np.arange(4)).tolist() == [False, False, False, True]
+
+
+def test_rows_can_be_followed_for_several_steps():
+    links = added([(0, False), (1, False), (0, False), (0, True), (0, False), (1, False)], 10)
+    assert links.following(np.array([0, 1, 4]), 4).tolist() == [[0, 2, 3, -1], [1, 5, -1, -1], [4, -1, -1, -1]]
+    assert links.next_ids(np.array([[0, -1], [3, 1]])).tolist() == [[2, -1], [-1, 5]]
+    assert links.previous_ids(np.array([-1, 2])).tolist() == [-1, 0]
+
+
+@settings(deadline=None)
+@given(STREAMS, st.integers(1, 70), st.booleans(), st.booleans(), st.data())
+def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_steps, backwards, data):
+    links = added(rows, capacity, links=EpisodeLinks(capacity, count_steps=count_steps))
+    low, slow = max(len(rows) - capacity, 0), SlowLinks(rows)
+    ids = np.arange(low, len(rows))
+    limit = np.array([data.draw(st.integers(0, 9) | st.just(1 << 62)) for _ in ids], np.int64)
+    reached, gone = links.travel(ids, limit, low=low, backwards=backwards)
+    for place in range(len(ids)):
+        at, length = int(ids[place]), 0
+        while length < limit[place]:
+            target = (slow.previous if backwards else slow.next)[at]
+            if target < low:
+                break
+            at, length = target, length + 1
+        assert (reached[place], gone[place]) == (at, length)
+
+
+def test_regular_turns_are_travelled_in_few_leaps():
+    # 16 environments in turn; each episode begins in the slot where one began that is overwritten by now: a trap
+    links, looked_at = EpisodeLinks(16_000, count_steps=True), []
+    for turn in range(1050):
+        links.add(np.arange(16 * turn, 16 * turn + 16), np.arange(16), np.full(16, turn % 100 == 99))
+    one_by_one = links.next_ids
+    links.next_ids = lambda ids: looked_at.append(len(ids)) or one_by_one(ids)
+    ids = np.arange(800, 16_800)
+    reached, gone = links.travel(ids, np.full(len(ids), 1 << 62), low=800)
+    turns = ids // 16
+    assert np.array_equal(gone, np.minimum(99 - turns % 100, 1049 - turns))
+    assert np.array_equal(reached, ids + 16 * gone)
+    assert looked_at == [16_000]  # once, to see that there is nothing more
+
+
+def test_an_interrupted_stream_begins_an_episode():
+    links = added([(0, False), (1, False)], 10)
+    links.interrupt(0)
+    links.add(np.array([2, 3]), [0, 1], [False, False])
+    assert links.next_ids(np.arange(4)).tolist() == [-1, 3, -1, -1]
+    links.interrupt()
+    links.add_one(4, 1, ended=False)
+    assert links.next_ids(np.arange(5)).tolist() == [-1, 3, -1, -1, -1]
+
+
+def test_another_object_on_the_same_arrays_sees_the_links():
+    arrays = {}
+
+    def allocate(name, count, dtype):
+        return arrays.setdefault(name, np.full(count, 77, dtype))
+
+    links = added([(0, False)] * 3, 5, links=EpisodeLinks(5, allocate))
+    reader = EpisodeLinks(5, allocate)
+    assert reader.next_ids(np.arange(3)).tolist() == links.next_ids(np.arange(3)).tolist() == [1, 2, -1]
+    assert {name: array.itemsize for name, array in arrays.items()} == {"next_row": 4, "previous_row": 4}
+
+
+@pytest.mark.parametrize("what", ["steps", "starts"])
+def test_places_in_episodes_are_kept_only_when_asked_for(what):
+    assert EpisodeLinks(5, count_steps=True).counts_steps
+    assert not EpisodeLinks(5).counts_steps
+    with pytest.raises(AssertionError, match="count_steps"):
+        getattr(EpisodeLinks(5), what)(np.arange(1))
+
+
+class Counting(gymnasium.Env):
+    """Observes the length of its episodes and the step; the reward is the step."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1000, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length, is_cut):
+        self.length, self.is_cut, self.step_count = length, is_cut, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return np.array([self.length, 0], np.float32), {}
+
+    def step(self, action):
+        self.step_count += 1
+        ends = self.step_count == self.length
+        obs = np.array([self.length, self.step_count], np.float32)
+        return obs, float(self.step_count), ends and not self.is_cut, ends and self.is_cut, {}
+
+
+@pytest.mark.parametrize("dedup_next", [False, True])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_rows_of_vector_environments_are_kept_as_the_docs_say(mode, dedup_next):
+    made = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # those of 3 steps are cut off
+    envs, buffer = (
+        SyncVectorEnv(made, autoreset_mode=mode),
+        ReplayBuffer(500, n_step=3, gamma=0.5, dedup_next=dedup_next),
+    )
+    obs, was_done = envs.reset()[0], np.zeros(3, bool)
+    for _ in range(40):
+        after, reward, terminated, truncated, info = envs.step(np.zeros(3, int))
+        done = terminated | truncated
+        next_obs = after.copy()
+        if mode == AutoresetMode.SAME_STEP and done.any():
+            next_obs[done] = np.stack(info["final_obs"][done])
+        rows = {"obs": obs, "next_obs": next_obs, "reward": reward, "terminated": terminated, "truncated": truncated}
+        buffer.extend({key: array[~was_done] for key, array in rows.items()}, np.arange(3)[~was_done])
+        obs, was_done = after, done if mode == AutoresetMode.NEXT_STEP else was_done
+    batch = buffer.sample(3000)
+    old = np.flatnonzero(batch.ids < len(buffer) - 12)  # the newest rows have shorter windows
+    length, step = batch["obs"][old].astype(int).T
+    assert set(zip(length.tolist(), step.tolist(), strict=True)) == {(n, k) for n in (2, 3, 5) for k in range(n)}
+    num = np.minimum(3, length - step)
+    assert np.array_equal(batch["n"][old], num)
+    assert np.array_equal(batch["next_obs"][old], np.stack([length, step + num], axis=1))
+    assert np.array_equal(batch["discount"][old], np.where((step + num == length) & (length != 3), 0, 0.5**num))
+    rewards = sum(np.where(k < num, 0.5**k * (step + 1 + k), 0) for k in range(3))
+    assert np.array_equal(batch["reward"][old], rewards)

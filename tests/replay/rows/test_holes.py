@@ -1,0 +1,237 @@
+"""Restoring a replay buffer some of whose parts are damaged: what is drawn is what was added, never across a hole."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import CheckpointError
+from trieye.files.checksum import FileEntry
+from trieye.replay import Hindsight, ReplayBuffer
+from trieye.replay.rows.holes import Holes
+from trieye.replay.samplers.base import Draw
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.snapshot.nodes import PartFile
+
+ENVS, LENGTHS = 3, (5, 7, 1000)
+
+
+class World:
+    """Environments that take turns, whose observations are (environment, episode, step) and nothing else."""
+
+    def __init__(self):
+        self.state = np.array([[env, 0, 0] for env in range(ENVS)])
+
+    def step(self, buffer):
+        after = self.state + np.array([0, 0, 1])
+        done = after[:, 2] == LENGTHS
+        buffer.extend(
+            {
+                "obs": self.state.copy(),
+                "next_obs": after,
+                "reward": after[:, 2].astype(np.float64),
+                "terminated": done,
+                "achieved": after.copy(),
+                "goal": self.state * 0,
+            },
+            env_ids=np.arange(ENVS),
+        )
+        self.state = np.where(done[:, None], self.state * [1, 0, 0] + np.outer(done, [0, 1, 0]), after)
+        self.state[:, 1] = np.where(done, after[:, 1] + 1, after[:, 1])
+
+
+def saved_in_parts(buffer, world, rounds=(40, 1, 30, 25, 3, 60)):
+    """Fill a buffer, saved now and then, and return what the last save amounts to."""
+    parts = {}
+    for count in rounds:
+        for _ in range(count):
+            world.step(buffer)
+        saved = buffer.state_parts(parts)
+        parts |= saved.new
+    encoded = encode(buffer, known=parts)
+    return replace(encoded, parts={name: parts[name] for name in encoded.parts})
+
+
+def damaged(encoded, tmp_path, numbers):
+    """Return the same with parts, counted from the oldest on, whose files are not there."""
+    names = sorted(encoded.parts, key=lambda name: int(name.split("-")[1]))
+    lost = [names[number] for number in numbers]
+    gone = {name: PartFile(tmp_path / name, FileEntry(size_bytes=1, crc32=0)) for name in lost}
+    return replace(encoded, parts={**encoded.parts, **gone}), sum(
+        int(n.split("-")[2]) - int(n.split("-")[1]) for n in lost
+    )
+
+
+KINDS = {
+    "uniform": {},
+    "n_step": {"n_step": 3, "gamma": 0.5},
+    "dedup": {"dedup_next": True, "n_step": 3, "gamma": 0.5},
+    "stacked": {"frame_stack": {"obs": 3}, "padding": "zero"},
+    "stacked and dedup": {"frame_stack": {"obs": 3}, "padding": "zero", "dedup_next": True},
+    "prioritized": {"sampler": "prioritized", "max_reuse": 50, "max_staleness": 9},
+}
+
+
+def check_rows(batch, options):
+    """Compare what was drawn with what the world would have shown."""
+    obs, after = batch["obs"], batch["next_obs"]
+    if "frame_stack" in options:
+        for stack, following in ((obs, obs[:, -1]), (after, after[:, -1])):
+            steps = np.arange(-stack.shape[1] + 1, 1) + following[:, 2, None]
+            expected = np.stack([np.broadcast_to(following[:, None, 0], steps.shape), steps * 0, steps], axis=-1)
+            expected[:, :, 1] = following[:, None, 1]
+            expected[steps < 0] = 0
+            assert np.array_equal(stack, expected)
+        obs, after = obs[:, -1], after[:, -1]
+    n = batch["n"] if "n" in batch else np.ones(len(obs), np.int64)
+    assert np.array_equal(after, obs + np.stack([n * 0, n * 0, n], axis=1))
+    steps = obs[:, 2, None] + 1 + np.arange(3)
+    assert np.allclose(batch["reward"], np.where(np.arange(3) < n[:, None], steps * 0.5 ** np.arange(3), 0).sum(axis=1))
+    assert np.array_equal(batch["terminated"], after[:, 2] == np.array(LENGTHS)[after[:, 0]])
+
+
+@pytest.mark.parametrize("lost", [(0,), (2,), (1, 3), (2, 3, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lost, tmp_path, caplog):
+    options, world = KINDS[kind], World()
+    before = ReplayBuffer(400, seed=3, **options)
+    encoded, count = damaged(saved_in_parts(before, world), tmp_path, lost)
+    after = ReplayBuffer(400, seed=3, **options)
+    after.load_state_dict(decode(encoded))
+    missing = len(before) - len(after)
+    assert missing == after.stats()["lost"] > 0
+    assert count - ENVS * 41 <= missing <= count + ENVS * len(lost)  # the oldest part is partly overwritten
+    assert "of the replay are lost" in caplog.text
+    check_rows(after.sample(1500), options)
+    for _ in range(10):  # the episodes that go on do so
+        world.step(after)
+    check_rows(after.sample(1500), options)
+    again = ReplayBuffer(400, seed=3, **options)
+    again.load_state_dict(decode(encode(after)))
+    one, other = after.sample(500), again.sample(500)
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_priorities_stay_with_their_rows(tmp_path):
+    before = ReplayBuffer(400, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
+    world, parts = World(), {}
+    for _ in range(4):
+        for _ in range(30):
+            world.step(before)
+        ids = np.arange(before.stats()["added"])
+        before.update_priorities(ids, (before.rows(_draw(ids))["obs"][:, 2] % 2 == 0).astype(float))
+        parts |= before.state_parts(parts).new
+    encoded = encode(before, known=parts)
+    encoded, _ = damaged(replace(encoded, parts=parts), tmp_path, (1, 2))
+    after = ReplayBuffer(400, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
+    after.load_state_dict(decode(encoded))
+    drawn = after.sample(2000)
+    assert np.all(drawn["obs"][:, 2] % 2 == 0)
+    assert set(drawn.ids.tolist()) == {
+        int(row) for row in np.arange(180, 360) if after.rows(_draw(np.array([row])))["obs"][0, 2] % 2 == 0
+    }
+
+
+def _draw(ids):
+    return Draw(ids, np.ones(len(ids), np.float32))
+
+
+@pytest.mark.parametrize("cross_episodes", [False, True])
+def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
+    options = {"sampler": "sequence", "sampler_options": {"length": 4, "cross_episodes": cross_episodes}}
+    before = ReplayBuffer(400, **options)
+    encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (1, 3))
+    after = ReplayBuffer(400, **options)
+    after.load_state_dict(decode(encoded))
+    obs = after.sample(2000)["obs"]
+    lengths = np.array(LENGTHS)[obs[:, :-1, 0]]
+    follows = (obs[:, 1:] == obs[:, :-1] + [0, 0, 1]).all(axis=-1)
+    begins = (obs[:, :-1, 2] == lengths - 1) & (obs[:, 1:, 2] == 0) & (obs[:, 1:, 1] == obs[:, :-1, 1] + 1)
+    assert np.all(follows | begins if cross_episodes else follows)
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
+    def buffer():
+        her = Hindsight(
+            lambda _achieved, desired, _info: np.zeros(len(desired)),
+            strategy=strategy,
+            achieved_key="achieved",
+            goal_keys=("goal",),
+        )
+        return ReplayBuffer(400, her=her)
+
+    # all episodes have 7 rows, and so have the holes: rows before and after one look as if they were of one episode
+    before, parts = buffer(), {}
+    for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143)):
+        numbers = np.arange(first, end)
+        obs = np.stack([numbers // 7, numbers % 7], axis=1)
+        before.extend(
+            {"obs": obs, "achieved": obs + 1, "goal": obs * 0, "reward": numbers * 0.0, "done": numbers % 7 == 6}
+        )
+        parts |= before.state_parts(parts).new
+    encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 3))
+    after = buffer()
+    after.load_state_dict(decode(encoded))
+    drawn = after.sample(4000)
+    relabelled = drawn["goal"].any(axis=1)
+    assert relabelled.sum() > 1000
+    assert np.array_equal(drawn["goal"][relabelled, 0] - 1, drawn["obs"][relabelled, 0])
+
+
+def test_a_buffer_of_which_nothing_is_left_is_empty_and_goes_on(tmp_path):
+    before, world = ReplayBuffer(400), World()
+    encoded, _ = damaged(saved_in_parts(before, world), tmp_path, range(6))
+    after = ReplayBuffer(400)
+    after.load_state_dict(decode(encoded))
+    assert len(after) == 0
+    world.step(after)
+    check_rows(after.sample(50), {})
+
+
+@pytest.mark.parametrize("capacity", [30, 200, 5000])
+def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, capacity):
+    before = ReplayBuffer(400)
+    encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (2, 4))
+    after = ReplayBuffer(capacity)
+    after.load_state_dict(decode(encoded))
+    assert len(after) + after.stats()["lost"] == min(capacity, 400)
+    check_rows(after.sample(1000), {})
+
+
+def test_rows_that_are_read_when_they_are_drawn_leave_damaged_ones_out(tmp_path):
+    before = ReplayBuffer(400)
+    encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (1, 4))
+    after = ReplayBuffer(400)
+    after.load_state_dict(decode(encoded), lazy=True)
+    check_rows(after.sample(1000), {})
+
+
+def test_damage_is_an_error_where_it_is_refused(tmp_path):
+    encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), World()), tmp_path, (2,))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        ReplayBuffer(400).load_state_dict(decode(encoded, on_damage="refuse"))
+
+
+def test_holes_that_touch_are_one_and_rows_before_them_move_up():
+    holes = Holes([(30, 40), (10, 20), (20, 25)], 5, 50)
+    assert (str(holes), holes.num_rows, holes.low) == ("10-24, 30-39", 25, 30)
+    assert holes.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
+    assert holes.pieces(0, 60) == [(5, 10), (25, 30), (40, 50)]
+    assert [holes.run_of(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
+
+
+def test_a_directory_of_its_own_is_loaded_whole_or_not_at_all(tmp_path):
+    before, world = ReplayBuffer(400), World()
+    for _ in range(3):
+        for _ in range(20):
+            world.step(before)
+        before.save(tmp_path / "replay")
+    part = min((tmp_path / "replay" / "parts").iterdir())
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    after = ReplayBuffer(400)
+    world.step(after)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        after.load(tmp_path / "replay")
+    assert len(after) == ENVS

@@ -1,0 +1,151 @@
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.memory import AttachedMemory, available_bytes, open_memory
+
+KINDS = ["ram", "shm", "mmap"]
+
+
+def opened(kind, tmp_path, **options):
+    return open_memory(kind, tmp_path if kind == "mmap" else None, **options)
+
+
+@pytest.mark.parametrize("prefault", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_begin_as_zeros_and_can_be_written(kind, prefault, tmp_path):
+    memory = opened(kind, tmp_path, prefault=prefault)
+    record = np.dtype([("a", np.int16), ("b", np.float64, (3,))])
+    arrays = [
+        memory.allocate("x", (7, 2), np.uint8),
+        memory.allocate("y", (5,), record),
+        memory.allocate("z", (0,), "f4"),
+    ]
+    assert not arrays[0].any()
+    assert not arrays[1]["b"].any()
+    arrays[0][:] = 3
+    arrays[1]["b"] = 0.5
+    assert arrays[1]["b"].sum() == 7.5
+    assert memory.size_bytes >= sum(array.nbytes for array in arrays)
+
+
+def test_mapped_files_have_no_names_and_are_no_larger_than_what_was_written(tmp_path):
+    memory = opened("mmap", tmp_path, prefault=False)
+    array = memory.allocate("x", (1 << 30,), np.uint8)
+    array[12345] = 1
+    assert list(tmp_path.iterdir()) == []
+    descriptor = memory.handle.arrays["x"][0]
+    assert os.fstat(descriptor).st_blocks * 512 < 1 << 26
+
+
+@pytest.mark.parametrize("kind", ["shm", "mmap"])
+def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, tmp_path):
+    memory = opened(kind, tmp_path)
+    array = memory.allocate("x", (10,), np.int64)
+    descriptor = memory.handle.arrays["x"][0]
+    memory.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    array[:] = 7
+    assert array.sum() == 70
+    assert memory.handle is None
+
+
+def test_forgotten_memory_closes_its_files():
+    memory = open_memory("shm")
+    memory.allocate("x", (10,), np.int64)
+    descriptor = memory.handle.arrays["x"][0]
+    del memory
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["shm", "mmap"])
+def test_attached_arrays_show_what_the_owner_writes_and_are_read_only(kind, tmp_path):
+    memory = opened(kind, tmp_path)
+    array = memory.allocate("x", (4, 3), np.float32)
+    view = AttachedMemory(memory.handle).allocate("x", (4, 3), np.float32)
+    array[2, 1] = 5
+    assert view[2, 1] == 5
+    with pytest.raises(ValueError, match="read-only"):
+        view[0, 0] = 1
+
+
+def test_a_handle_of_other_arrays_is_refused():
+    memory = open_memory("shm")
+    memory.allocate("x", (4, 3), np.float32)
+    handle = memory.handle
+    for name, shape, dtype in (("x", (4, 2), np.float32), ("x", (4, 3), np.int32), ("y", (4, 3), np.float32)):
+        with pytest.raises(ConfigurationError, match=f"array {name!r} of process {os.getpid()}"):
+            AttachedMemory(handle).allocate(name, shape, dtype)
+    memory.close()
+    with pytest.raises(ConfigurationError, match="array 'x' of process"):
+        AttachedMemory(handle).allocate("x", (4, 3), np.float32)
+
+
+OWNER = """
+import numpy as np, os, pickle, sys, time
+from trieye.replay.rows.memory import open_memory
+memory = open_memory("shm")
+memory.allocate("x", (1 << 20,), np.uint8)[:] = 9
+sys.stdout.buffer.write(pickle.dumps(memory.handle)); sys.stdout.flush(); os.close(1)
+time.sleep(60)
+"""
+
+
+def test_shared_memory_of_a_killed_owner_stays_for_those_attached_and_for_nobody_else():
+    import pickle
+
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    handle = pickle.loads(owner.stdout.read())
+    owner.stdout.close()
+    view = AttachedMemory(handle).allocate("x", (1 << 20,), np.uint8)
+    owner.kill()
+    owner.wait()
+    assert view.sum() == 9 << 20
+    with pytest.raises(ConfigurationError, match="has to be alive"):
+        AttachedMemory(handle).allocate("x", (1 << 20,), np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["ram", "shm"])
+def test_more_than_there_is_is_refused_before_it_is_touched(kind):
+    with pytest.raises(ConfigurationError, match=r"storage of 'x' needs \d+\.\d GiB, and .*; lower replay.capacity"):
+        open_memory(kind).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
+
+
+def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    before = resident_bytes()
+    array = open_memory("ram", is_full_soon=True).allocate("x", (64 << 20,), np.uint8)
+    assert resident_bytes() - before < 16 << 20
+    assert not array[:: 1 << 20].any()
+    with pytest.raises(ConfigurationError, match=r"lower replay\.capacity"):
+        open_memory("ram", is_full_soon=True).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
+
+
+def test_a_disk_without_space_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=f"there is not that much space in {tmp_path}"):
+        open_memory("mmap", tmp_path).allocate("x", (1 << 50,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rom",), r"storage 'rom' is unknown; did you mean 'ram'\? \(known: ram, shm, mmap\)"),
+        (("mmap",), "storage_dir is 'None'; it is needed for storage='mmap'"),
+        (("ram", "/tmp"), "storage_dir is '/tmp'; it is needed for storage='mmap' and for no other"),
+        (("mmap", "/nowhere"), "storage_dir '/nowhere' is no directory"),
+    ],
+)
+def test_unusable_storage_is_named(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        open_memory(*arguments)

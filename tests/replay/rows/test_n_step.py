@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.rows.n_step import NStep
+
+# (environment, how the episode goes on after the row), in the order of the rows
+STREAMS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["on", "on", "terminated", "truncated"])), min_size=1, max_size=40
+)
+
+
+class Rows:
+    """Rows in plain Python, with links to them."""
+
+    def __init__(self, stream, rewards):
+        self.stream = stream
+        self.rewards = np.asarray(rewards)
+        self.terminated = np.array([end == "terminated" for _, end in stream])
+        self.links = EpisodeLinks(100)
+        ends = [end != "on" for _, end in stream]
+        self.links.add(np.arange(len(stream)), np.array([env for env, _ in stream]), np.array(ends))
+
+    def returns(self, n, gamma):
+        ids = np.arange(len(self.stream))
+        return NStep(n, gamma).returns(ids, self.links, self.rewards.__getitem__, self.terminated.__getitem__)
+
+    def slow(self, first, n, gamma):
+        """Return last row, summed reward, discount and length of the window from a row on."""
+        env, total, length = self.stream[first][0], 0.0, 0
+        for row in range(first, len(self.stream)):
+            if self.stream[row][0] != env or length == n:
+                continue
+            total += gamma**length * float(self.rewards[row])
+            last, length = row, length + 1
+            if self.stream[row][1] == "terminated":
+                return last, total, 0.0, length
+            if self.stream[row][1] == "truncated":
+                break
+        return last, total, gamma**length, length
+
+
+@settings(deadline=None)
+@given(STREAMS, st.integers(1, 6), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_returns_are_those_of_a_walk_through_each_episode(stream, n, gamma):
+    rewards = np.random.default_rng(0).normal(size=len(stream)).astype(np.float32)
+    rows = Rows(stream, rewards)
+    returns = rows.returns(n, gamma)
+    for first in range(len(stream)):
+        last, reward, discount, length = rows.slow(first, n, gamma)
+        assert returns.last[first] == last
+        assert returns.n[first] == length
+        assert returns.reward[first] == pytest.approx(reward, rel=1e-5, abs=1e-6)
+        assert returns.discount[first] == pytest.approx(discount)
+
+
+def test_a_truncated_episode_is_bootstrapped_from_and_a_terminated_one_is_not():
+    rows = Rows([(0, "on"), (0, "truncated"), (0, "on"), (0, "terminated"), (0, "on")], [1.0, 2.0, 4.0, 8.0, 16.0])
+    returns = rows.returns(3, 0.5)
+    assert returns.reward.tolist() == [2.0, 2.0, 8.0, 8.0, 16.0]
+    assert returns.discount.tolist() == [0.25, 0.5, 0.0, 0.0, 0.5]
+    assert returns.last.tolist() == [1, 1, 3, 3, 4]
+    assert returns.n.tolist() == [2, 1, 2, 1, 1]
+
+
+def test_rewards_keep_their_dtype_and_shape():
+    stream = [(0, "on")] * 3
+    for rewards, dtype in [
+        (np.array([1, 2, 3]), np.float32),
+        (np.array([1.0, 2.0, 3.0]), np.float64),
+        (np.array([[1, 9], [2, 9], [3, 9]], np.float16), np.float16),
+    ]:
+        returns = Rows(stream, rewards).returns(2, 0.5)
+        assert returns.reward.dtype == dtype
+        assert returns.reward.shape == rewards.shape
+        assert np.array_equal(returns.reward[0], rewards[0] + 0.5 * rewards[1])
+    assert returns.discount.dtype == np.float32
+
+
+def test_an_infinite_reward_stays_in_its_own_episode():
+    returns = Rows([(0, "terminated"), (0, "on")], np.array([1.0, np.inf])).returns(3, 0.9)
+    assert returns.reward.tolist() == [1.0, np.inf]
+
+
+@pytest.mark.parametrize(("n", "gamma", "message"), [(0, 0.9, "n_step is 0"), (2, 1.1, "gamma is 1.1")])
+def test_windows_out_of_range_are_refused(n, gamma, message):
+    with pytest.raises(ConfigurationError, match=message):
+        NStep(n, gamma)

@@ -1,0 +1,86 @@
+"""Rows written as bytes."""
+
+import numpy as np
+import pytest
+
+from trieye.replay import ReplayBuffer
+from trieye.replay.rows.packed_row import RowPacker, can_pack
+from trieye.replay.rows.schema import Column
+
+SINGLES = ["b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+
+
+def packer_of(columns, rows=4):
+    records = np.zeros(rows, np.dtype([(c.name, c.dtype, c.shape) for c in columns], align=True))
+    return RowPacker(columns, records), records
+
+
+def column(name, dtype, shape=()):
+    return Column(name, shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("single", SINGLES)
+def test_a_row_is_written_as_numpy_writes_it(single):
+    columns = [column("obs", "f4", (3,)), column("mask", "u1", (5,)), column("value", single), column("last", "i2")]
+    packer, records = packer_of(columns)
+    expected = records.copy()
+    for slot in range(4):
+        row = {"obs": np.arange(3, dtype="f4") + slot, "mask": np.full(5, slot, "u1")}
+        row |= {"value": np.dtype(single).type(slot), "last": -slot}
+        expected[slot] = tuple(row.values())
+        assert packer.write(slot, row)
+    assert np.array_equal(records, expected)
+
+
+def test_python_numbers_are_written_as_numpy_writes_them():
+    columns = [column("reward", "f4"), column("action", "i8"), column("done", "b1")]
+    packer, records = packer_of(columns)
+    rng = np.random.default_rng(3)
+    for reward in [*rng.normal(size=50).tolist(), 0.1, -0.0, 1e-42, float("inf"), 3, True]:
+        assert packer.write(1, {"done": True, "action": -7, "reward": reward})
+        assert records["reward"][1].tobytes() == np.float32(reward).tobytes()
+    assert records[1].tolist()[1:] == (-7, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"action": 300},
+        {"action": -1},
+        {"action": np.int64(3)},
+        {"action": True},
+        {"action": 1.0},
+        {"reward": 1e300},
+        {"reward": "1"},
+        {"done": 1},
+        {"obs": np.zeros(3)},
+        {"obs": np.zeros(4, np.float32)},
+        {"obs": np.zeros((1, 3), np.float32)},
+        {"obs": [0.0, 0.0, 0.0]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_value_that_needs_a_closer_look_leaves_the_slot_as_it_is(change):
+    columns = [column("obs", "f4", (3,)), column("reward", "f4"), column("done", "b1"), column("action", "u1")]
+    packer, records = packer_of(columns)
+    row = {"obs": np.ones(3, np.float32), "reward": 2.0, "done": True, "action": 9}
+    assert packer.write(2, row)
+    before = records.copy()
+    assert not packer.write(2, {**row, "obs": np.zeros(3, np.float32), "reward": 0.0, **change})
+    assert not packer.write(2, {"obs": row["obs"], "reward": 2.0, "done": True, "another": 9})
+    assert np.array_equal(records, before)
+
+
+def test_arrays_are_written_whatever_their_order_in_memory():
+    packer, records = packer_of([column("obs", "i4", (2, 3))])
+    obs = np.arange(6, dtype="i4").reshape(3, 2).T
+    assert packer.write(0, {"obs": obs})
+    assert np.array_equal(records["obs"][0], obs)
+
+
+def test_rows_of_complex_numbers_are_kept():
+    assert not can_pack([column("wave", "c8")])
+    buffer = ReplayBuffer(4)
+    buffer.add(wave=np.complex64(1 + 2j), reward=1.0)
+    assert buffer.sample(1)["wave"][0] == 1 + 2j

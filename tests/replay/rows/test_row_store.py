@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_replay import NARROW, WIDE, Reference, Stream
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay import ReplayBuffer
+from trieye.snapshot.encode import decode, encode
+
+ACTIONS = st.lists(st.sampled_from(["row", "row", "rows", "rows", "many", "clear", "reload", "resize"]), max_size=12)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "dedup_next": st.booleans(),
+        "frame_stack": st.sampled_from([None, {"obs": 1}, {"obs": 2}, {"obs": 4}]),
+        "padding": st.sampled_from(["reset", "zero"]),
+        "sampler": st.sampled_from(["uniform", "prioritized"]),
+        "n_step": st.sampled_from([1, 1, 3]),
+        "storage": st.sampled_from(["ram", "ram", "shm"]),
+    }
+)
+
+
+class Pair:
+    """Our buffer, and the plain one beside it."""
+
+    def __init__(self, capacity, seed, options, shape):
+        self.options, self.seed = options, seed
+        self.stream = Stream(seed, shape)
+        self.ours = ReplayBuffer(capacity, seed=seed, **options)
+        self.plain = Reference(capacity)
+
+    def act(self, action, size):
+        if action == "row":
+            env, row = self.stream.row()
+            assert self.ours.add(env, **row) == self.plain.total
+            self.plain.add(env, row)
+        elif action in {"rows", "many"}:
+            envs, rows = self.stream.rows(size + (self.plain.capacity if action == "many" else 0))
+            self.ours.extend(rows, envs)
+            self.plain.extend(envs, rows)
+        elif action == "clear":
+            self.ours.clear()
+            self.plain.clear()
+        else:
+            self.reload(self.plain.capacity if action == "reload" else size, lazy=bool(size % 2))
+
+    def reload(self, capacity, *, lazy):
+        restored = ReplayBuffer(capacity, seed=99, **self.options)
+        restored.load_state_dict(decode(encode(self.ours)), lazy=lazy)
+        if capacity == self.plain.capacity and len(self.ours) and self.drawable():
+            one, other = self.ours.sample(7), restored.sample(7)
+            assert np.array_equal(one.ids, other.ids)
+            for key in one:
+                assert np.array_equal(one[key], other[key])
+        self.ours.close()
+        self.ours, self.plain.capacity = restored, capacity
+        self.plain.low = max(self.plain.low, self.plain.total - capacity)
+
+    def drawable(self):
+        frames = (self.options["frame_stack"] or {"obs": 1})["obs"]
+        alive = range(self.plain.low, self.plain.total)
+        return [row for row in alive if self.plain.stack(row, frames, "zero") is not None]
+
+    def check(self):
+        assert len(self.ours) == self.plain.total - self.plain.low
+        if not self.drawable():
+            with pytest.raises(ConfigurationError, match=r"is empty|has all frames"):
+                self.ours.sample(4)
+            return
+        batch = self.ours.sample(24)
+        self.compare(batch)
+        if self.options["storage"] == "shm":
+            view = ReplayBuffer.attach(self.ours.handle)
+            again = view.rows(self.ours.draw(24))
+            self.compare(again)
+            assert len(view) == len(self.ours)
+
+    def expected(self, row_id):
+        window = self.plain.window(row_id, self.options["n_step"])
+        expected = {**self.plain.rows[row_id], "next_obs": window[-1]["next_obs"]}
+        if self.options["n_step"] > 1:
+            expected["reward"] = np.float32(sum(0.99**k * row["reward"] for k, row in enumerate(window)))
+            expected |= {key: window[-1][key] for key in ("terminated", "truncated")}
+            expected["n"] = len(window)
+            expected["discount"] = np.float32(0.0 if expected["terminated"] else 0.99 ** len(window))
+        if self.options["frame_stack"]:
+            frames, padding = self.options["frame_stack"]["obs"], self.options["padding"]
+            last = next(row for row, held in self.plain.rows.items() if held is window[-1])
+            expected["obs"] = self.plain.stack(row_id, frames, padding)
+            stack = self.plain.stack(last, frames, padding)
+            expected["next_obs"] = np.concatenate((stack[1:], window[-1]["next_obs"][None]))
+        return expected
+
+    def compare(self, batch):
+        for index, row_id in enumerate(batch.ids.tolist()):
+            assert self.plain.low <= row_id < self.plain.total
+            for key, value in self.expected(row_id).items():
+                assert np.allclose(batch[key][index], value, rtol=1e-6, atol=0), key
+
+
+@settings(max_examples=120, deadline=None)
+@given(ACTIONS, st.lists(st.integers(1, 9), min_size=12, max_size=12), st.integers(1, 14), st.integers(0, 999), OPTIONS)
+def test_what_is_drawn_is_what_was_added(actions, sizes, capacity, seed, options):
+    pair = Pair(capacity, seed, options, WIDE if seed % 2 else NARROW)
+    for action, size in zip(actions, sizes, strict=False):
+        pair.act(action, size)
+        pair.check()
+    pair.ours.close()

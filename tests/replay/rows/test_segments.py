@@ -1,0 +1,316 @@
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import CheckpointError
+from trieye.replay import ReplayBuffer
+from trieye.replay.rows import segments
+from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.parts import SavedParts
+
+
+def rows(first, count, width=3):
+    numbers = np.arange(first, first + count)
+    return {
+        "obs": np.repeat(numbers[:, None], width, axis=1).astype(np.float32),
+        "z": numbers * 1j,
+        "n": numbers,
+        "done": numbers % 9 == 8,
+    }
+
+
+def filled(count, capacity=1000, width=3, **options):
+    buffer = ReplayBuffer(capacity, seed=1, **options)
+    buffer.extend(rows(0, count, width))
+    return buffer
+
+
+def assert_goes_on_alike(one, other, count=10):
+    for _ in range(count):
+        expected, found = one.sample(16), other.sample(16)
+        assert np.array_equal(expected.ids, found.ids)
+        assert np.array_equal(expected.weights, found.weights)
+        for key in expected:
+            assert np.array_equal(expected[key], found[key]), key
+
+
+def parts_in(path):
+    return {file.name: file.stat() for file in (path / "parts").iterdir()}
+
+
+def test_a_second_save_writes_the_new_rows_only(tmp_path):
+    buffer = filled(900)
+    buffer.save(tmp_path / "replay")
+    before = parts_in(tmp_path / "replay")
+    buffer.extend(rows(900, 50))
+    buffer.save(tmp_path / "replay")
+    after = parts_in(tmp_path / "replay")
+    assert {name: after[name].st_ino for name in before} == {name: status.st_ino for name, status in before.items()}
+    (new,) = after.keys() - before.keys()
+    assert new.startswith("seg-900-950-")
+    assert after[new].st_size < 50 * 60 + 1000
+
+
+def test_parts_whose_rows_are_all_overwritten_are_dropped(tmp_path):
+    buffer = filled(500)
+    for first in range(500, 2500, 500):
+        buffer.save(tmp_path / "replay")
+        buffer.extend(rows(first, 500))
+    buffer.save(tmp_path / "replay")
+    assert sorted(name.rsplit("-", 1)[0] for name in parts_in(tmp_path / "replay")) == [
+        "seg-1500-2000",
+        "seg-2000-2500",
+    ]
+
+
+def test_many_small_parts_become_one():
+    buffer, known = filled(10), set()
+    counts = []
+    for first in range(10, 700, 10):
+        saved = buffer.state_parts(known)
+        known = {*saved.kept, *saved.new}
+        counts.append(len(known))
+        buffer.extend(rows(first, 10))
+    assert max(counts) == segments.MAX_SMALL_PARTS + 1
+    assert counts[-1] < 20
+    restored = ReplayBuffer(1000)
+    restored.load_state_dict(decode(encode(buffer)))
+    assert_goes_on_alike(buffer, restored, 2)
+
+
+def test_large_content_is_several_parts(monkeypatch):
+    monkeypatch.setattr(segments, "MAX_PART_BYTES", 400 * 100)
+    buffer = filled(1500, width=80)
+    saved = buffer.state_parts(())
+    assert len(saved.new) > 8
+    restored = ReplayBuffer(1000)
+    restored.load_state_dict(decode(encode(buffer)))
+    assert_goes_on_alike(buffer, restored)
+
+
+def test_what_no_finished_checkpoint_holds_is_written_again():
+    buffer = filled(100)
+    lost = set(buffer.state_parts(()).new)
+    again = buffer.state_parts({"something-else"})
+    assert again.kept == ()
+    assert [len(part["row.n"]) for part in again.new.values()] == [100]
+    assert lost != again.new.keys()
+
+
+def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
+    buffer = filled(900)
+    under_way = buffer.state_parts(())
+    buffer.extend(rows(900, 300))  # some of these rows are overwritten in the buffer
+    also_under_way = buffer.state_parts(())
+    assert also_under_way.kept == ()
+    ((first, arrays), (second, _)) = also_under_way.new.items()
+    assert arrays["row.n"] is under_way.new[first]["row.n"]
+    assert second.startswith("seg-900-1200-")
+    buffer.extend(rows(1200, 100))
+    third = buffer.state_parts(under_way.new)  # the first save is done, the second is not
+    assert third.kept == (first,)
+    assert [name.rsplit("-", 1)[0] for name in third.new] == ["seg-900-1200", "seg-1200-1300"]
+    parts = {**under_way.new, **also_under_way.new, **third.new}
+    restored = ReplayBuffer(1000)
+    restored.load_state_dict(SavedParts(third.state, (*third.kept, *third.new), parts))
+    assert_goes_on_alike(buffer, restored)
+
+
+def test_what_is_known_of_parts_can_be_sent_while_a_save_is_under_way():
+    buffer = filled(10)
+    under_way = buffer.state_parts(())
+    sent = pickle.loads(pickle.dumps(buffer._segments))
+    assert sent.state_dict() == buffer._segments.state_dict()
+    assert sent.save(buffer._store, under_way.new) == (tuple(under_way.new), {})
+
+
+def test_saves_that_overlap_for_ever_do_not_grow():
+    buffer, counts, known, before = filled(100, capacity=5000), [], set(), None
+    for first in range(100, 2000, 100):
+        buffer.extend(rows(first, 100))
+        saved = buffer.state_parts(known)  # while the one before is being written
+        counts.append(sum(len(part["row.n"]) for part in saved.new.values()))
+        known, before = set() if before is None else {*before.kept, *before.new}, saved
+    assert max(counts) == 300  # all of the first two, and from then on those of the last two
+
+
+def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
+    buffer = ReplayBuffer(1000)
+    buffer.save(tmp_path / "empty")
+    buffer.extend(rows(0, 100))
+    buffer.save(tmp_path / "replay")
+    buffer.load(tmp_path / "empty")
+    buffer.extend(rows(5000, 100))  # other rows, with the ids of the first ones
+    buffer.save(tmp_path / "replay")
+    restored = ReplayBuffer(1000)
+    restored.load(tmp_path / "replay")
+    assert restored.sample(16)["n"].min() >= 5000
+
+
+def test_places_that_are_saved_to_in_turn_each_get_the_new_rows_only(tmp_path):
+    buffer, places = filled(500), [tmp_path / "checkpoints", tmp_path / "snapshots"]
+    for place in places:
+        buffer.save(place)
+    for first in range(500, 900, 100):
+        for place in places:
+            before = parts_in(place).keys()
+            buffer.extend(rows(first, 50))
+            buffer.save(place)
+            (new,) = parts_in(place).keys() - before
+            assert parts_in(place)[new].st_size < 100 * 60 + 1000
+            restored = ReplayBuffer(1000, seed=1)
+            restored.load(place, lazy=True)
+            assert_goes_on_alike(buffer, restored, 2)
+
+
+def test_a_known_part_is_kept_rather_than_one_under_way_written_again():
+    buffer = filled(500)
+    done = set(buffer.state_parts(()).new)
+    buffer.extend(rows(500, 50))
+    under_way = buffer.state_parts(())  # to another place, which knows nothing
+    buffer.extend(rows(550, 50))
+    saved = buffer.state_parts(done)
+    assert set(saved.kept) == done
+    assert [name.rsplit("-", 1)[0] for name in saved.new] == ["seg-500-600"]
+    assert under_way.new.keys().isdisjoint(saved.new)
+
+
+def test_parts_of_a_branch_that_was_left_are_never_kept(tmp_path):
+    buffer = filled(100)
+    buffer.save(tmp_path / "early")
+    buffer.extend(rows(100, 100))
+    left = set(buffer.state_parts(()).new)
+    buffer.load(tmp_path / "early")
+    buffer.extend(rows(7000, 100))  # other rows, with the ids of those that were left
+    saved = buffer.state_parts(left)
+    assert left.isdisjoint(saved.kept)
+    assert sum(len(part["row.n"]) for part in saved.new.values()) == 200
+
+
+def test_parts_are_not_changed_by_what_comes_later():
+    buffer = filled(1000)
+    saved = buffer.state_parts(())
+    copies = {name: {key: array.copy() for key, array in part.items()} for name, part in saved.new.items()}
+    buffer.extend(rows(1000, 1000))
+    for name, part in saved.new.items():
+        for key, array in part.items():
+            assert np.array_equal(array, copies[name][key])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("width", [3, 300])
+def test_a_loaded_buffer_goes_on_as_the_one_that_was_saved(tmp_path, width, lazy):
+    buffer = filled(1500, width=width, sampler="prioritized")
+    buffer.save(tmp_path / "replay")
+    buffer.sample(8)
+    buffer.update_priorities(range(600, 700), np.arange(100.0))
+    buffer.extend(rows(1500, 10, width))
+    buffer.save(tmp_path / "replay")
+    restored = ReplayBuffer(1000, sampler="prioritized")
+    restored.load(tmp_path / "replay", lazy=lazy)
+    assert_goes_on_alike(buffer, restored)
+    for one in (buffer, restored):
+        one.extend(rows(1510, 600, width))
+    assert_goes_on_alike(buffer, restored)
+    assert buffer.stats() == restored.stats()
+
+
+def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_can_be_saved_again(tmp_path):
+    filled(1000, width=300).save(tmp_path / "replay")
+    restored = ReplayBuffer(1000)
+    restored.load(tmp_path / "replay", lazy=True)
+    ring = restored._store.reader.ring
+    assert ring.unread.count == 1000
+    restored.sample(10)
+    assert 990 <= ring.unread.count < 1000
+    restored.extend(rows(1000, 500, 300))
+    assert ring.unread.count <= 500
+    restored.save(tmp_path / "other")  # from the maps, as nothing is there yet
+    again = ReplayBuffer(1000)
+    again.load(tmp_path / "other")
+    assert_goes_on_alike(restored, again)
+    assert ring.unread is None
+
+
+def test_a_lazily_loaded_buffer_does_not_need_its_files_any_more(tmp_path):
+    buffer = filled(700, width=300)
+    buffer.save(tmp_path / "replay")
+    restored = ReplayBuffer(1000)
+    restored.load(tmp_path / "replay", lazy=True)
+    for file in (tmp_path / "replay" / "parts").iterdir():
+        file.unlink()
+    assert_goes_on_alike(buffer, restored)
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    filled(100).save(tmp_path / "replay")
+    (part,) = (tmp_path / "replay" / "parts").iterdir()
+    part.unlink()
+    with pytest.raises(CheckpointError, match=part.name):
+        ReplayBuffer(1000).load(tmp_path / "replay")
+
+
+def test_loading_uses_several_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "MAX_PART_BYTES", 400 * 100)
+    threads, copy_rows, meeting = set(), segments._copy_rows, threading.Barrier(2, timeout=20)
+
+    def noted(*arguments):
+        if len(threads) < 2:
+            threads.add(threading.get_ident())
+            meeting.wait()  # never comes back unless two threads are here
+        copy_rows(*arguments)
+
+    filled(1000, width=80).save(tmp_path / "replay")
+    monkeypatch.setattr(segments, "_copy_rows", noted)
+    restored = ReplayBuffer(1000)
+    restored.load(tmp_path / "replay")
+    assert len(threads) == 2
+    assert_goes_on_alike(filled(1000, width=80), restored, 2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
+def test_only_saves_that_were_finished_are_built_upon(steps, capacity):
+    """Each step adds rows and saves; the save is finished or lost."""
+    buffer, on_disk, known, total = ReplayBuffer(capacity, seed=2), {}, set(), 0
+    for count, is_finished in steps:
+        buffer.extend(rows(total, count))
+        total += count
+        saved = buffer.state_parts(known)
+        assert set(saved.kept) <= known
+        if is_finished:
+            on_disk = {name: on_disk[name] for name in saved.kept} | dict(saved.new)
+            known = set(on_disk)
+            held = sorted(int(n) for part in on_disk.values() for n in part["row.n"])
+            assert len(held) == len(set(held))
+            assert set(range(total - len(buffer), total)) <= set(held)
+
+
+def test_a_mapped_buffer_is_saved_and_loaded_too(tmp_path):
+    (tmp_path / "rows").mkdir()
+    options = {"storage": "mmap", "storage_dir": tmp_path / "rows"}
+    buffer = filled(300, width=300, **options)
+    buffer.save(tmp_path / "replay")
+    assert os.listdir(tmp_path / "rows") == []  # noqa: PTH208
+    restored = ReplayBuffer(1000, **options)
+    restored.load(tmp_path / "replay")
+    assert_goes_on_alike(buffer, restored)
+
+
+def test_rows_are_read_lazily_by_the_thread_that_works_ahead_too(tmp_path):
+    buffer = filled(1000, width=300)
+    buffer.save(tmp_path / "replay")
+    restored = ReplayBuffer(1000)
+    restored.load(tmp_path / "replay", lazy=True)
+    batches = restored.iter_batches(16, prefetch=2)
+    for number in range(60):
+        restored.extend(rows(1000 + number, 1, 300))
+        batch = next(batches)
+        assert np.array_equal(batch["n"], batch.ids)
+        assert np.array_equal(restored.sample(16)["obs"].shape, (16, 300))
+    restored.close()

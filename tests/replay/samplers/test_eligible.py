@@ -1,0 +1,184 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError
+from trieye.replay.samplers import PrioritizedSampler, Sampler
+from trieye.replay.samplers.eligible import EligibleSampler
+
+
+def bounded(capacity, *, max_reuse=None, max_staleness=None, **options):
+    return EligibleSampler(
+        PrioritizedSampler(capacity, **{"alpha": 0.0, **options}), max_reuse=max_reuse, max_staleness=max_staleness
+    )
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 12)),
+        st.tuples(st.just("old"), st.integers(0, 4)),
+        st.tuples(st.just("set_version"), st.integers(1, 3)),
+        st.tuples(st.just("draw"), st.integers(1, 20)),
+        st.tuples(st.just("update"), st.integers(0, 20)),
+        st.tuples(st.just("clear"), st.none()),
+        st.tuples(st.just("save"), st.none()),
+    ),
+    max_size=25,
+)
+
+
+class Case:
+    """A sampler, and what its rows are in plain Python."""
+
+    def __init__(self, capacity, **bounds):
+        self.capacity, self.bounds = capacity, bounds
+        self.max_reuse, self.max_staleness = bounds["max_reuse"], bounds["max_staleness"]
+        self.sampler, self.rng = bounded(capacity, **bounds), np.random.default_rng(0)
+        self.uses, self.versions, self.total, self.low, self.version = Counter(), {}, 0, 0, 0
+
+    def left(self, row):
+        if self.max_staleness is not None and self.versions[row] < self.version - self.max_staleness:
+            return 0
+        return 10**9 if self.max_reuse is None else self.max_reuse - self.uses[row]
+
+    def add(self, count, age=0):
+        self.sampler.added(self.total, count)
+        new = range(self.total, self.total + count)
+        if age:
+            self.sampler.set_row_versions(np.array(new), [self.version - age] * count)
+        self.versions |= dict.fromkeys(new, self.version - age)
+        self.total += count
+        self.low = max(self.low, self.total - self.capacity)
+
+    def old(self, age):
+        self.add(1, age)
+
+    def set_version(self, growth):
+        self.version += growth
+        self.sampler.set_version(self.version)
+
+    def clear(self, _):
+        self.low = self.total
+        self.sampler.forgot(self.low)
+
+    def save(self, _):
+        state = self.sampler.state_dict()
+        self.sampler = bounded(self.capacity, **self.bounds)
+        self.sampler.load_state_dict(state)
+
+    def update(self, priority):
+        ids = np.arange(self.low, self.total)
+        self.sampler.update(ids, np.full(len(ids), float(priority)))
+
+    def draw(self, n):
+        rows = range(self.low, self.total)
+        if sum(self.left(row) for row in rows) < n:
+            with pytest.raises(ReplayTimeoutError, match="add new rows first, or relax the bounds"):
+                self.sampler.draw(n, self.low, self.total, self.rng)
+            return
+        draw = self.sampler.draw(n, self.low, self.total, self.rng)
+        assert len(draw) == len(draw.weights) == n
+        assert all(row in rows and self.left(row) > 0 for row in draw.ids.tolist())
+        self.uses.update(draw.ids.tolist())
+
+
+@settings(deadline=None, max_examples=70)
+@given(
+    st.integers(1, 20),
+    st.none() | st.integers(1, 4),
+    st.none() | st.integers(0, 3),
+    st.sampled_from([0.0, 0.6]),
+    ACTIONS,
+)
+def test_reuse_and_staleness_are_hard_bounds_whatever_happens(capacity, max_reuse, max_staleness, alpha, actions):
+    case = Case(capacity, max_reuse=max_reuse, max_staleness=max_staleness, alpha=alpha)
+    for action, amount in actions:
+        if case.total > case.low or action != "draw":
+            getattr(case, action)(amount)
+    rows = range(case.low, case.total)
+    assert all(case.left(row) >= 0 for row in rows)
+    assert case.sampler.eligible(np.array(rows, np.int64)).tolist() == [case.left(row) > 0 for row in rows]
+
+
+def test_every_use_that_is_allowed_can_be_drawn():
+    sampler, rng = bounded(50, max_reuse=3), np.random.default_rng(0)
+    sampler.added(0, 50)
+    drawn = Counter()
+    for _ in range(15):
+        drawn.update(sampler.draw(10, 0, 50, rng).ids.tolist())
+    assert drawn == dict.fromkeys(range(50), 3)
+    with pytest.raises(
+        ReplayTimeoutError, match=r"sample\(1\): the 50 rows may be drawn only 0 times more within max_r"
+    ):
+        sampler.draw(1, 0, 50, rng)
+    sampler.added(50, 1)
+    assert sampler.draw(3, 1, 51, rng).ids.tolist() == [50, 50, 50]
+
+
+def test_a_draw_that_is_refused_uses_nothing_up():
+    sampler, rng = bounded(4, max_reuse=2, alpha=1.0), np.random.default_rng(0)
+    sampler.added(0, 4)
+    sampler.update(np.arange(4), [1.0, 2.0, 3.0, 4.0])
+    before = sampler.state_dict()
+    with pytest.raises(ReplayTimeoutError, match="the 4 rows may be drawn only 8 times more"):
+        sampler.draw(9, 0, 4, rng)
+    after = sampler.state_dict()
+    assert before["uses"].tolist() == after["uses"].tolist() == [0, 0, 0, 0]
+    assert before["rows"]["weights"].tolist() == after["rows"]["weights"].tolist()
+    assert sorted(sampler.draw(8, 0, 4, rng).ids.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_rows_within_the_bounds_are_drawn_by_their_priorities_and_weighed():
+    sampler, rng = bounded(8, max_staleness=1, alpha=1.0, beta=1.0, epsilon=0.0), np.random.default_rng(0)
+    sampler.added(0, 4)
+    sampler.set_version(2)
+    sampler.added(4, 4)
+    sampler.update(np.arange(8), np.arange(1.0, 9.0))
+    draw = sampler.draw(2600, 0, 8, rng)
+    counts = np.bincount(draw.ids, minlength=8)
+    assert counts[:4].tolist() == [0, 0, 0, 0]
+    assert counts[4:] == pytest.approx(np.arange(5, 9) * 100, abs=2)  # stratified
+    assert draw.weights == pytest.approx(5 / (draw.ids + 1))
+
+
+def test_a_draw_tells_how_stale_its_rows_are():
+    sampler = bounded(8, max_staleness=5)
+    sampler.set_version(10)
+    sampler.added(0, 2)
+    sampler.set_version(13)
+    sampler.added(2, 2)
+    draw = sampler.draw(400, 0, 4, np.random.default_rng(0))
+    assert draw.info["staleness_max"] == 3
+    assert draw.info["staleness_mean"] == pytest.approx(1.5)
+    assert sampler.staleness(np.array([0, 3])).tolist() == [3, 0]
+
+
+def test_a_smaller_sampler_takes_over_the_newest_rows():
+    original = bounded(10, max_reuse=4, max_staleness=9)
+    original.added(0, 10)
+    original.draw(30, 0, 10, np.random.default_rng(0))
+    smaller = bounded(4, max_reuse=4, max_staleness=9)
+    smaller.load_state_dict(original.state_dict())
+    assert smaller.state_dict()["uses"].tolist() == original.state_dict()["uses"][-4:].tolist()
+    remaining = 16 - int(smaller.state_dict()["uses"].sum())
+    assert len(smaller.draw(remaining, 6, 10, np.random.default_rng(0))) == remaining
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: bounded(3, max_reuse=0), "max_reuse is 0"),
+        (lambda: bounded(3, max_staleness=-1), "max_staleness is -1"),
+        (lambda: bounded(3, max_staleness=1).set_version(-1), r"set_version\(-1\): versions only grow, and 0 was"),
+    ],
+)
+def test_mistakes_are_named(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()
+
+
+def test_it_is_a_sampler():
+    assert isinstance(bounded(3, max_reuse=1), Sampler)

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trieye.replay.samplers.sum_tree import SumTree
+
+CAPACITIES = st.sampled_from([1, 2, 15, 16, 17, 255, 256, 257, 300])
+WEIGHTS = st.floats(0, 1e6, width=32) | st.just(0.0)
+
+
+@settings(deadline=None)
+@given(CAPACITIES, st.data())
+def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, data):
+    weights = data.draw(hnp.arrays(np.float32, capacity, elements=WEIGHTS))
+    tree = SumTree(capacity)
+    tree.load(0, weights)
+    sums = weights.cumsum(dtype=np.float64)
+    assert tree.total == pytest.approx(sums[-1])
+    shares = data.draw(hnp.arrays(np.float64, 40, elements=st.floats(0, 1, exclude_max=True)))
+    found, its_weights = tree.find(shares)
+    assert np.array_equal(its_weights, weights[found])
+    assert its_weights.all() == (sums[-1] > 0)
+    if not sums[-1]:
+        return
+    # the running sum in another order of additions may differ in its last bits
+    slack = 1e-9 * sums[-1]
+    assert (sums[found] >= shares * sums[-1] - slack).all()
+    assert (sums[found] - weights[found] <= shares * sums[-1] + slack).all()
+
+
+def test_places_at_the_very_ends_find_slots_that_have_a_weight():
+    for capacity in (40, 5000, 100_000):
+        for slots in ([0], [17], [capacity - 1], [3, capacity - 2]):
+            tree = SumTree(capacity)
+            tree.set(np.array(slots), np.full(len(slots), 0.1))
+            found, weights = tree.find(np.array([0.0, 1e-300, 0.5, np.nextafter(1.0, 0.0), 1.0]))
+            assert set(found.tolist()) == set(slots)
+            assert weights.tolist() == [np.float32(0.1)] * 5
+
+
+@settings(deadline=None)
+@given(CAPACITIES, st.data())
+def test_the_slow_way_down_finds_the_same_slots_at_places_off_the_borders(capacity, data):
+    weights = data.draw(hnp.arrays(np.float32, capacity, elements=st.integers(0, 5).map(float)))
+    tree = SumTree(capacity)
+    tree.load(0, weights)
+    if tree.total:
+        # whole numbers are added up exactly, so halves between them lie within a weight
+        places = np.arange(int(tree.total)) + 0.5
+        before = np.append(0, np.cumsum(tree._levels[-1]))
+        nodes = before.searchsorted(places, side="right") - 1
+        for found, its_weights in (way(nodes, places - before[nodes]) for way in (tree._descend, tree._descend_slowly)):
+            assert np.array_equal(found, np.repeat(np.arange(capacity), weights.astype(int)))
+            assert np.array_equal(its_weights, weights[found])
+
+
+def test_a_place_beyond_the_children_that_have_a_weight_is_found_the_slow_way():
+    tree = SumTree(16)
+    tree.set(np.arange(3), np.full(3, 0.1))
+    tree._levels[-1][0] *= 1 + 2**-40  # a sum that is larger than its parts, far beyond what rounding could make of it
+    found, weights = tree.find(np.array([np.nextafter(1.0, 0.0)]))
+    assert found.tolist() == [2]
+    assert weights.all()
+
+
+@settings(deadline=None)
+@given(CAPACITIES, st.lists(st.tuples(st.integers(0, 299), st.integers(1, 300), WEIGHTS), max_size=6), st.data())
+def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, fills, data):
+    tree, plain = SumTree(capacity), np.zeros(capacity, np.float32)
+    for first, count, weight in fills:
+        slots = np.arange(first % capacity, first % capacity + min(count, capacity)) % capacity
+        tree.fill(first % capacity, len(slots), weight)
+        plain[slots] = weight
+        some = data.draw(hnp.arrays(np.int64, data.draw(st.integers(1, 20)), elements=st.integers(0, capacity - 1)))
+        values = data.draw(hnp.arrays(np.float32, len(some), elements=WEIGHTS))
+        tree.set(some, values)
+        for slot, value in zip(some, values, strict=True):  # of equal slots the last one counts
+            plain[slot] = value
+    assert np.array_equal(tree.weights, plain)
+    fresh = SumTree(capacity)
+    fresh.load(0, plain)
+    assert tree.total == fresh.total  # to the last bit: sums never drift
+    if tree.total:
+        shares = np.linspace(0, 1, 50, endpoint=False)
+        assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
+
+
+def test_sums_do_not_drift_over_many_updates():
+    rng, tree = np.random.default_rng(0), SumTree(5000)
+    for _ in range(2000):
+        slots = rng.integers(0, 5000, 64)
+        tree.set(slots, rng.random(64) * 10.0 ** rng.integers(-6, 7))
+    fresh = SumTree(5000)
+    fresh.load(0, tree.weights)
+    for sums, expected in zip(tree._levels, fresh._levels, strict=True):
+        assert np.array_equal(sums, expected)
+
+
+def test_weights_can_be_loaded_around_the_end():
+    tree = SumTree(5)
+    tree.set(np.array([1]), np.array([9.0]))
+    tree.load(3, np.array([1.0, 2.0, 3.0]))
+    assert tree.weights.tolist() == [3, 0, 0, 1, 2]
+    assert tree.total == 6
+
+
+def test_weights_are_changed_through_methods_only():
+    with pytest.raises(ValueError, match="read-only"):
+        SumTree(5).weights[0] = 1

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.hindsight import STRATEGIES, Hindsight
+from trieye.replay.rows.episodes import EpisodeLinks
+
+STREAMS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 4).map(lambda number: not number)), min_size=1, max_size=50
+)
+
+
+def reward_of(achieved, desired, info):
+    """0 where the goal is reached, as in gymnasium-robotics; also a look at what else is known of the row."""
+    assert len(info["action"]) == len(achieved)
+    return -np.any(achieved != desired, axis=-1).astype(np.float32)
+
+
+def rows(stream):
+    """Rows whose achieved goal tells which row they are, and links to them."""
+    numbers = np.arange(len(stream))
+    data = {
+        "action": numbers * 10,
+        "reward": np.full(len(stream), -7, np.float32),
+        "next_achieved_goal": np.stack([numbers, numbers], axis=1).astype(np.float32),
+        "desired_goal": np.full((len(stream), 2), -5, np.float32),
+    }
+    links = EpisodeLinks(100)
+    links.add(numbers, np.array([env for env, _ in stream]), np.array([ended for _, ended in stream]))
+    return data, links
+
+
+def episode_of(stream, row):
+    """The rows of the same episode, in order."""
+    env, rows_of_env = stream[row][0], [number for number, (other, _) in enumerate(stream) if other == stream[row][0]]
+    assert env == stream[row][0]
+    episode = []
+    for number in rows_of_env:
+        episode.append(number)
+        if stream[number][1]:
+            if row in episode:
+                return episode
+            episode = []
+    return episode
+
+
+def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):
+    data, links = rows(stream)
+    drawn = {key: array[ids] for key, array in data.items()}
+    hindsight = Hindsight(reward_of, k=k, strategy=strategy)
+    is_new = hindsight.relabel(
+        drawn, ids, links, data["next_achieved_goal"].__getitem__, low, np.random.default_rng(seed)
+    )
+    return drawn, is_new
+
+
+@settings(deadline=None)
+@given(STREAMS, st.sampled_from(STRATEGIES), st.integers(0, 20), st.integers(0, 2**32 - 1))
+def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed):
+    ids = np.arange(min(low, len(stream) - 1), len(stream))
+    drawn, is_new = relabelled(stream, ids, strategy, low=ids[0], seed=seed)
+    assert is_new.sum() == round(len(ids) * 0.8)
+    for place, row in enumerate(ids.tolist()):
+        goal, episode = int(drawn["desired_goal"][place, 0]), episode_of(stream, row)
+        if not is_new[place]:
+            assert goal == -5
+            assert drawn["reward"][place] == -7
+            continue
+        allowed = {
+            "future": [other for other in episode if other >= row],
+            "final": episode[-1:],
+            "episode": [other for other in episode if other >= ids[0]],
+        }
+        assert goal in allowed[strategy]
+        assert drawn["reward"][place] == (0 if goal == row else -1)
+
+
+@pytest.mark.parametrize("strategy", ["future", "episode"])
+def test_every_row_allowed_gives_its_goal_equally_often(strategy):
+    stream = [(0, False), (1, False), (0, False), (0, False), (1, True), (0, False), (0, True), (0, False)]
+    drawn, _ = relabelled(stream, np.full(20_000, 2), strategy, k=1e9)
+    counts = np.bincount(drawn["desired_goal"][:, 0].astype(int), minlength=8)
+    allowed = [2, 3, 5, 6] if strategy == "future" else [0, 2, 3, 5, 6]
+    assert np.flatnonzero(counts).tolist() == allowed
+    expected = 20_000 / len(allowed)
+    assert ((counts[allowed] - expected) ** 2 / expected).sum() < 18.5  # 4 degrees of freedom: p = 0.001
+
+
+def test_k_rows_are_relabelled_for_each_one_that_is_not():
+    ids = np.arange(50).repeat(2)
+    stream = [(0, False)] * 50
+    assert [int(relabelled(stream, ids, k=k)[1].sum()) for k in (0, 1, 4)] == [0, 50, 80]
+    assert not np.array_equal(relabelled(stream, ids, seed=1)[1], relabelled(stream, ids, seed=2)[1])
+
+
+def test_several_goals_of_a_row_are_replaced_together():
+    data, links = rows([(0, False)] * 4)
+    data["next_desired_goal"] = data["desired_goal"].copy()
+    hindsight = Hindsight(reward_of, k=1e9, goal_keys=("desired_goal", "next_desired_goal"), strategy="final")
+    hindsight.relabel(data, np.arange(4), links, data["next_achieved_goal"].__getitem__, 0, np.random.default_rng(0))
+    assert data["desired_goal"][:, 0].tolist() == data["next_desired_goal"][:, 0].tolist() == [3, 3, 3, 3]
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigurationError, match=r"'futur' is unknown; did you mean 'future'\?"):
+        Hindsight(reward_of, strategy="futur")
+    with pytest.raises(ConfigurationError, match="HER k is -1"):
+        Hindsight(reward_of, k=-1)
+    data, links = rows([(0, False)] * 4)
+    achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
+    with pytest.raises(ConfigurationError, match=r"needs the key 'achieved_goal' of a row; did you mean"):
+        Hindsight(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
+    with pytest.raises(ConfigurationError, match=r"gave rewards of shape \(3, 2\) for 3 rows; \(3,\) is expected"):
+        Hindsight(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)

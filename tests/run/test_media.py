@@ -1,0 +1,238 @@
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trieye.run import media
+from trieye.stats.operations import from_bytes, to_bytes
+
+
+def histogram(values, **changes):
+    return media.histogram("h", values, **{"step": 3, "time": 10.5, **changes})
+
+
+def image(picture, **changes):
+    return media.image("i", picture, **{"step": 3, "time": 10.5, **changes})
+
+
+def decoded(shown):
+    return np.asarray(Image.open(io.BytesIO(shown.png)))
+
+
+def test_a_histogram_counts_all_values_between_the_smallest_and_the_largest():
+    values = np.random.default_rng(0).standard_normal((10, 1000))
+    shown = histogram(values)
+    assert (shown.name, shown.step, shown.wall_time) == ("h", 3, 10.5)
+    assert (len(shown.edges), len(shown.counts), sum(shown.counts)) == (65, 64, 10_000)
+    assert (shown.edges[0], shown.edges[-1]) == (values.min(), values.max())
+    assert shown.counts == np.histogram(values, 64)[0].tolist()
+    assert shown.total == pytest.approx(values.sum())
+    assert shown.sum_squares == pytest.approx((values**2).sum())
+    assert from_bytes(to_bytes(shown)) == shown
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0, 2.0], [3.0, 4.0]],
+        (1.0, 2, 3, 4),
+        np.array([1, 2, 3, 4], np.float16),
+        np.asfortranarray([[1.0, 3.0], [2.0, 4.0]]),
+        np.arange(8.0)[1:5],
+        torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True),
+        torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
+        [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0), torch.tensor(4.0)],
+    ],
+    ids=lambda values: type(values).__name__,
+)
+def test_a_histogram_takes_whatever_holds_numbers(values):
+    shown = histogram(values, bins=3)
+    assert (shown.edges, shown.counts, shown.total, shown.sum_squares) == ([1, 2, 3, 4], [1, 1, 2], 10, 30)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint64, bool])
+def test_few_whole_numbers_get_a_bin_each(kind):
+    shown = histogram(np.array([0, 1, 1, 0, 1], kind))
+    assert (shown.edges, shown.counts) == ([-0.5, 0.5, 1.5], [2, 3])
+
+
+def test_many_whole_numbers_share_bins():
+    assert len(histogram(np.arange(64)).counts) == 64
+    shown = histogram(np.arange(1000))
+    assert (len(shown.counts), shown.edges[0], shown.edges[-1]) == (64, 0, 999)
+
+
+def test_whole_numbers_beyond_those_of_a_float_are_counted():
+    shown = histogram(np.array([2**60, 2**60 + 1, 2**60 + 2]))
+    assert shown.counts == [3]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-3, -7.0, 1e300, 5e-324])
+def test_equal_values_get_one_bin_around_them(value):
+    shown = histogram(np.full(10, value))
+    assert shown.counts == [10]
+    assert shown.edges[0] < value < shown.edges[1]
+
+
+def test_values_closer_than_bins_can_be_get_one_bin():
+    shown = histogram([1.0, 1.0 + 1e-15])
+    assert (shown.edges[0], shown.counts) == (pytest.approx(0.5), [2])
+
+
+def test_values_that_are_not_finite_are_left_out():
+    values = np.array([np.nan, 1.0, np.inf, 2.0, -np.inf])
+    shown = histogram(values, bins=2)
+    assert (shown.edges, shown.counts, shown.total) == ([1, 1.5, 2], [1, 1], 3)
+    assert np.isnan(values[0])
+
+
+def test_more_values_than_a_block_are_counted_once_each():
+    values = np.arange(2 * media._BLOCK + 7, dtype=np.float32)
+    values[5] = np.nan
+    shown = histogram(values)
+    assert sum(shown.counts) == values.size - 1
+    assert shown.counts == np.histogram(values[np.isfinite(values)], 64)[0].tolist()
+
+
+def test_a_sum_of_squares_beyond_a_float_is_infinite():
+    assert histogram([1e200, 2e200]).sum_squares == np.inf
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "message"),
+    [
+        ([], ValueError, r"histogram 'h': none of its 0 values is finite"),
+        ([np.nan, np.inf], ValueError, r"histogram 'h': none of its 2 values is finite"),
+        ([-1.7e308, 1.7e308], ValueError, r"from -1\.7e\+308 to 1\.7e\+308, span more than a float holds"),
+        (["a"], TypeError, r"histogram 'h': a list of dtype <U1; real numbers or booleans are possible"),
+        ([1j], TypeError, r"dtype complex128"),
+        ([[1.0], [1.0, 2.0]], TypeError, r"histogram 'h': a list that is no array of numbers"),
+        (object(), TypeError, r"histogram 'h': a object of dtype object"),
+        (None, TypeError, r"histogram 'h': a NoneType of dtype object"),
+    ],
+)
+def test_values_without_a_histogram_are_named(values, problem, message):
+    with pytest.raises(problem, match=message):
+        histogram(values)
+
+
+@pytest.mark.parametrize("bins", [0, -1, 10_001])
+def test_the_number_of_bins_is_checked(bins):
+    with pytest.raises(ValueError, match=rf"histogram 'h': bins={bins}; between 1 and 10000 are possible"):
+        histogram([1.0, 2.0], bins=bins)
+
+
+COLORS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("picture", "pixels"),
+    [
+        (COLORS[:, :, 0], COLORS[:, :, 0]),
+        (COLORS[:, :, :1], COLORS[:, :, 0]),
+        (COLORS[:, :, :3], COLORS[:, :, :3]),
+        (COLORS, COLORS),
+        (np.moveaxis(COLORS[:, :, :3], 2, 0), COLORS[:, :, :3]),
+        (np.moveaxis(COLORS, 2, 0), COLORS),
+        (COLORS[None, :, :, 0], COLORS[:, :, 0]),
+        (COLORS[:, :, :3] / 255, COLORS[:, :, :3]),
+        (COLORS[:, :, :3].astype(np.float32) / 255, COLORS[:, :, :3]),
+        (torch.from_numpy(COLORS[:, :, :3]).permute(2, 0, 1), COLORS[:, :, :3]),
+        (torch.from_numpy(COLORS[:, :, 0].copy()).float().div(255).requires_grad_(), COLORS[:, :, 0]),
+        (COLORS[:, :, 0] > 127, np.where(COLORS[:, :, 0] > 127, 255, 0)),
+        ((COLORS[:, :, 0] / 255).tolist(), COLORS[:, :, 0]),
+        (Image.fromarray(COLORS), COLORS),
+        (Image.fromarray(COLORS[:, :, 0]), COLORS[:, :, 0]),
+    ],
+)
+def test_a_picture_comes_back_as_it_was(picture, pixels):
+    shown = image(picture)
+    assert np.array_equal(decoded(shown), pixels)
+    assert (shown.name, shown.step, shown.wall_time) == ("i", 3, 10.5)
+    assert (shown.height, shown.width) == (5, 7)
+    assert shown.channels == (1 if pixels.ndim == 2 else pixels.shape[2])
+    assert from_bytes(to_bytes(shown)) == shown
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("P", 3), ("LA", 4), ("PA", 4), ("CMYK", 3), ("YCbCr", 3), ("RGBX", 3)]
+)
+def test_other_pillow_images_are_converted(mode, channels):
+    assert image(Image.new(mode, (7, 5))).channels == channels
+
+
+def test_a_palette_with_a_transparent_color_keeps_it():
+    picture = Image.new("P", (7, 5))
+    picture.info["transparency"] = 0
+    assert image(picture).channels == 4
+
+
+def test_colors_a_little_out_of_range_are_clipped():
+    assert decoded(image([[-1e-6, 1 + 1e-6]])).tolist() == [[0, 255]]
+
+
+@pytest.mark.parametrize(
+    ("picture", "problem", "message"),
+    [
+        (np.zeros((5, 7, 2)), ValueError, r"image 'i': an array of shape \(5, 7, 2\); possible are \(height, width\)"),
+        (np.zeros(5), ValueError, r"shape \(5,\)"),
+        (np.zeros((1, 5, 7, 3)), ValueError, r"shape \(1, 5, 7, 3\)"),
+        (np.zeros((0, 7)), ValueError, r"shape \(0, 7\)"),
+        (np.full((5, 7), 255.0), ValueError, r"floats from 255 to 255; floats are to be within 0 and 1"),
+        (np.full((5, 7), np.nan), ValueError, r"floats from nan to nan"),
+        (np.zeros((5, 7), np.int64), TypeError, r"colors of dtype int64; possible are uint8, booleans, and floats"),
+        (Image.new("I;16", (5, 7)), TypeError, r"mode 'I;16' has no 8 bit colors; convert it"),
+        ("picture.png", TypeError, r"image 'i': a str of dtype <U11"),
+    ],
+)
+def test_what_is_no_picture_is_named(picture, problem, message):
+    with pytest.raises(problem, match=message):
+        image(picture)
+
+
+def test_a_picture_that_takes_too_much_room_is_refused():
+    noise = np.random.default_rng(0).integers(0, 256, (2400, 2400, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"image 'i': its 2400 x 2400 pixels take 16\.\d MiB as PNG; at most 16 MiB"):
+        image(noise)
+
+
+def test_a_text_is_kept_as_it_is():
+    shown = media.text("t", "# é\n", step=3, time=10.5)
+    assert (shown.name, shown.step, shown.wall_time, shown.text) == ("t", 3, 10.5, "# é\n")
+
+
+def test_what_is_no_text_in_utf_8_is_escaped():
+    shown = media.text("t\ud800", "a\ud800", step=3, time=10.5)
+    assert (shown.name, shown.text) == ("t\\ud800", "a\\ud800")
+    assert from_bytes(to_bytes(shown)) == shown
+
+
+def test_a_text_of_another_type_or_size_is_refused():
+    with pytest.raises(TypeError, match=r"text 't': a text is a string, and this is a bytes"):
+        media.text("t", b"abc", step=3, time=10.5)
+    media.text("t", "é" * 2**19, step=3, time=10.5)
+    with pytest.raises(ValueError, match=r"text 't': it has 1048578 bytes in UTF-8; at most 1048576 are possible"):
+        media.text("t", "é" * (2**19 + 1), step=3, time=10.5)
+
+
+def test_names_and_steps_are_those_of_events():
+    with pytest.raises(ValueError, match="empty"):
+        media.text("", "a", step=3, time=10.5)
+    with pytest.raises(TypeError, match="a step is an integer"):
+        histogram([1.0], step=1.5)
+    with pytest.raises(ValueError, match="a step has at most 64 bits"):
+        image(np.zeros((5, 7)), step=2**63)
+    assert histogram([1.0], step=np.int64(7)).step == 7
+
+
+def test_neither_torch_nor_pillow_is_loaded_for_a_histogram():
+    code = (
+        "import sys; from trieye.run import media; media.histogram('h', [1.0], step=1, time=1.0); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "PIL"} & set(done.stdout.split())

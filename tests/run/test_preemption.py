@@ -1,0 +1,355 @@
+"""A training that is asked to stop by a scheduler: finished step, saved, delivered, gone in time, and going on."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+
+import trieye
+from trieye.checkpoints.path_manager import PathManager
+from trieye.history.table import read_history
+from trieye.process.lock import RunLock
+from trieye.process.signals import SAME_WITHIN_S
+
+REQUEUE = 75
+
+
+class Walk(trieye.Experiment):
+    """A random walk of which one method sends this process a signal, once."""
+
+    send, at_step, number = "", 0, signal.SIGTERM
+
+    def signal_in(self, method):
+        if type(self).send == method and self.done >= type(self).at_step:
+            type(self).send = ""
+            signal.raise_signal(type(self).number)
+
+    def setup(self, config):
+        self.position, self.done = np.zeros(2), 0
+        self.signal_in("setup")
+
+    def step(self):
+        self.position += np.random.rand(2)  # noqa: NPY002 - the generator that the loop saves
+        self.signal_in("step")
+        self.done += 1
+        return {"position": self.position[0], "one": 1.0}
+
+    def evaluate(self):
+        self.signal_in("evaluate")
+        return {"eval/return": float(self.done)}
+
+    def save_checkpoint(self, checkpoint_dir):
+        self.signal_in("save_checkpoint")
+        return {"position": self.position, "done": self.done}
+
+    def load_checkpoint(self, checkpoint):
+        self.position, self.done = checkpoint["position"].copy(), checkpoint["done"]
+        self.signal_in("load_checkpoint")
+
+
+@pytest.fixture
+def walk_config(make_config):
+    def make(run_name="run", steps=20):
+        return make_config(
+            run_name=run_name,
+            loop={"steps": steps, "evaluate_every_steps": 5},
+            persistence={"checkpoint_save_freq_steps": 10},
+            runtime={"kind": "local", "requeue_exit_code": REQUEUE},
+            stats={"metrics": [{"name": "one", "aggregation": "count", "log_frequency_steps": 20}]},
+        )
+
+    return make
+
+
+def run_dir_of(config):
+    return config.persistence.get_run_base_dir()
+
+
+def record_of(config):
+    return json.loads((run_dir_of(config) / "run.json").read_text())
+
+
+def points_of(config, name):
+    table = read_history(run_dir_of(config), metrics=[name])
+    return list(zip(table.column("step").to_pylist(), table.column("value").to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "at_step", "number", "saved"),
+    [
+        ("setup", 0, signal.SIGTERM, -1),
+        ("step", 6, signal.SIGUSR1, 7),
+        ("step", 9, signal.SIGTERM, 10),
+        ("evaluate", 5, signal.SIGXCPU, 5),
+        ("save_checkpoint", 10, signal.SIGUSR1, 10),
+    ],
+)
+def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_config, method, at_step, number, saved):
+    before = signal.getsignal(signal.SIGXCPU)
+    Walk.send, Walk.at_step, Walk.number = method, at_step, number
+    with pytest.raises(trieye.RunInterrupted) as stopped:
+        trieye.run_experiment(Walk, walk_config())
+    signal.signal(signal.SIGXCPU, before)
+    assert stopped.value.exit_code == REQUEUE
+    assert record_of(walk_config())["status"] == "KILLED"
+    assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
+    # their window is open, and for the next attempt
+    assert points_of(walk_config(), "one") == []
+    for name in ("run", "unbroken"):
+        assert trieye.run_experiment(Walk, walk_config(name)).step == 20
+    for metric in ("position", "eval/return", "one"):
+        assert points_of(walk_config(), metric) == points_of(walk_config("unbroken"), metric)
+    assert points_of(walk_config(), "one") == [(20, 20.0)]
+
+
+def test_a_signal_while_the_state_is_restored_leaves_it_as_it_was(walk_config):
+    trieye.run_experiment(Walk, walk_config(steps=10))
+    Walk.send, Walk.at_step, Walk.number = "load_checkpoint", 10, signal.SIGTERM
+    with pytest.raises(trieye.RunInterrupted):
+        trieye.run_experiment(Walk, walk_config())
+    result = trieye.run_experiment(Walk, walk_config())
+    assert (result.step, record_of(walk_config())["status"]) == (20, "FINISHED")
+
+
+def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_follows(make_config):
+    config = make_config(runtime={"kind": "local", "requeue_exit_code": REQUEUE})
+    with pytest.raises(trieye.RunInterrupted, match="was finished") as stopped, trieye.Run(config) as run:
+        close = run._attempt.hub.close
+
+        def close_slowly(status):
+            signal.raise_signal(signal.SIGUSR1)
+            close(status)
+
+        run._attempt.hub.close = close_slowly
+        run.log("a", 1.0, step=1)
+    assert stopped.value.exit_code == REQUEUE
+    assert record_of(config)["status"] == "FINISHED"
+    assert points_of(config, "a") == [(1, 1.0)]
+
+
+def test_a_loop_that_never_looks_at_save_due_ends_after_the_step_all_the_same(make_config):
+    seen = []
+    with pytest.raises(trieye.RunInterrupted, match="nothing was saved"), trieye.Run(make_config()) as run:
+        for step in run.steps(None):
+            seen.append(step)
+            if step == 3:
+                signal.raise_signal(signal.SIGUSR1)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, capfd):
+    config = make_config()
+    with trieye.Run(config):
+        pass
+    hub = RunLock(PathManager(config.persistence).hub_lock_path).acquire()
+    timer = threading.Timer(0.5, hub.release)
+    timer.start()
+    with trieye.Run(config) as run:
+        assert run.attempt == 2
+    timer.join()
+    assert "waiting for the hub of its last attempt to end, 30 s at most" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [-1, 256])
+def test_an_exit_code_that_no_process_can_have_is_refused(make_config, code):
+    with pytest.raises(ValueError, match="requeue_exit_code"):
+        make_config(runtime={"kind": "local", "requeue_exit_code": code})
+
+
+PROGRAM = """
+import json, sys, time
+import numpy as np
+import trieye
+
+class Agent:
+    def __init__(self):
+        self.weights = np.zeros(3)
+    def state_dict(self):
+        return {"weights": self.weights}
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+config = trieye.TrieyeConfig.model_validate(json.loads(sys.argv[1]))
+agent = Agent()
+with trieye.Run(config) as run:
+    if config.runtime.kind == "ray":
+        import ray
+
+        @ray.remote
+        class Explorer:
+            def __init__(self, client):
+                self.client = client
+            def play(self, step):
+                self.client.log("played", 1.0, step=step)
+                self.client.flush()
+
+        explorer = Explorer.remote(run.client()) if sys.argv[3:] else None
+    run.restore(agent=agent)
+    print("at", run.step, flush=True)
+    for step in run.steps(int(sys.argv[2]) or None):
+        agent.weights += 1
+        run.log("one", 1.0)
+        time.sleep(0.01)
+        if sys.argv[3:]:
+            ray.get(explorer.play.remote(step))
+        if step % 20 == 0:
+            print("step", step, flush=True)
+        if run.save_due:
+            run.save(agent=agent)
+    if sys.argv[2] != "0":  # with all the time that MLflow wants; a program that is stopped has not that much
+        run.mlflow_run_id(60.0)
+assert agent.weights[0] == run.step
+"""
+
+
+def settings(root, kind, **more):
+    return {
+        "app_name": "app",
+        "run_name": "run",
+        "runtime": {"kind": kind, "requeue_exit_code": REQUEUE},
+        "persistence": {"root_data_dir": str(root), "checkpoint_save_freq_steps": 1_000_000},
+        "stats": {
+            "metrics": [
+                {"name": name, "aggregation": "count", "log_frequency_steps": 1_000_000} for name in ("one", "played")
+            ]
+        },
+        **more,
+    }
+
+
+@pytest.fixture
+def start():
+    """Return a function that starts the program in a session of its own, as the step of a job has it."""
+    started = []
+
+    def start_program(chosen, steps=0, *words):
+        command = [sys.executable, "-c", PROGRAM, json.dumps(chosen), str(steps), *words]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, start_new_session=True, **streams))
+        return started[-1]
+
+    yield start_program
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_step(process):
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert lines[1].startswith("step"), process.stderr.read()
+
+
+def go_on(start, chosen, farewell):
+    """Start the program again for one more step, check that it begins where it said it would, and return that."""
+    saved = int(re.search(r"state at step (\d+) is saved", farewell)[1])
+    process = start({**chosen, "runtime": {"kind": "local"}}, saved + 1)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.split()[:2] == ["at", str(saved)]
+    return saved
+
+
+@pytest.mark.slow
+def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, start):
+    chosen = settings(tmp_path, "local")  # with the sinks that everybody has: MLflow, TensorBoard, the console
+    chosen["stats"]["metrics"].append({"name": "seen", "raw_event_name": "one", "aggregation": "count"})
+    process = start(chosen)
+    wait_for_step(process)
+    began = time.monotonic()
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 15
+    assert process.returncode == REQUEUE
+    assert "Traceback" not in errors
+    config = trieye.TrieyeConfig.model_validate(chosen)
+    assert record_of(config)["status"] == "KILLED"
+    run_id = record_of(config)["mlflow_run_id"]
+    saved = go_on(start, chosen, errors)
+    if run_id is not None:  # MLflow was open by then
+        assert record_of(config)["mlflow_run_id"] == run_id
+    client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
+    seen = client.get_metric_history(record_of(config)["mlflow_run_id"], "seen")
+    assert sum(point.value for point in seen) == saved + 1
+
+
+def signal_everything(process, number):
+    """Signal the group of a program, as `timeout` does, and every process that it started, as Slurm and systemd do."""
+    program = psutil.Process(process.pid)
+    everything = [*program.children(recursive=True), program]
+    os.killpg(process.pid, number)
+    for one in everything:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGTERM, ()), (signal.SIGUSR1, ["with a worker"])], ids=["SIGTERM", "SIGUSR1"]
+)
+@pytest.mark.slow
+def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, start, number, words):
+    chosen = settings(tmp_path, "ray", sinks={})
+    process = start(chosen, 0, *words)
+    wait_for_step(process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    signal_everything(process, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == REQUEUE, errors
+    assert "takes no values" not in errors, "the hub did not live on"
+    record = record_of(trieye.TrieyeConfig.model_validate(chosen))
+    assert record["status"] == "KILLED"
+    saved = go_on(start, chosen, errors)
+    config = trieye.TrieyeConfig.model_validate(chosen)
+    assert points_of(config, "one") == [(saved + 1, saved + 1.0)]
+    assert points_of(config, "played") == ([(saved, float(saved))] if words else [])
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []
+
+
+SLOW_SAVE = """
+import sys, time
+import trieye
+from trieye.checkpoints import directory as state_directory
+
+def slow(*arguments, **more):
+    print("saving", flush=True)
+    time.sleep(60)
+
+state_directory.write_manifest = slow
+config = trieye.TrieyeConfig(
+    app_name="a", run_name="r", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]}, sinks={}
+)
+with trieye.Run(config) as run:
+    for step in run.steps(None):
+        print("running", flush=True)
+        time.sleep(0.05)
+        if run.save_due:
+            run.save(step=step)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_path, number):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(number)
+        assert any(line == "saving\n" for line in process.stdout)
+        time.sleep(SAME_WITHIN_S + 0.2)  # until then it is the first one
+        asked = time.monotonic()
+        process.send_signal(number)
+        code = process.wait(30)
+    assert time.monotonic() - asked < 10
+    assert code in {128 + number, -number}
+    assert json.loads((tmp_path / "a" / "runs" / "r" / "run.json").read_text())["status"] == "KILLED"
+    assert not list((tmp_path / "a" / "runs" / "r" / "checkpoints").glob("checkpoint_step_*"))

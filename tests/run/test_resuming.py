@@ -1,0 +1,329 @@
+"""From which state a run goes on, from the config to the first step, and what run.json and the log say of it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.store import load_checkpoint
+from trieye.cli import main
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.files.run_record import RunRecord
+from trieye.hub.logic import ActorLogic
+from trieye.snapshot import signing
+
+
+def train(config, steps, *, group=None, objective=None, first=None):
+    """Train up to a step, save it, and return the step at which it began and the weights it found."""
+    with trieye.Run(config, group=group) as run:
+        run.restore()
+        began, found = run.step, run.restored.get("weights")
+        if first is not None:
+            assert began == first
+        for step in range(began + 1, steps + 1):
+            run.step = step
+            run.log("loss", 1.0 / step)
+        run.save(weights=np.full(3, float(steps)), objective=objective)
+    return began, None if found is None else float(found[0])
+
+
+def record_of(run_dir):
+    record = RunRecord.read(run_dir / "run.json")
+    assert record is not None
+    return record
+
+
+def run_dir_of(config):
+    return config.persistence.get_run_base_dir()
+
+
+def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, capsys):
+    config = make_config()
+    for steps, objective in ((10, 1.0), (20, 5.0), (30, 2.0)):
+        train(config, steps, objective=objective)
+    back = make_config(persistence={"load_checkpoint_path": "best"})
+    assert train(back, 22, objective=0.0) == (20, 20.0)
+    told = capsys.readouterr()
+    assert "goes back to its own checkpoint checkpoint_step_20 (load_checkpoint_path=best)" in told.out + told.err
+    assert (record_of(run_dir_of(config)).went_back_to, record_of(run_dir_of(config)).went_back_in) == ("best", 4)
+    # the same command again, as a scheduler repeats it
+    assert train(back, 25, objective=0.0) == (22, 22.0)
+    assert "its attempt 4 went back already" in "".join(capsys.readouterr())
+    # started once without, the words mean what they say again
+    assert train(config, 26, objective=0.0) == (25, 25.0)
+    assert record_of(run_dir_of(config)).went_back_to is None
+    assert train(back, 21, objective=0.0) == (20, 20.0)
+    assert record_of(run_dir_of(config)).went_back_in == 7
+
+
+def test_what_came_after_the_state_gone_back_to_is_superseded_in_the_curves(make_config):
+    config = make_config()
+    train(config, 10)
+    train(config, 20)
+    train(make_config(persistence={"load_checkpoint_path": "step:10"}), 12)
+    logic = ActorLogic(config).open()
+    try:
+        assert logic.summary()["loss"]["step"] == 12
+    finally:
+        logic.shutdown("KILLED")
+
+
+def test_a_run_that_was_moved_to_another_root_and_renamed_goes_on(make_config, tmp_path):
+    config = make_config()
+    train(config, 5)
+    before = record_of(run_dir_of(config))
+    shutil.move(tmp_path / "root", tmp_path / "disk" / "data")
+    moved = make_config(persistence={"root_data_dir": str(tmp_path / "disk" / "data")})
+    assert train(moved, 8) == (5, 5.0)
+    run_dir_of(moved).rename(run_dir_of(moved).with_name("renamed"))
+    renamed = make_config(run_name="renamed", persistence={"root_data_dir": str(tmp_path / "disk" / "data")})
+    assert train(renamed, 9) == (8, 8.0)
+    after = record_of(run_dir_of(renamed))
+    assert (after.run_id, after.run_name, after.attempt) == (before.run_id, "renamed", 3)
+    assert not (tmp_path / "root").exists()
+    assert str(tmp_path / "disk") in (after.resumed_from or "")
+
+
+def test_a_copy_of_a_run_in_another_root_goes_on_and_leaves_the_first_alone(make_config, tmp_path):
+    config = make_config(sinks={"tensorboard": {"enabled": True}})
+    train(config, 5)
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    sizes = {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    copied = make_config(
+        sinks={"tensorboard": {"enabled": True}}, persistence={"root_data_dir": str(tmp_path / "copy")}
+    )
+    assert train(copied, 9) == (5, 5.0)
+    assert {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()} == sizes
+    from tests.cli.conftest import curves_in_tensorboard
+
+    assert [step for step, _ in curves_in_tensorboard(run_dir_of(copied))["loss"]] == list(range(1, 10))
+
+
+def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itself(make_config):
+    def member(name):
+        return make_config(run_name=name, persistence={"auto_resume_latest": True})
+
+    train(member("outside"), 3)
+    train(member("one"), 5, group="sweep", first=3)
+    assert train(member("two"), 6, group="sweep") == (3, 3.0)
+    assert train(member("one"), 7, group="sweep") == (5, 5.0)
+    with pytest.raises(ConfigurationError, match="belongs to the sweep"):
+        train(member("one"), 8, group="another sweep")
+
+
+def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(make_config, tmp_path, capsys):
+    for steps, objective in ((10, 5.0), (20, 1.0)):
+        train(make_config(run_name="teacher"), steps, objective=objective)
+    places = {"root_data_dir": str(tmp_path / "new_root"), "resume_dirs": [str(tmp_path / "root")]}
+    student = make_config(run_name="student", persistence={**places, "load_checkpoint_path": "teacher:best"})
+    assert train(student, 12) == (10, 10.0)
+    assert "starts from checkpoint_step_10 of 'teacher'" in "".join(capsys.readouterr())
+    record = record_of(run_dir_of(student))
+    assert (record.went_back_to, record.attempt) == (None, 1)
+    assert str(tmp_path / "root") in (record.resumed_from or "")
+
+
+def test_a_checkpoint_of_the_drop_in_api_is_no_fresh_start_for_a_run(make_config):
+    config = make_config()
+    logic = ActorLogic(config).open()
+    logic.save_training_state(
+        nn_state_dict={"w": 1.0},
+        optimizer_state_dict={},
+        buffer_content=[],
+        global_step=3,
+        episodes_played=0,
+        total_simulations_run=0,
+        is_best=False,
+        save_buffer=False,
+        model_config_dict=None,
+        env_config_dict=None,
+        user_data=None,
+    )
+    logic.shutdown("KILLED")
+    with pytest.raises(CheckpointError, match=r"saved by save_training_state.*Serializer\(\)\.load_checkpoint"):
+        train(config, 5)
+    loaded = Serializer().load_checkpoint(logic.files.paths.get_checkpoint_path(3))
+    assert loaded is not None
+    assert loaded.model_state_dict == {"w": 1.0}
+
+
+def test_a_run_that_had_finished_says_so(make_config, capsys):
+    config = make_config()
+    train(config, 5)
+    train(config, 8)
+    assert "run 'run', which had finished, goes on from its own newest checkpoint" in "".join(capsys.readouterr())
+    assert record_of(run_dir_of(config)).status_before == "FINISHED"
+
+
+def test_a_run_says_when_it_goes_on_by_itself_and_not_from_what_the_config_names(make_config, capsys):
+    train(make_config(run_name="teacher"), 10)
+    student = make_config(run_name="student", persistence={"load_checkpoint_path": "teacher:latest"})
+    assert train(student, 12) == (10, 10.0)
+    assert train(student, 14) == (12, 12.0)
+    assert "(load_checkpoint_path=teacher:latest is for its first start)" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("best", "run 'student' has no checkpoint"),
+        ("teecher:best", "no run 'teecher'; did you mean 'teacher'"),
+        ("teacher:step:7", r"run 'teacher' has no checkpoint of step 7 \(steps: 10\)"),
+        ("teacher:best", "has no best checkpoint, since none says how good it is"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused_before_the_run_is_started(make_config, which, message):
+    train(make_config(run_name="teacher"), 10)
+    student = make_config(run_name="student", persistence={"load_checkpoint_path": which})
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.Run(student).open()
+    assert not run_dir_of(student).exists()
+
+
+def test_a_copy_of_a_run_beside_it_is_refused_since_it_has_the_identity_of_the_first(make_config):
+    config = make_config(run_name="first")
+    train(config, 5)
+    shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("copy"))
+    with pytest.raises(ConfigurationError, match=r"a copy of run 'first'.*load_checkpoint_path=first:latest"):
+        train(make_config(run_name="copy"), 9)
+    assert train(config, 9) == (5, 5.0)
+
+
+def test_warnings_are_on_the_terminal_of_a_program_that_configures_no_logging(tmp_path):
+    program = """
+import sys, trieye
+config = trieye.TrieyeConfig(
+    app_name="app", run_name="run", runtime={"kind": "local"}, sinks={}, persistence={"root_data_dir": sys.argv[1]}
+)
+with trieye.Run(config) as run:
+    run.restore()
+    for step in range(run.step + 1, run.step + 3):
+        run.step = step
+        run.save(weights=[1.0]).wait()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "app" / "runs" / "run" / "checkpoints" / "checkpoint_step_2" / "state.json").write_text("{}")
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert told.count("trieye: WARNING: ") == 1
+    assert "it is set aside as checkpoint_step_2.damaged" in told
+
+
+@pytest.mark.parametrize("depth", [150, 900, 5000])
+def test_a_config_nested_beyond_all_measure_is_written_anew(make_config, depth, capsys):
+    config = make_config()
+    train(config, 2)
+    path = run_dir_of(config) / "configs.json"
+    path.write_text('{"agent": ' * depth + "1" + "}" * depth)
+    assert main(["verify", str(run_dir_of(config))]) == 1
+    assert "nested" in capsys.readouterr().out
+    assert train(config, 3) == (2, 2.0)
+    assert json.loads(path.read_bytes())["run_name"] == "run"
+
+
+def test_a_run_record_that_names_another_place_is_not_read(make_config):
+    config = make_config()
+    train(config, 2)
+    path = run_dir_of(config) / "run.json"
+    path.write_text(path.read_text().replace('"run_name": "run"', '"run_name": "../../elsewhere"'))
+    with pytest.raises(SerializationError, match="is not a whole run record"), trieye.Run(config):
+        pass
+
+
+@pytest.mark.parametrize("key", ["short", "open to others"])
+def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypatch, tmp_path, key):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    if key == "short":
+        monkeypatch.setenv("TRIEYE_KEY", "short")
+    else:
+        signing.load_key()
+        signing.key_path().chmod(0o644)
+    config = make_config()
+    with pytest.raises(ConfigurationError, match="the key that signs pickled parts"), trieye.Run(config):
+        pass
+    with pytest.raises(ConfigurationError, match="the key that signs pickled parts"):
+        ActorLogic(config).open()
+    assert not run_dir_of(config).exists()
+
+
+def test_a_user_without_any_place_for_a_key_trains_what_needs_none_and_is_told_what_does(
+    make_config, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    config = make_config()
+    train(config, 2)
+    assert train(config, 3) == (2, 2.0)
+    with trieye.Run(config) as run:
+        run.step = 4
+        with pytest.raises(CheckpointError, match=r"objects/odd: saved as pickle.*set TRIEYE_KEY_FILE"):
+            run.save(odd=range(3)).wait()
+        with pytest.raises(CheckpointError):
+            run.wait_for_saves()
+
+
+def bytes_read():
+    """Return how many bytes this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def share_read(call, size_bytes):
+    before = bytes_read()
+    call()
+    return (bytes_read() - before) / size_bytes
+
+
+def size_of(*directories):
+    return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("which", [None, "best", "latest", "step:1"])
+def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, which):
+    def restore():
+        with_rows.append(run.restore() and len(run.replay))
+
+    with_rows = []
+    config = make_config(persistence={"load_checkpoint_path": which}, replay={"capacity": 4000})
+    with trieye.Run(make_config(replay={"capacity": 4000})) as run:
+        run.replay.extend({"obs": np.random.default_rng(0).random((4000, 128))})
+        run.step = 1
+        saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
+    run = trieye.Run(config).open()
+    assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
+    assert with_rows == [4000]
+    run.log("loss", 1.0)
+    assert share_read(run.close, size_of(saved)) < 0.05
+    # the rows stay where they are until somebody asks for them
+    assert 0.4 < share_read(lambda: load_checkpoint(run.dir).objects["weights"], size_of(saved)) < 0.55
+
+
+def test_the_drop_in_api_reads_each_byte_of_checkpoint_and_buffer_once(make_config):
+    config = make_config(persistence={"auto_resume_latest": True})
+    logic = ActorLogic(config).open()
+    state = {"w": np.random.default_rng(0).random(500_000)}
+    logic.save_training_state(
+        nn_state_dict=state,
+        optimizer_state_dict={},
+        buffer_content=[np.random.default_rng(0).random(500_000)],
+        global_step=1,
+        episodes_played=0,
+        total_simulations_run=0,
+        is_best=False,
+        save_buffer=True,
+        model_config_dict=None,
+        env_config_dict=None,
+        user_data=None,
+    )
+    logic.shutdown()
+    logic, loaded = ActorLogic(config).open(), []
+    saved = size_of(run_dir_of(config) / "checkpoints", run_dir_of(config) / "buffers")
+    assert 1.0 <= share_read(lambda: loaded.append(logic.load_initial_state()), saved) < 1.05
+    assert np.array_equal(loaded[0].checkpoint_data.model_state_dict["w"], state["w"])
+    assert len(loaded[0].buffer_data.buffer_list) == 1
+    assert share_read(logic.shutdown, saved) < 0.05

@@ -1,0 +1,661 @@
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+import trieye
+from trieye.exceptions import (
+    CheckpointError,
+    ConfigurationError,
+    JournalFullError,
+    RunClosedError,
+    RunInterrupted,
+    RunLockedError,
+)
+from trieye.history.table import read_history
+from trieye.stats.operations import Medium
+
+
+class Agent:
+    def __init__(self):
+        self.weights = np.zeros(3)
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def record_of(run):
+    return json.loads((run.dir / "run.json").read_text())
+
+
+def train(config, total, *, agent=None, stop_at=None):
+    agent = agent or Agent()
+    seen = []
+    with trieye.Run(config) as run:
+        run.restore(agent=agent)
+        for step in run.steps(total):
+            seen.append(step)
+            agent.weights += np.random.rand(3)  # noqa: NPY002 - the generator that the run saves
+            run.log("loss", 1.0 / step)
+            if run.save_due:
+                run.save(agent=agent)
+            if step == stop_at:
+                raise RuntimeError("power cut")
+    return agent, seen, run
+
+
+def test_a_run_that_was_killed_goes_on_bit_identically(make_config):
+    np.random.seed(0)  # noqa: NPY002
+    whole, _, _ = train(make_config(run_name="whole", persistence={"checkpoint_save_freq_steps": 10}), 40)
+    np.random.seed(0)  # noqa: NPY002
+    config = make_config(run_name="cut", persistence={"checkpoint_save_freq_steps": 10})
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(config, 40, stop_at=27)
+    np.random.seed(99)  # noqa: NPY002 - whatever another process does first
+    resumed, seen, run = train(config, 40)
+    assert seen[0] == 21
+    assert run.resumed
+    assert np.array_equal(whole.weights, resumed.weights)
+
+
+def test_status_says_how_a_run_ended(make_config):
+    _, _, run = train(make_config(run_name="good"), 3)
+    assert record_of(run)["status"] == "FINISHED"
+    with pytest.raises(RuntimeError):
+        train(make_config(run_name="bad"), 3, stop_at=2)
+    assert json.loads((run.dir.parent / "bad" / "run.json").read_text())["status"] == "FAILED"
+    with pytest.raises(KeyboardInterrupt), trieye.Run(make_config(run_name="ugly")):
+        raise KeyboardInterrupt
+    assert json.loads((run.dir.parent / "ugly" / "run.json").read_text())["status"] == "KILLED"
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.slow
+def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
+    settings = {
+        "runtime": {"kind": kind},
+        "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}},
+        "tags": {"team": "red"},
+        "stats": {"metrics": [{"name": "loss", "aggregation": "mean", "log_frequency_steps": 10}]},
+        "persistence": {"checkpoint_save_freq_steps": 10},
+    }
+    ids = set()
+    for total in (20, 40):
+        agent = Agent()
+        with trieye.Run(make_config(**settings)) as run:
+            run.restore(agent=agent)
+            run.log_params({"lr": 0.1, "net": {"layers": 2}})
+            run.set_tags({"stage": "test"})
+            with tempfile.TemporaryDirectory() as directory:
+                (artifact := Path(directory) / "notes.txt").write_text("hello")
+                run.log_artifact(artifact, "docs")
+            for step in run.steps(total):
+                agent.weights += 1
+                run.log({"loss": step, "left out": None})
+                run.log("new", np.float32(step), context={"episode": 1})
+                if run.save_due:
+                    run.save(agent=agent, objective=step)
+            assert run.best("loss") == total - 4.5
+            assert run.best("loss", mode="min") == 5.5
+            ids.add(run.mlflow_run_id(60.0))
+    assert agent.weights.tolist() == [40.0] * 3
+    client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
+    (run_id,) = ids
+    held = client.get_run(run_id)
+    assert (held.info.status, held.info.run_name) == ("FINISHED", "run")
+    assert [point.step for point in client.get_metric_history(run_id, "loss")] == [10, 20, 30, 40]
+    assert [point.step for point in client.get_metric_history(run_id, "new")] == list(range(1, 41))
+    assert (held.data.params["lr"], held.data.params["net.layers"]) == ("0.1", "2")
+    assert (held.data.tags["team"], held.data.tags["stage"]) == ("red", "test")
+    assert [item.path for item in client.list_artifacts(run_id, "docs")] == ["docs/notes.txt"]
+    assert record_of(run)["attempt"] == 2
+    assert record_of(run)["mlflow_run_id"] == run_id
+    assert time.time() - client.get_metric_history(run_id, "loss")[0].timestamp / 1000 < 300
+    assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_40"
+
+
+def test_a_finished_run_says_so_and_goes_on_when_its_budget_grows(make_config, capfd):
+    config = make_config(persistence={"checkpoint_save_freq_steps": 5})
+    train(config, 10)
+    _, seen, _ = train(config, 10)
+    assert seen == []
+    assert "is finished" in capfd.readouterr().err
+    _, seen, _ = train(config, 15)
+    assert seen == list(range(11, 16))
+
+
+def test_the_replay_buffer_is_saved_and_restored_with_the_run(make_config):
+    config = make_config(replay={"capacity": 100}, persistence={"checkpoint_save_freq_steps": 5})
+    with trieye.Run(config) as run:
+        for step in run.steps(5):
+            run.replay.add(obs=np.float32([step, step]), reward=float(step))
+            if run.save_due:
+                run.save()
+        expected = run.replay.sample(8)["reward"].tolist()
+    with trieye.Run(config) as run:
+        run.restore()
+        assert len(run.replay) == 5
+        assert run.replay.sample(8)["reward"].tolist() == expected
+
+
+def test_a_run_that_is_not_open_takes_nothing(make_config):
+    run = trieye.Run(make_config())
+    with pytest.raises(RunClosedError, match="with trieye"):
+        run.log("a", 1.0)
+    with run:
+        run.log("a", 1.0)
+    for call in (lambda: run.log({"a": 1.0}), run.save, run.flush, lambda: run.set_tags({})):
+        with pytest.raises(RunClosedError):
+            call()
+
+
+def test_what_is_no_number_is_refused_where_it_is_logged(make_config):
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(ValueError, match="abc"):
+            run.log("a", "abc")
+        with pytest.raises(TypeError, match="missing"):
+            run.log("a")
+        run.log("a", True)  # noqa: FBT003
+        run.log("huge step", 1.0, step=1 << 80)
+        run.flush()
+        assert run.health()["dropped"] == {"step_out_of_range": 1}
+
+
+def test_best_of_an_unknown_metric_names_the_nearest(make_config):
+    with trieye.Run(make_config()) as run:
+        run.log("eval/return", 1.0)
+        with pytest.raises(ConfigurationError, match=r"did you mean 'eval/return'"):
+            run.best("eval/retrun")
+
+
+def test_an_object_that_was_not_saved_is_named(make_config):
+    config = make_config()
+    with trieye.Run(config) as run:
+        run.save(agent=Agent())
+    with trieye.Run(config) as run, pytest.raises(CheckpointError, match=r"no 'agnet'; did you mean 'agent'"):
+        run.restore(agnet=Agent())
+
+
+def test_a_failed_save_is_reported(make_config):
+    with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
+        run.step = 1
+        (run.dir / "checkpoints").rmdir()
+        (run.dir / "checkpoints").write_text("in the way")
+        run.save(agent=Agent())
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(RunLockedError, match=str(os.getpid())):
+            trieye.Run(make_config()).open()
+        run.log("a", 1.0)
+        run.flush()
+
+
+def test_values_beyond_the_bound_are_dropped_and_counted_when_the_config_says_so(make_config):
+    runtime = {"kind": "local", "max_pending_events": 1000, "overflow": "drop", "flush_interval_s": 60}
+    with trieye.Run(make_config(runtime=runtime)) as run:
+        for _ in range(1500):
+            run.log("a", 1.0, step=1)
+        run.flush()
+        assert run.health()["dropped"] == {"overflow": 500}
+
+
+def test_values_beyond_the_bound_wait_by_default(make_config):
+    runtime = {"kind": "local", "max_pending_events": 1000, "flush_interval_s": 60}
+    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
+    with trieye.Run(make_config(runtime=runtime, stats=stats)) as run:
+        for _ in range(5000):
+            run.log("a", 1.0, step=1)
+        run.step = 1
+        assert run.best("a") == 5000
+
+
+def test_logging_from_several_threads_loses_nothing(make_config):
+    stats = {"metrics": [{"name": "a", "aggregation": "count", "log_frequency_steps": 10}]}
+    with trieye.Run(make_config(stats=stats)) as run:
+
+        def work():
+            for _ in range(2000):
+                run.log("a", 1.0, step=7)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        run.step = 10
+    assert record_of(run)["summary"]["a"]["last"] == 8000.0
+
+
+SCRIPT = """
+import sys, numpy as np, trieye
+
+class Agent:
+    def __init__(self):
+        self.weights = np.zeros(3)
+    def state_dict(self):
+        return {"weights": self.weights}
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
+    persistence={"root_data_dir": sys.argv[1], "checkpoint_save_freq_steps": 1000})
+agent = Agent()
+with trieye.Run(config) as run:
+    run.restore(agent=agent)
+    for step in run.steps(None):
+        agent.weights += 1
+        run.log("a", step)
+        if step % 20 == 0:
+            print("step", step, flush=True)
+        if run.save_due:
+            run.save(agent=agent)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "ray")]
+)
+@pytest.mark.slow
+def test_a_signal_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, number, kind):
+    def start():
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout.readline().startswith("step")
+        process.send_signal(number)
+        return process, process.communicate(timeout=90)
+
+    process, (_, errors) = start()
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
+    assert record["status"] == "KILLED"
+    saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
+    _, (_, errors) = start()
+    assert f"resumes at step {saved}" in errors
+
+
+def test_a_save_stays_due_until_it_is_made(make_config):
+    with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": 5})) as run:
+        due = []
+        for step in run.steps(20):
+            due += [step] * run.save_due
+            if run.save_due and step in {7, 12, 13, 20}:  # as where only the ends of episodes can be saved
+                run.save()
+    assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
+
+
+def test_a_signal_raises_run_interrupted_with_the_exit_code(make_config):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunInterrupted) as caught, trieye.Run(make_config()) as run:
+        for step in run.steps(None):
+            if step == 3:
+                signal.raise_signal(signal.SIGTERM)
+            if run.save_due:
+                run.save(agent=Agent())
+    assert caught.value.exit_code == 143
+    assert "saved" in str(caught.value)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_local_runs_import_neither_ray_nor_torch(tmp_path):
+    code = SCRIPT.replace("run.steps(None)", "run.steps(25)") + "\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "local"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
+    class WithAgent(trieye.TrieyeConfig):
+        agent: int = 1
+
+    base = make_config().model_dump()
+    for agent, warned in ((1, False), (1, False), (2, True)):
+        with trieye.Run(WithAgent.model_validate({**base, "agent": agent})):
+            pass
+        assert ("agent: 1 -> 2" in capfd.readouterr().err) == warned
+
+
+def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_config):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError) as held:  # the traceback holds the frame, which holds the loop
+        train(make_config(), 5, stop_at=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "power cut" in str(held.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run: run.log(["a"], 1.0),
+        lambda run: run.log("", 1.0),
+        lambda run: run.log("a", 1.0, step=1.5),
+        lambda run: run.log("a", np.zeros(2)),
+        lambda run: run.log("a", 10**400),
+        lambda run: run.log("a", {"nested": 1.0}),
+        lambda run: run.log("a", 1.0, context=5),
+        lambda run: run.log("a", 1.0, context={"k": threading.Lock()}),
+        lambda run: run.log(None),
+    ],
+)
+def test_nothing_malformed_gets_past_log_and_nothing_else_is_lost(make_config, call):
+    with trieye.Run(make_config(stats={"metrics": [{"name": "good", "aggregation": "count"}]})) as run:
+        run.log("good", 1.0, step=1)
+        with pytest.raises((TypeError, ValueError), match="log"):
+            call(run)
+        run.log("good", 1.0, step=1)
+        run.step = 1
+        assert run.best("good") == 2.0
+
+
+def test_numbers_of_other_libraries_can_be_logged(make_config):
+    import torch
+
+    with trieye.Run(make_config()) as run:
+        run.log("a", torch.tensor(2.0), step=np.int64(3), context={"episode": np.int32(4)})
+        run.step = 3
+        assert run.best("a") == 2.0
+
+
+def test_plain_data_comes_back_in_restored(make_config):
+    with trieye.Run(make_config()) as run:
+        run.save(counter=5, agent=Agent())
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(ConfigurationError, match=r"run\.restored\['counter'\]"):
+            run.restore(counter=0)
+        run.restore()
+        assert run.restored["counter"] == 5
+
+
+def test_a_run_never_starts_from_another_one_unless_asked(make_config):
+    train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
+    config = make_config(run_name="two")
+    config.persistence = trieye.PersistenceConfig(
+        root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+    )
+    _, seen, run = train(config, 4)
+    assert (seen[0], run.resumed) == (1, False)
+
+
+def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
+    with pytest.raises(SystemExit), trieye.Run(make_config()).open() as run:
+        assert run.attempt == 1
+        sys.exit(0)
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_a_failure_leaves_its_traceback_with_the_run(make_config):
+    with pytest.raises(RuntimeError):
+        train(make_config(), 5, stop_at=2)
+    _, _, run = train(make_config(), 5)
+    assert "power cut" in (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+
+
+def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_closed(make_config):
+    config = make_config()
+    with pytest.raises(RuntimeError, match="power cut") as held, trieye.Run(config) as run:
+        (run.dir / "logs" / "failure_of_attempt_1.txt").mkdir()
+        raise RuntimeError("power cut")
+    assert any("failure_of_attempt_1.txt" in note for note in held.value.__notes__)
+    assert record_of(run)["status"] == "FAILED"
+    with pytest.raises(RuntimeError), trieye.Run(config) as run:  # nobody holds it any more
+        raise RuntimeError("a file name that is no UTF-8: \udcff")
+    assert "\\udcff" in (run.dir / "logs" / "failure_of_attempt_2.txt").read_text()
+
+
+def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
+    for attempt in (1, 2):
+        with trieye.Run(make_config()) as run:
+            assert run.attempt == attempt
+            (log_file,) = (file for file in logging.getLogger("trieye").handlers if hasattr(file, "baseFilename"))
+            with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+                os.dup2(full.fileno(), log_file.stream.fileno())
+            logging.getLogger("trieye").info("a line")
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_values_that_are_lost_do_not_hide_a_save_that_failed(make_config):
+    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
+    (run.dir / "checkpoints").rmdir()
+    (run.dir / "checkpoints").write_text("in the way")
+    run.step = 1
+    run.save(agent=Agent())
+
+    def gone(batch, **number):
+        raise ConnectionError("the hub is gone")
+
+    run._attempt.hub.log = gone
+    run.log("a", 1.0)
+    with pytest.raises(trieye.ProcessingError, match="the hub is gone") as held:
+        run.close()
+    assert any("step 1" in note for note in held.value.__notes__)
+
+
+def test_a_forked_child_neither_logs_nor_closes(make_config):
+    with trieye.Run(make_config()) as run:
+        child = os.fork()
+        if child == 0:
+            try:
+                run.log("a", 1.0)
+            except RunClosedError:
+                run.close()
+                os._exit(7)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert record_of(run)["status"] == "RUNNING"
+        run.log("a", 1.0)
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
+    with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
+        run.log("x", 1.0, step=1)
+        run.step = 1
+        run.save()
+        run.log("x", 9.0, step=2)
+        run.step = 2
+        raise RuntimeError("power cut")
+    with trieye.Run(make_config()) as run:
+        run.restore()
+        assert run.best("x") == 1.0  # as if the first attempt had ended at the save; no curve shows the 9 any more
+
+
+def test_metrics_that_were_lost_make_the_run_a_failed_one(make_config):
+    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
+
+    def gone(batch, **number):
+        raise ConnectionError("the hub is gone")
+
+    run._attempt.hub.log = gone
+    run.log("a", 1.0)
+    with pytest.raises(trieye.ProcessingError, match="1 values wait: the hub is gone"):
+        run.close()
+    assert record_of(run)["status"] == "FAILED"
+
+
+def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):
+    import ray
+
+    run = trieye.Run(make_config(runtime={"kind": "ray"})).open()
+    ray.kill(run._attempt.hub._actor)
+    run.log("a", 1.0)
+    with pytest.raises(trieye.TrieyeError, match="gone for good"):
+        run.close()
+    assert record_of(run)["status"] == "FAILED"
+
+
+def test_a_full_journal_holds_up_flush_and_loses_nothing(make_config):
+    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
+    with trieye.Run(make_config(stats=stats, runtime={"kind": "local", "ack_timeout_s": 0.05})) as run:
+        log, is_full = run._attempt.hub.log, [True]
+
+        def log_to_a_disk(batch, **number):
+            if is_full:
+                raise JournalFullError("the disk is full")
+            log(batch, **number)
+
+        run._attempt.hub.log = log_to_a_disk
+        run.log("a", 1.0, step=1)
+        with pytest.raises(trieye.ProcessingError, match="1 values wait: the disk is full"):
+            run.flush()
+        run.log("a", 1.0, step=1)
+        is_full.clear()
+        wait_until(lambda: not run._flusher.num_waiting)
+        run.step = 1
+        assert run.best("a") == 2.0
+
+
+ENDLESS = """
+import contextlib, sys, time, trieye
+
+config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
+    persistence={"root_data_dir": sys.argv[1]}, stats={"metrics": [{"name": "a", "aggregation": "count"}]})
+logged = 0
+try:
+    with trieye.Run(config) if sys.argv[3] == "with" else contextlib.nullcontext(trieye.Run(config).open()) as run:
+        while True:
+            run.log("a", 1.0, step=1)
+            logged += 1
+            if logged == 1000:
+                print("going", flush=True)
+finally:
+    print(logged, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "way"), [("local", "with"), ("local", "open"), ("ray", "with")])
+@pytest.mark.slow
+def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, kind, way):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "going\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
+    assert record["status"] == "KILLED"
+    logged = int(output)  # the signal may come between a value and its count
+    assert record["summary"]["a"]["last"] in {logged, logged + 1}
+    points = read_history(tmp_path / "app" / "runs" / "run", metrics=["a"])
+    assert points.column("value").to_pylist() == [record["summary"]["a"]["last"]]
+
+
+@pytest.fixture
+def set_handler():
+    """Return a function that sets the handler of SIGTERM, for one test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handler):
+    set_handler(signal.SIG_DFL)
+    with pytest.raises(SystemExit) as left, trieye.Run(make_config()) as run:
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 143
+    assert record_of(run)["status"] == "KILLED"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_program_is_left_alone(make_config, set_handler):
+    seen = []
+    set_handler(lambda number, _: seen.append(number))
+    with trieye.Run(make_config()) as run:
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
+    assert record_of(run)["status"] == "FINISHED"
+
+
+def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_once(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = 3
+        run.log_histogram("weights", [1.0, 2.0, 2.0], bins=2)
+        run.log_image("frame", np.zeros((4, 6, 3), np.uint8), step=5)
+        run.log_text("note", "**good**")
+        for call in (
+            lambda: run.log_histogram("weights", ["no number"]),
+            lambda: run.log_image("frame", np.zeros(3)),
+            lambda: run.log_text("note", 5),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                call()
+        run.flush()
+        items, _ = run._attempt.hub._logic.files.history.read(0, 100)
+        held = [(type(item).__name__, item.name, item.step) for item in items if isinstance(item, Medium)]
+    assert held == [("LogHistogram", "weights", 3), ("LogImage", "frame", 5), ("LogText", "note", 3)]
+    with pytest.raises(RunClosedError):
+        run.log_text("note", "too late")
+
+
+def test_a_save_that_fails_costs_no_later_state(make_config, monkeypatch):
+    with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
+        (run.dir / "checkpoints").rmdir()
+        (run.dir / "checkpoints").write_text("in the way")
+        run.step = 1
+        first = run.save(agent=Agent())
+        wait_until(lambda: first.done)
+        (run.dir / "checkpoints").unlink()
+        run.step = 2
+        run.save(agent=Agent())
+    assert [path.name for path in sorted((run.dir / "checkpoints").glob("checkpoint_*"))] == ["checkpoint_step_2"]
+
+
+def test_step_and_objective_may_be_numbers_of_numpy(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = np.int64(7)
+        path = run.save(x=1, objective=np.array([[0.5]])[0, 0]).wait()
+        assert (path.name, run.saved_step) == ("checkpoint_step_7", 7)
+        run.step = np.float64(8.5)
+        with pytest.raises(TypeError):
+            run.save(x=1)
+        run.step = 9
+        with pytest.raises(TypeError):
+            run.save(x=1, objective=[1.0])
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert type(run.step) is int
+
+
+def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(make_config):
+    with trieye.Run(make_config()) as run:
+        for run.step, objective in enumerate((1.0, float("nan")), start=1):
+            path = run.save(x=run.step, objective=objective).wait()
+    assert path.name == "checkpoint_step_2"
+    assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_1"
+
+
+def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_buffer(make_config):
+    with trieye.Run(make_config()) as run:
+        run.step = 1
+        run.save(replay=[1, 2, 3]).wait()
+        run.replay.add(x=1.0)
+        with pytest.raises(ConfigurationError, match="in use and has this name"):
+            run.save(replay=[1, 2, 3])
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert run.restored["replay"] == [1, 2, 3]

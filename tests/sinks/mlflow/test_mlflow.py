@@ -1,0 +1,382 @@
+import dataclasses
+import logging
+import math
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.sinks.mlflow.run import RUN_ID_TAG
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.thread import SinkThread
+from trieye.stats.point import Point
+from trieye.testing import MemorySource, SinkContract, make_run
+
+
+def client_of(run):
+    return MlflowClient(tracking_uri=run.tracking_uri)
+
+
+def runs_of(run):
+    client = client_of(run)
+    experiment = client.get_experiment_by_name(run.app_name)
+    return client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL) if experiment else []
+
+
+def opened(run, **options):
+    sink = MlflowSink(**options)
+    sink.open(run)
+    return sink
+
+
+def stored(run, sink):
+    return client_of(run).get_run(sink.run_id)
+
+
+@pytest.fixture
+def store(tmp_path, empty_store):
+    """An empty store where `make_run` expects it: creating the schema takes a second."""
+    path = make_run(tmp_path).mlflow_dir / "mlflow.db"
+    path.parent.mkdir(parents=True)
+    shutil.copy(empty_store, path)
+
+
+class TestContract(SinkContract):
+    exactly_once = True
+
+    @pytest.fixture(autouse=True)
+    def _prepared(self, store):
+        """Start from a copy of an empty store."""
+
+    def make_sink(self):
+        return MlflowSink()
+
+    def read_points(self, run):
+        client = client_of(run)
+        # search_runs leaves out the metrics of 64 bits that no float holds, so their names are asked for by id
+        return [
+            (metric.key, metric.value, metric.step)
+            for found in runs_of(run)
+            for key in client.get_run(found.info.run_id).data.metrics
+            for metric in sorted(client.get_metric_history(found.info.run_id, key), key=lambda metric: metric.timestamp)
+        ]
+
+
+@pytest.fixture
+def run(tmp_path, store):
+    return make_run(tmp_path, app_name="my app", run_name="first try")
+
+
+def test_the_run_carries_the_names_times_and_status_of_ours(run):
+    told = []
+    sink = opened(run, on_run_id=told.append)
+    found = stored(run, sink)
+    assert told == [sink.run_id]
+    assert (found.info.run_name, found.info.status) == ("first try", "RUNNING")
+    assert abs(found.info.start_time - run.created * 1000) < 2
+    sink.close("KILLED")
+    assert stored(run, sink).info.status == "KILLED"
+    assert client_of(run).get_experiment_by_name("my app").experiment_id == found.info.experiment_id
+
+
+def test_points_keep_their_wall_time_in_milliseconds(run):
+    sink = opened(run)
+    now = time.time()
+    sink.write([Point("loss", 0.25, 10, now), Point("old", 1.0, 1, -3.0)])
+    history = client_of(run).get_metric_history(sink.run_id, "loss")
+    assert [(metric.value, metric.step, metric.timestamp) for metric in history] == [(0.25, 10, int(now * 1000))]
+    assert client_of(run).get_metric_history(sink.run_id, "old")[0].timestamp == 0
+
+
+def test_the_same_write_again_changes_nothing(run):
+    sink = opened(run)
+    points = [Point("loss", float(step), step, 1.7e9 + step) for step in range(100)]
+    sink.write(points[:60])
+    sink.write(points)
+    assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 100
+
+
+def test_a_later_attempt_continues_the_run(run, tmp_path):
+    first = opened(run)
+    first.log_params({"lr": "0.1"})
+    first.close("FAILED")
+    again = make_run(tmp_path, app_name="my app", run_name="first try", mlflow_run_id=first.run_id, tags={"b": "2"})
+    second = opened(again)
+    second.write([Point("loss", 1.0, 1, 1.7e9)])
+    assert second.run_id == first.run_id
+    assert len(runs_of(run)) == 1
+    assert stored(run, second).info.status == "RUNNING"
+    assert stored(run, second).data.tags["b"] == "2"
+    second.close("FINISHED")
+    assert stored(run, second).info.status == "FINISHED"
+
+
+def test_an_attempt_that_died_before_it_told_the_id_is_found_by_its_tag(run):
+    first = opened(run)
+    assert stored(run, first).data.tags[RUN_ID_TAG] == run.run_id
+    assert opened(run).run_id == first.run_id
+    assert len(runs_of(run)) == 1
+
+
+def test_an_id_of_another_store_gives_a_new_run_and_a_warning(tmp_path, caplog):
+    run = make_run(tmp_path, mlflow_run_id="0123456789abcdef0123456789abcdef")
+    sink = opened(run)
+    assert sink.run_id != run.mlflow_run_id
+    assert "another one is used" in caplog.text
+
+
+def test_two_runs_of_an_app_share_an_experiment(tmp_path):
+    first = opened(make_run(tmp_path, run_name="a", run_id="a"))
+    second = opened(make_run(tmp_path, run_name="b", run_id="b"))
+    assert first.run_id != second.run_id
+    assert len(runs_of(make_run(tmp_path))) == 2
+
+
+def test_closing_as_running_leaves_the_run_open(run):
+    sink = opened(run)
+    sink.close("RUNNING")
+    assert stored(run, sink).info.status == "RUNNING"
+
+
+def test_parameters_are_logged_once_and_do_not_change(run, caplog):
+    sink = opened(run)
+    sink.log_params({f"p{n}": str(n) for n in range(250)})
+    sink.log_params({"p1": "1", "p2": "22", "bad@name": "x", "empty": ""})
+    params = stored(run, sink).data.params
+    assert len(params) == 252
+    assert (params["p2"], params["bad_x40_name"], params["empty"]) == ("2", "x", "")
+    assert sink.refused == 1
+    assert "'p2'" in caplog.text
+    assert "'2'" in caplog.text
+    assert "'22'" in caplog.text
+    assert "'p1'" not in caplog.text
+
+
+def test_parameters_of_an_earlier_attempt_stay_too(run, tmp_path, caplog):
+    first = opened(run)
+    first.log_params({"lr": "0.1", "seed": "1"})
+    second = opened(run)
+    second.log_params({"lr": "0.2", "seed": "1", "new": "x"})
+    assert stored(run, second).data.params == {"lr": "0.1", "seed": "1", "new": "x"}
+    assert second.refused == 1
+    assert "'0.1'" in caplog.text
+
+
+def test_long_values_are_cut_with_a_warning(run, caplog):
+    sink = opened(run)
+    sink.log_params({"config": "x" * 7000})
+    sink.log_params({"config": "x" * 7000})
+    sink.set_tags({"note": "y" * 9000})
+    found = stored(run, sink).data
+    assert len(found.params["config"]) == 6000
+    assert len(found.tags["note"]) == 8000
+    assert sink.refused == 0
+    assert caplog.text.count("is cut from 7000 to the 6000") == 1
+
+
+def test_tags_are_set_and_replaced(tmp_path):
+    run = make_run(tmp_path, tags={"team": "a", "mlflow.note.content": "hello"})
+    sink = opened(run)
+    sink.set_tags({"team": "b", "x@y": "1"})
+    tags = stored(run, sink).data.tags
+    assert (tags["team"], tags["x_x40_y"], tags["mlflow.note.content"]) == ("b", "1", "hello")
+
+
+def test_text_that_no_database_stores_is_escaped(run):
+    sink = opened(run)
+    sink.log_params({"path\ud800": "/data/\udcff\0"})
+    sink.set_tags({"path": "\udcff"})
+    sink.write([Point("a\ud800\0", 1.0, 1, 1.7e9)])
+    found = stored(run, sink).data
+    assert found.params == {"path_xd800_": "/data/\\udcff\\x00"}
+    assert found.tags["path"] == "\\udcff"
+    assert found.metrics == {"a_xd800__x0_": 1.0}
+
+
+def test_files_and_directories_become_artifacts_below_the_apps_store(run, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.yaml").write_text("a: 1")
+    (tmp_path / "one.txt").write_text("1")
+    sink = opened(run)
+    sink.log_artifact(tmp_path / "one.txt", "sub/dir")
+    sink.log_artifact(tmp_path / "configs", None)
+    artifacts = run.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
+    assert (artifacts / "sub" / "dir" / "one.txt").read_text() == "1"
+    assert (artifacts / "configs" / "a.yaml").read_text() == "a: 1"
+    assert [file.path for file in client_of(run).list_artifacts(sink.run_id)] == ["configs", "sub"]
+
+
+@pytest.mark.parametrize("target", ["../../outside", "/tmp/outside"])
+def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
+    (tmp_path / "one.txt").write_text("1")
+    with pytest.raises(ProcessingError, match=r"one\.txt"):
+        opened(run).log_artifact(tmp_path / "one.txt", target)
+
+
+def test_an_artifact_that_is_gone_is_refused(run, tmp_path):
+    with pytest.raises(ProcessingError, match="gone"):
+        opened(run).log_artifact(tmp_path / "nothing.txt", None)
+
+
+def test_an_artifact_that_comes_again_and_is_gone_is_none_that_is_missing(run, tmp_path):
+    (tmp_path / "one.txt").write_text("1")
+    sink = opened(run)
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    (tmp_path / "one.txt").unlink()
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    with pytest.raises(ProcessingError, match="gone"):
+        sink.log_artifact(tmp_path / "one.txt", None)
+
+
+def test_odd_names_are_mapped_with_one_warning_each(run, caplog):
+    sink = opened(run)
+    for step in range(3):
+        sink.write(
+            [Point("acc@1", 0.5, step, 1.7e9), Point("a//b", 0.5, step, 1.7e9), Point("acc_x40_1", 2.0, step, 1.7e9)]
+        )
+    assert stored(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
+    assert caplog.text.count("'acc@1' is called 'acc_x40_1'") == 1
+    assert sink.refused == 0
+
+
+def test_a_step_beyond_64_bits_costs_only_its_own_point(run, caplog):
+    sink = opened(run)
+    sink.write([Point("a", 1.0, 2**63, 1.7e9), Point("a", 2.0, 2**63 - 1, 1.7e9), Point("b", 3.0, -(2**63) - 1, 1.7e9)])
+    assert stored(run, sink).data.metrics == {"a": 2.0}
+    assert sink.refused == 2
+    assert "beyond 64 bits" in caplog.text
+
+
+NO_TIMES = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e16, None, "yesterday"]
+
+
+def test_a_time_that_cannot_be_stored_costs_only_its_own_point(run, caplog):
+    sink = opened(run)
+    sink.write([Point("odd", 1.0, step, wall_time) for step, wall_time in enumerate(NO_TIMES)])
+    sink.write([Point("loss", 1.0, 1, math.nan), Point("loss", 2.0, 2, 1.7e9)])
+    assert stored(run, sink).data.metrics == {"loss": 2.0}
+    assert sink.refused == len(NO_TIMES) + 1
+    assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
+
+
+def test_points_without_a_time_do_not_block_the_others(run):
+    points = [Point("loss", float(step), step, wall_time) for step, wall_time in enumerate([1.7e9, *NO_TIMES, 1.7e9])]
+    sink = MlflowSink()
+    thread = SinkThread(sink, run, MemorySource(points))
+    assert thread.close("FINISHED", 20)
+    history = client_of(run).get_metric_history(sink.run_id, "loss")
+    assert sorted(metric.step for metric in history) == [0, len(points) - 1]
+    assert (thread.refused, thread.backlog, thread.error) == (len(NO_TIMES), 0, None)
+
+
+def test_a_run_whose_beginning_is_no_time_begins_now(tmp_path, store):
+    run = dataclasses.replace(make_run(tmp_path), created=math.nan)
+    assert abs(stored(run, opened(run)).info.start_time / 1000 - time.time()) < 60
+
+
+def test_a_point_that_mlflow_refuses_costs_only_itself(run, caplog):
+    # no point of ours is refused, so one is made that our own checks let through
+    sink = opened(run)
+    points = [Point("loss", float(step), step, 1.7e9 + step) for step in range(50)]
+    points[17] = Point("text", "no number", 17, 1.7e9)
+    sink.write(points)
+    assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 49
+    assert sink.refused == 1
+    assert "'text'" in caplog.text
+
+
+def test_the_database_is_in_wal_mode_and_open_for_readers(run):
+    sink = opened(run)
+    path = run.mlflow_dir / "mlflow.db"
+    connection = sqlite3.connect(path)
+    try:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM metrics").fetchone()
+        sink.write([Point("loss", 1.0, 1, 1.7e9)])  # an open reader does not stop the writer
+    finally:
+        connection.close()
+    assert stored(run, sink).data.metrics == {"loss": 1.0}
+
+
+def test_a_deleted_experiment_is_explained_and_points_wait_for_its_return(run, caplog):
+    opened(run)
+    client = client_of(run)
+    experiment_id = client.get_experiment_by_name("my app").experiment_id
+    client.delete_experiment(experiment_id)
+    sink = MlflowSink()
+    thread = SinkThread(sink, run, MemorySource([Point("loss", 1.0, 1, 1.7e9)]), first_delay_s=0.05)
+    assert not thread.flush(1)
+    assert f"mlflow experiments restore --experiment-id {experiment_id}" in caplog.text
+    assert "my app" in thread.error
+    client.restore_experiment(experiment_id)
+    assert thread.close("FINISHED", 20)
+    assert stored(run, sink).data.metrics == {"loss": 1.0}
+
+
+def test_a_run_deleted_meanwhile_keeps_its_points_until_it_is_restored(run):
+    sink = opened(run)
+    client_of(run).delete_run(sink.run_id)
+    points = [Point("loss", 1.0, 1, 1.7e9), Point("loss", 0.5, 2, 1.7e9)]
+    with pytest.raises(TrieyeError, match=f"mlflow runs restore --run-id {sink.run_id}"):
+        sink.write(points)
+    with pytest.raises(TrieyeError, match="was deleted"):
+        opened(make_run(run.mlflow_dir.parent.parent, app_name="my app", mlflow_run_id=sink.run_id))
+    assert sink.refused == 0
+    client_of(run).restore_run(sink.run_id)
+    sink.write(points)
+    assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 2
+
+
+def test_a_store_that_cannot_be_made_is_explained(tmp_path):
+    (tmp_path / "app").write_text("a file where the app's directory belongs")
+    with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory can be written"):
+        opened(make_run(tmp_path))
+
+
+def test_a_given_client_and_run_are_used_as_they_are(tmp_path):
+    there = make_run(tmp_path / "there")
+    client = client_of(there)
+    run_id = client.create_run(client.create_experiment("theirs")).info.run_id
+    sink = opened(make_run(tmp_path / "here", mlflow_run_id=run_id), client=client)
+    sink.write([Point("loss", 1.0, 1, 1.7e9)])
+    assert client.get_run(run_id).data.metrics == {"loss": 1.0}
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_store_of_files_in_an_explicit_uri_still_works(tmp_path):
+    # in a process of its own: MLflow reads the environment, and the run must not leave it changed for other tests
+    program = f"""
+from pathlib import Path
+from mlflow import MlflowClient
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+run = make_run(Path({str(tmp_path)!r}), tracking_uri=Path({str(tmp_path / "mlruns")!r}).as_uri())
+sink = MlflowSink()
+sink.open(run)
+sink.write([Point("loss", 0.5, 3, 1.7e9)])
+sink.close("FINISHED")
+print(MlflowClient(tracking_uri=run.tracking_uri).get_run(sink.run_id).data.metrics)
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "{'loss': 0.5}" in done.stdout, done.stderr
+    assert list((tmp_path / "mlruns").rglob("loss"))
+
+
+def test_opening_a_fresh_store_says_nothing_when_all_is_well(tmp_path, caplog, capfd):
+    run = make_run(tmp_path / "fresh")
+    with caplog.at_level(logging.WARNING):
+        opened(run).close("FINISHED")
+    assert caplog.records == []
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,132 @@
+"""What happens when the MLflow server is away."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from trieye.sinks import FanOut
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.thread import SinkThread
+from trieye.stats.operations import LogParams
+from trieye.stats.point import Point
+from trieye.testing import MemorySink, MemorySource, make_run
+
+SERVER_START_S = 120.0
+
+
+def points(first, num):
+    return [Point("loss", float(step), step, 1.7e9 + step) for step in range(first, first + num)]
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name, value in {"MAX_RETRIES": "1", "TIMEOUT": "30"}.items():
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)  # our own defaults, undone after the test
+
+
+@pytest.fixture
+def run(tmp_path, port):
+    return make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{port}")
+
+
+def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
+    other = MemorySink()
+    sink = MlflowSink()
+    source = MemorySource()
+    fan_out = FanOut([sink, other], run, source)
+    start = time.monotonic()
+    source.append([*points(0, 10), LogParams({"lr": "0.1"})])
+    fan_out.wake()
+    assert time.monotonic() - start < 0.5
+    assert not fan_out.flush(5)
+    assert fan_out.mlflow_run_id(0) is None
+    assert len(other.points) == 10
+
+    start = time.monotonic()
+    assert not fan_out.close("FINISHED", 20)
+    assert time.monotonic() - start < 10
+    health = fan_out.health()[0]
+    assert health.backlog == 11
+    assert f"127.0.0.1:{port}" in health.error
+    assert source.cursor("mlflow") is None
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 2
+    for part in ("does not work", f"127.0.0.1:{port}", "goes on", "kept", "check that the server runs"):
+        assert part in warnings[0]
+    assert "sent first when the run is started again" in warnings[1]
+
+
+def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        run = make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        thread = SinkThread(MlflowSink(), run, MemorySource(points(0, 10)))
+        connection, _ = silent.accept()
+        with connection:
+            start = time.monotonic()
+            assert not thread.close("FINISHED", 1)
+            assert time.monotonic() - start < 3
+    assert thread.backlog == 10
+
+
+def test_passwords_stay_out_of_the_log(tmp_path, port, caplog):
+    run = make_run(tmp_path, tracking_uri=f"http://ann:s3cret@127.0.0.1:{port}")
+    thread = SinkThread(MlflowSink(), run, MemorySource())
+    assert not thread.flush(5)
+    thread.close("FINISHED", 5)
+    assert "ann:***@127.0.0.1" in caplog.text
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in str(thread.error)
+
+
+@pytest.mark.slow
+def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
+    # an earlier attempt never saw the server
+    source = MemorySource(points(0, 1200))
+    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)
+
+    sink = MlflowSink()
+    source.append(points(1200, 300))
+    second = SinkThread(sink, run, source)
+    assert not second.flush(2)
+
+    server = subprocess.Popen(
+        [
+            *[sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+            *["--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"],
+            *["--artifacts-destination", str(tmp_path / "files")],
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        start_new_session=True,
+    )
+    try:
+        assert second.flush(SERVER_START_S)
+        (tmp_path / "one.txt").write_text("1")
+        sink.log_artifact(tmp_path / "one.txt", "sub")
+        assert second.close("FINISHED", 20)
+        client = MlflowClient(tracking_uri=run.tracking_uri)
+        history = client.get_metric_history(sink.run_id, "loss")
+        assert sorted(metric.step for metric in history) == list(range(1500))
+        assert client.get_run(sink.run_id).info.status == "FINISHED"
+        assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
+        assert source.cursor("mlflow").index == 1500
+    finally:
+        os.killpg(server.pid, 15)  # it has workers
+        server.wait(30)

@@ -1,0 +1,162 @@
+"""Members of a sweep and the run above them."""
+
+import dataclasses
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+from trieye.sinks.mlflow.run import PARENT_TAG, RUN_ID_TAG, SWEEP_PARENT_TAG, SWEEP_TAG, sweep_name, sweep_parent
+from trieye.sinks.mlflow.sink import MlflowSink
+
+GROUP = "/data/app/multirun/2026-11-21/07-41-45"
+
+
+@pytest.fixture
+def run(run_with_store):
+    return dataclasses.replace(run_with_store, group=GROUP)
+
+
+@pytest.fixture
+def client(run):
+    return MlflowClient(tracking_uri=run.tracking_uri)
+
+
+@pytest.fixture
+def experiment_id(client):
+    return client.create_experiment("app")
+
+
+def member(run, number, **changes):
+    sink = MlflowSink()
+    sink.open(dataclasses.replace(run, run_name=str(number), run_id=f"member-{number}", **changes))
+    return sink
+
+
+def parents(client, view=ViewType.ACTIVE_ONLY):
+    experiment = client.get_experiment_by_name("app")
+    found = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_PARENT_TAG}` = 'true'", view)
+    return {run.info.run_id: run for run in found}
+
+
+def test_members_of_a_sweep_are_shown_below_one_run(run, client):
+    sinks = [member(run, number) for number in range(3)]
+    ((parent_id, parent),) = parents(client).items()
+    assert parent.info.run_name == "2026-11-21/07-41-45"
+    assert {tag: parent.data.tags.get(tag) for tag in (SWEEP_TAG, RUN_ID_TAG, PARENT_TAG)} == {
+        SWEEP_TAG: GROUP,
+        RUN_ID_TAG: None,
+        PARENT_TAG: None,
+    }
+    for number, sink in enumerate(sinks):
+        tags = client.get_run(sink.run_id).data.tags
+        assert (tags[PARENT_TAG], tags[SWEEP_TAG], tags[RUN_ID_TAG]) == (parent_id, GROUP, f"member-{number}")
+        assert SWEEP_PARENT_TAG not in tags
+
+
+def test_a_run_of_its_own_has_no_parent(run, client):
+    sink = member(run, 0, group=None)
+    assert PARENT_TAG not in client.get_run(sink.run_id).data.tags
+    assert parents(client) == {}
+
+
+def test_every_sweep_has_its_own_parent(run, client):
+    # LIKE is not strict about some of these
+    groups = [
+        GROUP,
+        GROUP + "/",
+        "/Data/app/multirun/2026-11-21/07-41-45",
+        "/it's",
+        '/it"s',
+        '/it\'s "x"',
+        "/it_s",
+        "%",
+    ]
+    ids = {
+        group: client.get_run(member(run, number, group=group).run_id).data.tags[PARENT_TAG]
+        for number, group in enumerate(groups)
+    }
+    again = {
+        group: client.get_run(member(run, number + 100, group=group).run_id).data.tags[PARENT_TAG]
+        for number, group in enumerate(groups)
+    }
+    assert again == ids
+    assert {group: run.data.tags[SWEEP_TAG] for group, run_id in ids.items() for run in [client.get_run(run_id)]} == {
+        group: group for group in groups
+    }
+    assert len(parents(client)) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(GROUP, "2026-11-21/07-41-45"), ("/sweep", "sweep"), ("sweep", "sweep"), ("/", "/"), ("a/b/c/", "b/c")],
+)
+def test_a_sweep_is_named_after_the_end_of_its_directory(group, name):
+    assert sweep_name(group) == name
+
+
+def test_the_parent_runs_from_the_first_member_to_the_last(run, client):
+    statuses = []
+    first = member(run, 1)
+    ((parent_id, parent),) = parents(client).items()
+    statuses.append(parent.info.status)
+    for close in (lambda: first.close("FAILED"), lambda: member(run, 2), lambda: member(run, 3).close("KILLED")):
+        close()
+        statuses.append(client.get_run(parent_id).info.status)
+    assert statuses == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+    assert client.get_run(first.run_id).info.status == "FAILED"
+
+
+def test_a_preempted_member_leaves_its_parent_running(run, client):
+    member(run, 1).close("RUNNING")
+    assert [parent.info.status for parent in parents(client).values()] == ["RUNNING"]
+
+
+def test_a_member_is_found_again_and_never_taken_for_its_parent(run, client):
+    first = member(run, 1)
+    first.close("FINISHED")
+    again = member(run, 1)
+    assert again.run_id == first.run_id
+    assert again.run_id not in parents(client)
+    assert len(parents(client)) == 1
+
+
+def test_a_deleted_parent_is_replaced_and_does_not_stop_a_member(run, client):
+    first = member(run, 1)
+    (deleted,) = parents(client)
+    client.delete_run(deleted)
+    first.close("FINISHED")
+    assert client.get_run(first.run_id).info.status == "FINISHED"
+    again = member(run, 1)
+    (new,) = parents(client)
+    assert new != deleted
+    assert client.get_run(again.run_id).data.tags[PARENT_TAG] == new
+
+
+def test_of_several_parents_the_oldest_wins(client, experiment_id):
+    tags = {SWEEP_TAG: GROUP, SWEEP_PARENT_TAG: "true"}
+    younger, older = (client.create_run(experiment_id, start_time=at, tags=tags).info.run_id for at in (2000, 1000))
+    assert sweep_parent(client, experiment_id, GROUP) == older
+    assert set(parents(client)) == {younger, older}
+
+
+class LateClient:
+    """A client whose first search came before the other process created the parent."""
+
+    def __init__(self, client):
+        self._client = client
+        self._has_searched = False
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def search_runs(self, *arguments):
+        has_searched, self._has_searched = self._has_searched, True
+        return self._client.search_runs(*arguments) if has_searched else []
+
+
+def test_who_comes_second_in_a_race_deletes_its_own_parent(client, experiment_id):
+    winner = sweep_parent(client, experiment_id, GROUP)
+    assert sweep_parent(LateClient(client), experiment_id, GROUP) == winner
+    assert set(parents(client)) == {winner}
+    assert len(parents(client, ViewType.ALL)) == 2

@@ -1,0 +1,132 @@
+"""A real MLflow server on this machine: what is not the same as with a database that one opens oneself."""
+
+import contextlib
+import dataclasses
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from trieye.run import media
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+
+pytestmark = pytest.mark.slow
+SERVER_START_S = 120.0
+NUM_MEMBERS = 8
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store):
+    root = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shutil.copy(empty_store, root / "server.db")
+    process = subprocess.Popen(
+        [
+            *[sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)],
+            *["--workers", "1", "--backend-store-uri", f"sqlite:///{root / 'server.db'}"],
+            *["--artifacts-destination", str(root / "files")],
+        ],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        start_new_session=True,
+    )
+    try:
+        wait_for(port, process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, 15)  # it has workers
+        process.wait(30)
+
+
+def wait_for(port, process):
+    deadline = time.monotonic() + SERVER_START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as probe:
+            probe.request("GET", "/health")
+            return
+        threading.Event().wait(0.05)
+    raise TimeoutError("the server did not start")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name, value in {"MAX_RETRIES": "1", "TIMEOUT": "30"}.items():
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)  # our own defaults, undone after the test
+
+
+@pytest.fixture
+def run(tmp_path, server, request):
+    return make_run(tmp_path, tracking_uri=server, app_name=request.node.name, run_id=request.node.name)
+
+
+@pytest.fixture
+def client(server):
+    return MlflowClient(tracking_uri=server)
+
+
+def opened(run, **options):
+    sink = MlflowSink(**options)
+    sink.open(run)
+    return sink
+
+
+@pytest.mark.slow
+def test_what_comes_again_is_there_once(run, client):
+    points = [Point("loss", step * 0.25, step, 1.7e9 + step * 0.01) for step in range(2500)]
+    sink = opened(run)
+    for first, end in ((0, 1000), (1000, 2000), (500, 1500), (2000, 2500), (0, 1000), (1200, 2200)):
+        sink.write(points[first:end])
+    history = client.get_metric_history(sink.run_id, "loss")
+    assert sorted((metric.value, metric.step) for metric in history) == [(step * 0.25, step) for step in range(2500)]
+    assert client.get_run(sink.run_id).data.metrics == {"loss": 2499 * 0.25}
+
+
+def test_members_that_start_at_once_get_one_parent(run, client):
+    members = [dataclasses.replace(run, run_id=str(number), group="/it's/a sweep") for number in range(NUM_MEMBERS)]
+    with ThreadPoolExecutor(NUM_MEMBERS) as pool:
+        sinks = list(pool.map(opened, members))
+    parents = {client.get_run(sink.run_id).data.tags["mlflow.parentRunId"] for sink in sinks}
+    parent = client.get_run(min(parents))
+    assert (parent.info.run_name, parent.info.status) == ("it's/a sweep", "RUNNING")
+    for sink in sinks:
+        sink.close("FINISHED")
+    (parent_id,) = {client.get_run(sink.run_id).data.tags["mlflow.parentRunId"] for sink in sinks}
+    everything = client.search_runs([parent.info.experiment_id])
+    assert {run.info.run_id for run in everything} == {parent_id, *(sink.run_id for sink in sinks)}
+    assert client.get_run(parent_id).info.status == "FINISHED"
+
+
+def test_pictures_and_texts_arrive(run, client, tmp_path):
+    sink = opened(run)
+    for _ in range(2):
+        sink.log_media(media.image("a b:c/é@1", [[0.0, 1.0]], step=3, time=1.7e9))
+        sink.log_media(media.text("%2e%2e/note", "# Größe", step=3, time=1.7e9))
+    paths = [file.path for file in client.list_artifacts(sink.run_id, "images/a b:c/é_x40_1")]
+    assert paths == ["images/a b:c/é_x40_1/step_3.png"]
+    (text,) = client.list_artifacts(sink.run_id, "texts/_x25_2e_x25_2e/note")
+    downloaded = client.download_artifacts(sink.run_id, text.path, str(tmp_path))
+    assert Path(downloaded).read_text(encoding="utf-8") == "# Größe"
+
+
+def test_the_machine_is_watched(run, client):
+    sink = opened(run, system_metrics_interval_s=0.2)
+    deadline = time.monotonic() + 30
+    while "system/cpu_utilization_percentage" not in client.get_run(sink.run_id).data.metrics:
+        assert time.monotonic() < deadline
+    sink.close("FINISHED")
+    assert client.get_run(sink.run_id).info.status == "FINISHED"

@@ -1,0 +1,203 @@
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+from mlflow import MlflowClient
+
+from trieye.exceptions import ConfigurationError
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.mlflow.store import set_environment
+from trieye.testing import make_run
+
+NUM_PROCESSES = 3
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import mlflow.store.tracking.sqlalchemy_store
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+number = sys.argv[1]
+run = make_run(Path(sys.argv[2]), run_name=f"run {number}", run_id=number, group="/sweeps/1")
+print("ready", flush=True)
+sys.stdin.readline()
+sink = MlflowSink()
+sink.open(run)
+sink.write([Point(f"m{step % 7}", float(step), step, 1.7e9 + step) for step in range(1000)])
+sink.close("FINISHED")
+print(json.dumps(sink.run_id))
+"""
+
+
+@pytest.mark.slow
+def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(number), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(NUM_PROCESSES)
+    ]
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    for child in children:  # all have imported everything: now they race for the schema
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    outputs = [child.communicate(timeout=200) for child in children]
+    assert [child.returncode for child in children] == [0] * NUM_PROCESSES, outputs[0][1]
+
+    client = MlflowClient(tracking_uri=make_run(tmp_path).tracking_uri)
+    experiments = [experiment for experiment in client.search_experiments() if experiment.name == "app"]
+    assert len(experiments) == 1
+    runs = client.search_runs([experiments[0].experiment_id])
+    parents = [run for run in runs if "trieye.sweep_parent" in run.data.tags]
+    assert [parent.info.run_name for parent in parents] == ["sweeps/1"]
+    runs.remove(parents[0])
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs} == {parents[0].info.run_id}
+    assert {run.info.run_id for run in runs} == {json.loads(out) for out, _ in outputs}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for run in runs:
+        histories = [client.get_metric_history(run.info.run_id, f"m{n}") for n in range(7)]
+        assert sum(map(len, histories)) == 1000
+
+
+def test_a_store_whose_password_was_left_out_is_never_asked(tmp_path, monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0)
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:s3cret@elsewhere")
+        with pytest.raises(ConfigurationError, match=r"set the environment variable MLFLOW_TRACKING_URI") as caught:
+            MlflowSink().open(make_run(tmp_path, tracking_uri=f"http://ann:***@{place}"))
+        assert "now it is http://bob:***@elsewhere" in str(caught.value)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    # deleting first what may be set later makes monkeypatch undo it
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "unset")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def mlflow_settings():
+    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_server_is_not_retried_for_minutes():
+    set_environment("http://localhost:1")
+    assert int(mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]) <= 1
+
+
+def test_settings_of_the_user_stay(environment):
+    environment.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
+    set_environment("https://localhost:1")
+    assert mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "6"
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("uri", ["sqlite:////tmp/mlflow.db", "postgresql://host/db", "databricks://profile"])
+def test_a_database_needs_no_settings(uri):
+    set_environment(uri)
+    assert mlflow_settings() == {}
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_directory_is_allowed_as_a_store():
+    set_environment("file:///tmp/mlruns")
+    assert mlflow_settings() == {"MLFLOW_ALLOW_FILE_STORE": "true"}
+
+
+def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_each_retry(caplog):
+    set_environment("sqlite:///store.db")
+    fail = partial(logging.getLogger("mlflow.store.db.utils").error, "SQLAlchemy database error")
+    sink = threading.Thread(target=fail, name="trieye-sink-mlflow")
+    sink.start()
+    sink.join()
+    assert caplog.records == []
+    fail()
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def moved(run_with_store, tmp_path):
+    """A store with a run that ended and one that did not, each with a file, moved to another root; the run there."""
+    (tmp_path / "a.txt").write_text("a")
+    opened = {}
+    for run_id, status in (("ended", "FINISHED"), ("alive", "RUNNING")):
+        opened[run_id] = sink = MlflowSink()
+        sink.open(dataclasses.replace(run_with_store, run_id=run_id))
+        # not by MLflow, which remembers for the life of a process where a run has its files
+        directory = run_with_store.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
+        directory.mkdir(parents=True)
+        (directory / "a.txt").write_text("a")
+        sink.close(status)
+    (tmp_path / "app").rename(tmp_path / "app.moving")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "app.moving").rename(tmp_path / "new" / "app")
+    return make_run(tmp_path / "new"), {name: sink.run_id for name, sink in opened.items()}
+
+
+def places(run, ids):
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    return {name: client.get_run(run_id).info.artifact_uri for name, run_id in ids.items()}
+
+
+def artifact_uri(run, run_id):
+    return (run.mlflow_dir / "artifacts" / run_id / "artifacts").as_uri()
+
+
+def test_a_store_that_was_moved_finds_its_artifacts_and_leaves_a_run_under_way_alone(moved, tmp_path, caplog):
+    run, ids = moved
+    before = places(run, ids)
+    sink = MlflowSink()
+    sink.open(dataclasses.replace(run, run_id="new"))
+    sink.log_artifact(tmp_path / "a.txt", None)
+    assert places(run, ids) == {"ended": artifact_uri(run, ids["ended"]), "alive": before["alive"]}
+    assert "was moved: 1 of its runs" in caplog.text
+    MlflowSink().open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
+    assert places(run, ids)["alive"] == artifact_uri(run, ids["alive"])
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    listed = {name: [file.path for file in client.list_artifacts(run_id)] for name, run_id in ids.items()}
+    assert listed == {"ended": ["a.txt"], "alive": ["a.txt"]}
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_store_that_was_copied_writes_nothing_into_the_first_one(moved, tmp_path):
+    run, ids = moved
+    shutil.copytree(tmp_path / "new", tmp_path / "app_of_before")
+    (tmp_path / "app_of_before" / "app").rename(tmp_path / "app")  # the rows of both say that they are here
+    sink = MlflowSink()
+    sink.open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
+    sink.log_artifact(tmp_path / "a.txt", "more")
+    assert (run.mlflow_dir / "artifacts" / ids["alive"] / "artifacts" / "more" / "a.txt").exists()
+    assert not list((tmp_path / "app").rglob("more"))
+
+
+def test_artifacts_that_were_not_moved_and_places_that_the_user_chose_stay(moved, tmp_path):
+    run, ids = moved
+    shutil.move(run.mlflow_dir / "artifacts", tmp_path / "app" / "mlruns" / "artifacts")  # only the database was
+    before = places(run, ids)
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    chosen = client.create_experiment("other", artifact_location=(tmp_path / "gone" / "mlruns" / "artifacts").as_uri())
+    MlflowSink().open(dataclasses.replace(run, run_id="ended", mlflow_run_id=ids["ended"]))
+    assert places(run, ids) == before
+    assert client.get_experiment(chosen).artifact_location == (tmp_path / "gone" / "mlruns" / "artifacts").as_uri()

@@ -1,0 +1,135 @@
+import logging
+import sys
+import threading
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from trieye.config.sinks import SinksConfig
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.mlflow.system import SystemMetrics
+from trieye.sinks.registry import make_sinks
+from trieye.stats.point import Point
+
+DEADLINE_S = 30.0
+THREAD = "trieye-sink-mlflow-system"
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def has_thread():
+    return any(thread.name == THREAD for thread in threading.enumerate())
+
+
+@pytest.fixture
+def run(run_with_store):
+    return run_with_store
+
+
+def opened(run, interval_s=0.1):
+    sink = MlflowSink(system_metrics_interval_s=interval_s)
+    sink.open(run)
+    return sink
+
+
+def metrics_of(run, sink):
+    return MlflowClient(tracking_uri=run.tracking_uri).get_run(sink.run_id).data.metrics
+
+
+def steps_of(run, sink, name="system/cpu_utilization_percentage"):
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    return sorted(metric.step for metric in client.get_metric_history(sink.run_id, name))
+
+
+def test_the_machine_is_watched_as_long_as_the_sink_is_open(run, caplog):
+    sink = opened(run)
+    sink.write([Point("loss", 1.0, 1, 1.7e9)])
+    until(lambda: "system/disk_usage_megabytes" in metrics_of(run, sink))
+    sink.close("FINISHED")
+    assert not has_thread()
+    metrics = metrics_of(run, sink)
+    assert metrics["loss"] == 1.0
+    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
+    assert caplog.records == []
+
+
+def test_a_later_attempt_goes_on_with_the_steps(run):
+    for _ in range(2):
+        sink = opened(run)
+        before = len(steps_of(run, sink))
+        until(lambda sink=sink, before=before: len(steps_of(run, sink)) >= before + 2)
+        sink.close("RUNNING")
+    steps = steps_of(run, sink)
+    assert steps == list(range(len(steps)))
+
+
+def test_there_are_none_unless_asked_for(run):
+    sink = opened(run, None)
+    assert not has_thread()
+    sink.close("FINISHED")
+
+
+@pytest.mark.parametrize(("settings", "interval_s"), [({}, None), ({"system_metrics": True}, 10.0)])
+def test_the_config_reaches_the_sink(settings, interval_s):
+    (sink,) = make_sinks(SinksConfig(mlflow={"enabled": True, **settings}))
+    assert sink._system_metrics_interval_s == interval_s
+
+
+def test_a_missing_psutil_costs_the_system_metrics_only(run, monkeypatch, caplog):
+    for name in [name for name in sys.modules if name.startswith("mlflow.system_metrics")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    sink = opened(run)
+    sink.write([Point("loss", 1.0, 1, 1.7e9)])
+    sink.close("FINISHED")
+    assert metrics_of(run, sink) == {"loss": 1.0}
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    for part in ("sinks.mlflow.system_metrics", "psutil", "pip install psutil"):
+        assert part in warnings[0]
+
+
+class Interrupted:
+    """A monitor whose store is away for a while."""
+
+    sampling_interval = 0.01
+
+    def __init__(self):
+        self.published = 0
+        self.flushed = 0
+        self.works = False
+        self.tries = 0
+        self.mlflow_logger = self
+
+    def collect_metrics(self):
+        self.tries += 1
+
+    def aggregate_metrics(self):
+        return {"cpu": 1.0}
+
+    def publish_metrics(self, metrics):
+        if not self.works:
+            raise ConnectionError("the store is away")
+        self.published += 1
+
+    def flush(self):
+        self.flushed += 1
+        raise ConnectionError("the store is away")
+
+
+def test_an_outage_ends_nothing_and_is_told_once(caplog):
+    monitor = Interrupted()
+    metrics = SystemMetrics(monitor)
+    until(lambda: monitor.tries > 3)
+    assert caplog.text.count("the store is away") == 1
+    monitor.works = True
+    until(lambda: monitor.published > 3)
+    metrics.stop()
+    assert monitor.flushed == 1
+    assert not has_thread()

@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from trieye.sinks.tensorboard.records import frame, masked_checksums
+
+
+class Collector:
+    def __init__(self):
+        self.data = b""
+
+    def write(self, data):
+        self.data += data
+
+
+def framed_by_tensorboard(records):
+    collector = Collector()
+    writer = RecordWriter(collector)
+    for record in records:
+        writer.write(record)
+    return collector.data
+
+
+@pytest.mark.parametrize("longest", [5, 300, 2000, 4096, 4097, 6000, 8193, 100_003])
+def test_records_are_the_same_as_those_of_tensorboard(longest):
+    random = np.random.default_rng(longest)
+    records = [random.bytes(size) for size in [4, longest, *random.integers(4, longest, 40)]]
+    assert frame(records) == framed_by_tensorboard(records)
+
+
+def test_no_records_are_no_bytes():
+    assert frame([]) == b""
+
+
+def test_checksums_of_uniform_bytes_agree():
+    for byte in (0x00, 0xFF):
+        data = np.full(513, byte, np.uint8)
+        assert masked_checksums(data, np.array([513])) == [masked_crc32c(data.tobytes())]

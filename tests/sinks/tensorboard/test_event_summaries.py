@@ -1,0 +1,73 @@
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams import metadata as hparams
+
+from trieye.sinks.tensorboard.summaries import header, scalars, session_start
+from trieye.stats.point import Point
+from trieye.testing import make_run
+
+
+def parsed(records):
+    return [Event.FromString(record) for record in records]
+
+
+def test_points_of_a_step_share_an_event_when_they_share_the_time():
+    points = [Point("a", 1.0, 1, 10.5), Point("b", 2.0, 1, 10.5), Point("c", 3.0, 1, 11.5), Point("a", 4.0, 2, 12.0)]
+    events = parsed(scalars(points))
+    assert [(event.step, event.wall_time, [value.tag for value in event.summary.value]) for event in events] == [
+        (1, 10.5, ["a", "b"]),
+        (1, 11.5, ["c"]),
+        (2, 12.0, ["a"]),
+    ]
+
+
+def test_an_event_stays_small_whatever_a_step_holds():
+    points = [Point(f"layer_{number}/" + "x" * 200, 1.0, 1, 10.5) for number in range(1000)]
+    events = parsed(scalars(points))
+    assert max(len(event.summary.value) for event in events) <= 64
+    assert [value.tag for event in events for value in event.summary.value] == [point.metric for point in points]
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, 3.4028235e38])
+def test_values_beyond_single_precision_do_not_stop_the_others(value):
+    (event,) = parsed(scalars([Point("a", value, 1, 10.5), Point("b", 1.0, 1, 10.5)]))
+    assert [found.tag for found in event.summary.value] == ["a", "b"]
+
+
+def test_names_that_are_no_text_do_not_stop_the_others():
+    (event,) = parsed(scalars([Point("a\ud800", 1.0, 1, 10.5), Point("b", 2.0, 1, 10.5)]))
+    assert [(found.tag, found.simple_value) for found in event.summary.value] == [("a\\ud800", 1.0), ("b", 2.0)]
+
+
+def params_shown(tmp_path, params):
+    (event,) = parsed(session_start(params, make_run(tmp_path, run_name="my run", created=12.5)))
+    (value,) = event.summary.value
+    assert value.tag == hparams.SESSION_START_INFO_TAG
+    shown = hparams.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
+    assert (shown.group_name, shown.start_time_secs) == ("my run", 12.5)
+    return {name: getattr(found, found.WhichOneof("kind")) for name, found in shown.hparams.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("0.001", 0.001),
+        ("-3", -3.0),
+        ("1e20", 1e20),
+        ("True", True),
+        ("false", False),
+        ("CartPole-v1", "CartPole-v1"),
+        ("nan", "nan"),
+        ("1e999", "1e999"),
+        ("12345678901234567891", "12345678901234567891"),
+        ("", ""),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_parameters_are_shown_as_what_they_look_like(tmp_path, text, shown):
+    (found,) = params_shown(tmp_path, {"p": text}).values()
+    assert (type(found), found) == (type(shown), shown)
+
+
+def test_a_file_begins_with_its_version():
+    assert [event.file_version for event in parsed(header(restarted=False))] == ["brain.Event:2"]

@@ -1,0 +1,260 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata as hparams
+from tensorboard.util import tensor_util
+
+from trieye.run import media
+from trieye.sinks.base import Flushable, Media, Resumable, Tracker
+from trieye.sinks.tensorboard.sink import TensorboardSink
+from trieye.stats.point import Point
+from trieye.testing import SinkContract, make_run
+
+
+def loaded(run):
+    accumulator = EventAccumulator(str(run.tensorboard_dir), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars_of(run, tag="a"):
+    return [(event.step, event.value) for event in loaded(run).Scalars(tag)]
+
+
+def params_of(run):
+    """Return the parameters that the HParams dashboard shows: those that came first."""
+    shown = loaded(run).summary_metadata.get(hparams.SESSION_START_INFO_TAG)
+    if shown is None:
+        return None
+    found = hparams.parse_session_start_info_plugin_data(shown.plugin_data.content).hparams
+    return {name: value.number_value for name, value in found.items()}
+
+
+class TestContract(SinkContract):
+    exactly_once = True
+
+    def make_sink(self):
+        return TensorboardSink()
+
+    def read_points(self, run):
+        if not run.tensorboard_dir.exists():
+            return []
+        accumulator = loaded(run)
+        return [
+            (tag, event.value, event.step)
+            for tag in accumulator.Tags()["scalars"]
+            for event in accumulator.Scalars(tag)
+        ]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path)
+
+
+@pytest.fixture
+def open_sink(run):
+    sinks = []
+
+    def make():
+        sinks.append(TensorboardSink())
+        sinks[-1].open(run)
+        return sinks[-1]
+
+    yield make
+    for sink in sinks:
+        sink._files.close()
+
+
+def point(step, value=1.0):
+    return Point("a", value, step, 10.5 + step)
+
+
+def test_it_is_all_that_a_sink_can_be():
+    sink = TensorboardSink()
+    assert all(isinstance(sink, protocol) for protocol in (Tracker, Media, Flushable, Resumable))
+
+
+def test_points_are_in_the_file_after_a_flush_and_not_before(run, open_sink):
+    sink = open_sink()
+    sink.write([point(1)])
+    assert not run.tensorboard_dir.exists()
+    sink.flush()
+    assert scalars_of(run) == [(1, 1.0)]
+
+
+def test_a_position_holds_all_that_was_written_before(run, open_sink):
+    sink = open_sink()
+    sink.write([point(1)])
+    position = sink.position()
+    assert scalars_of(run) == [(1, 1.0)]
+    assert open_sink().resume(position)
+    assert scalars_of(run) == [(1, 1.0)]
+
+
+def test_an_attempt_goes_on_where_the_one_before_was_known_to_be(run, open_sink):
+    first = open_sink()
+    assert first.resume(None)
+    first.write([point(1), point(2)])
+    position = first.position()
+    first.write([point(3), point(4)])
+    first.flush()
+    second = open_sink()
+    assert second.resume(position)
+    second.write([point(3), point(4), point(5)])
+    second.close("FINISHED")
+    assert scalars_of(run) == [(step, 1.0) for step in (1, 2, 3, 4, 5)]
+
+
+def test_an_attempt_that_wrote_nothing_has_the_position_of_the_one_before(run, open_sink):
+    first = open_sink()
+    first.write([point(1)])
+    position = first.position()
+    for _ in range(2):
+        idle = open_sink()
+        assert idle.resume(position)
+        assert idle.position() == position
+    assert len(list(run.tensorboard_dir.iterdir())) == 1
+
+
+def test_what_came_before_the_first_position_comes_again(run, open_sink):
+    first = open_sink()
+    first.write([point(1)])
+    first.flush()
+    second = open_sink()
+    assert second.resume(None)
+    second.write([point(1), point(2)])
+    second.flush()
+    assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
+
+
+def test_a_lost_file_is_written_again_from_the_beginning(run, open_sink):
+    first = open_sink()
+    first.log_params({"lr": "0.1"})
+    first.write([point(1)])
+    position = first.position()
+    for path in run.tensorboard_dir.iterdir():
+        path.unlink()
+    second = open_sink()
+    assert not second.resume(position)
+    second.clear()
+    second.log_params({"lr": "0.1"})
+    second.write([point(1), point(2)])
+    second.flush()
+    assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
+    assert params_of(run) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("position", ["", "7", "{}x", '{"place": ["a", "b", 3]}', '{"place": ["../a", 1, 3]}'])
+def test_a_position_that_says_nothing_leads_to_a_new_beginning(open_sink, position):
+    assert not open_sink().resume(position)
+
+
+def test_a_rewind_leaves_the_surviving_branch(run, open_sink):
+    sink = open_sink()
+    sink.write([point(step) for step in range(10)])
+    sink.flush()
+    sink.clear()
+    sink.write([point(step) for step in range(5)])
+    sink.write([point(5, -1.0)])
+    sink.flush()
+    assert scalars_of(run) == [*((step, 1.0) for step in range(5)), (5, -1.0)]
+
+
+def test_parameters_known_at_the_first_value_are_shown_and_later_ones_are_not(run, open_sink):
+    sink = open_sink()
+    sink.log_params({"lr": "0.1"})
+    sink.log_params({"gamma": "0.9"})
+    sink.write([point(1)])
+    sink.log_params({"late": "1"})
+    sink.write([point(2)])
+    sink.close("FINISHED")
+    assert params_of(run) == {"lr": 0.1, "gamma": 0.9}
+
+
+def test_parameters_of_a_run_without_values_are_shown_at_its_end(run, open_sink):
+    sink = open_sink()
+    sink.log_params({"lr": "0.1"})
+    sink.flush()
+    assert not run.tensorboard_dir.exists()
+    sink.close("FAILED")
+    assert params_of(run) == {"lr": 0.1}
+
+
+def test_parameters_that_wait_for_the_first_value_survive_a_kill(run, open_sink):
+    first = open_sink()
+    first.log_params({"lr": "0.1"})
+    position = first.position()
+    second = open_sink()
+    assert second.resume(position)
+    second.log_params({"gamma": "0.9"})
+    second.write([point(1)])
+    position = second.position()
+    third = open_sink()
+    assert third.resume(position)
+    third.write([point(2)])
+    third.flush()
+    assert params_of(run) == {"lr": 0.1, "gamma": 0.9}
+    assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
+
+
+def test_parameters_come_again_after_a_rewind(run, open_sink):
+    sink = open_sink()
+    sink.log_params({"lr": "0.1"})
+    sink.write([point(1)])
+    sink.flush()
+    sink.clear()
+    sink.log_params({"lr": "0.1"})
+    sink.write([point(1)])
+    sink.flush()
+    assert params_of(run) == {"lr": 0.1}
+
+
+def test_tags_and_files_are_taken_and_not_shown(run, open_sink, tmp_path):
+    sink = open_sink()
+    sink.set_tags({"a": "b"})
+    sink.log_artifact(tmp_path, None)
+    sink.close("FINISHED")
+    assert not run.tensorboard_dir.exists()
+
+
+def test_histograms_pictures_and_texts_can_be_read_back(run, open_sink):
+    sink = open_sink()
+    values = np.arange(100.0)
+    for step in (1, 2):
+        sink.log_media(media.histogram("h", values * step, bins=4, step=step, time=10.5))
+        sink.log_media(media.image("i", np.full((2, 3, 3), 40 * step, np.uint8), step=step, time=10.5))
+        sink.log_media(media.text("t", f"# é {step}", step=step, time=10.5))
+    sink.flush()
+    accumulator = loaded(run)
+    plugins = {tag: shown.plugin_data.plugin_name for tag, shown in accumulator.summary_metadata.items()}
+    assert {tag: plugins[tag] for tag in "ht"} == {"h": "histograms", "t": "text"}
+
+    def tensors(tag):
+        return [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in accumulator.Tensors(tag)]
+
+    assert [(step, buckets.tolist()) for step, buckets in tensors("h")] == [
+        (step, [[24.75 * step * n, 24.75 * step * (n + 1), 25.0] for n in range(4)]) for step in (1, 2)
+    ]
+    assert [(step, text.item().decode()) for step, text in tensors("t")] == [(1, "# é 1"), (2, "# é 2")]
+    pictures = accumulator.Images("i")
+    assert [(event.step, event.width, event.height) for event in pictures] == [(1, 3, 2), (2, 3, 2)]
+    pixels = [Image.open(io.BytesIO(event.encoded_image_string)).getpixel((0, 0)) for event in pictures]
+    assert pixels == [(40, 40, 40), (80, 80, 80)]
+
+
+def test_a_full_disk_while_closing_may_be_tried_again(run, open_sink, tmp_path):
+    run.run_dir.mkdir(parents=True)
+    run.tensorboard_dir.write_text("in the way")
+    sink = open_sink()
+    sink.log_params({"lr": "0.1"})
+    sink.write([point(1)])
+    for _ in range(2):
+        with pytest.raises(OSError, match="tensorboard"):
+            sink.close("FINISHED")
+    run.tensorboard_dir.unlink()
+    sink.close("FINISHED")
+    assert scalars_of(run) == [(1, 1.0)]

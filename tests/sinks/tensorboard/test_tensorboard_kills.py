@@ -1,0 +1,90 @@
+"""A process that writes is killed at random moments, again and again, until everything is written."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from trieye.testing import make_run
+
+NUM_POINTS = 20_000
+NUM_KILLS = 6
+WRITER = """
+import json, os, random, sys
+from pathlib import Path
+from trieye.sinks.tensorboard.records import frame
+from trieye.sinks.tensorboard.summaries import scalars
+from trieye.sinks.tensorboard.sink import TensorboardSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+
+root, cursor, num_points, chance = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), random.Random(sys.argv[4])
+index, position = json.loads(cursor.read_text()) if cursor.exists() else (0, None)
+sink = TensorboardSink()
+sink.open(make_run(root))
+if not sink.resume(position):
+    sink.clear()
+    index = 0
+frame(scalars([Point("a", float(step), step, 10.5) for step in range(400)]))  # imports and tables take their time
+print("ready", index, flush=True)
+while index < num_points:
+    end = min(num_points, index + chance.randint(1, 400))
+    sink.write([Point("a", float(step), step, 10.5 + step) for step in range(index, end)])
+    index = end
+    if chance.random() < 0.5:
+        sink.flush()
+    if chance.random() < 0.2:
+        new = cursor.with_suffix(".new")
+        new.write_text(json.dumps([index, sink.position()]))
+        os.replace(new, cursor)
+sink.close("FINISHED")
+"""
+
+
+def attempt(root, seed, delay_s):
+    """Run the writer, kill it after some time, and tell whether it came to its end, and where it began."""
+    arguments = [str(root), str(root / "cursor.json"), str(NUM_POINTS), str(seed)]
+    with subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        begun_at = int(process.stdout.readline().split()[1])
+        deadline = None if delay_s is None else time.monotonic() + delay_s
+        try:
+            process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.returncode == 0, begun_at
+
+
+@pytest.mark.slow
+def test_every_point_is_there_exactly_once_after_kills_at_random_moments(tmp_path):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    chance = random.Random(seed)
+    begun_at = []
+    for number in range(NUM_KILLS):
+        done, index = attempt(tmp_path, seed + number, chance.uniform(0.0, 0.08))
+        begun_at.append(index)
+        if done:
+            break
+    assert attempt(tmp_path, seed, None)[0]
+    assert begun_at == sorted(begun_at)
+    files = sorted(make_run(tmp_path).tensorboard_dir.iterdir())
+    steps = [event.step for path in files for event in EventFileLoader(str(path)).Load() if event.summary.value]
+    assert steps == list(range(NUM_POINTS))
+    accumulator = EventAccumulator(str(files[0].parent), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    assert [event.step for event in accumulator.Scalars("a")] == steps
+    assert json.loads((tmp_path / "cursor.json").read_text())[0] <= NUM_POINTS
+    assert len(files) > 1
+
+
+def test_a_kill_before_the_first_cursor_leaves_nothing_twice(tmp_path):
+    for seed in range(3):
+        attempt(tmp_path, seed, 0.01)
+        (tmp_path / "cursor.json").unlink(missing_ok=True)
+    assert attempt(tmp_path, 4, None)[0]
+    accumulator = EventAccumulator(str(make_run(tmp_path).tensorboard_dir), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in accumulator.Scalars("a")] == list(range(NUM_POINTS))

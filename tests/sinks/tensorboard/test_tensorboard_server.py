@@ -1,0 +1,132 @@
+"""A real `tensorboard` reads along while the sink writes; its JSON routes are what its pages are made of."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+
+from trieye.run import media
+from trieye.sinks.tensorboard.sink import TensorboardSink
+from trieye.stats.point import Point
+from trieye.testing import make_run
+
+TIMEOUT_S = 60
+RUN = "app/runs/run/tensorboard"
+EVERY_SESSION = {
+    "experimentName": "",
+    "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"],
+    "sliceSize": 10,
+    "colParams": [],
+}
+
+
+class Server:
+    """The JSON routes of a server."""
+
+    def __init__(self, url):
+        self.url = url
+        self.open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+    def get(self, route, body=None, **query):
+        request = urllib.request.Request(  # noqa: S310 - http, to the server above
+            f"{self.url}data/plugin/{route}?{urllib.parse.urlencode(query)}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with self.open(request, timeout=TIMEOUT_S) as response:
+            data = response.read()
+            return json.loads(data) if "json" in response.headers["Content-Type"] else data
+
+    def scalars(self, tag):
+        """Return (step, value) of a curve, or None as long as it is not there."""
+        if tag not in self.get("scalars/tags").get(RUN, {}):
+            return None
+        return [(step, value) for _, step, value in self.get("scalars/scalars", run=RUN, tag=tag)]
+
+    def wait_for(self, tag, wanted):
+        """Wait until a curve is as wanted."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while (found := self.scalars(tag)) != wanted:
+            assert time.monotonic() < deadline, found
+
+
+@pytest.fixture(params=["true", "false"], ids=["data server", "loader in Python"])
+def server(request, tmp_path):
+    if request.param == "true" and not importlib.util.find_spec("tensorboard_data_server"):
+        pytest.skip("there is no data server for this platform")
+    (tmp_path / RUN).mkdir(parents=True)
+    arguments = ["--logdir", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", *arguments, f"--load_fast={request.param}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+            rest = threading.Thread(target=process.stderr.read)  # it must not fill the pipe
+            rest.start()
+            yield Server(url)
+        finally:
+            process.terminate()
+            rest.join(TIMEOUT_S)
+
+
+@pytest.fixture
+def sink(tmp_path):
+    sink = TensorboardSink()
+    sink.open(make_run(tmp_path))
+    yield sink
+    sink.close("FINISHED")
+
+
+def write(sink, first, end, value):
+    sink.write([Point("a", value, step, 10.5 + step) for step in range(first, end)])
+    sink.flush()
+
+
+def test_each_dashboard_shows_what_was_logged(server, sink):
+    sink.log_params({"lr": "0.1", "env": "CartPole"})
+    sink.log_media(media.histogram("h", np.arange(100.0), bins=4, step=3, time=10.5))
+    sink.log_media(media.image("i", np.zeros((2, 3), np.uint8), step=3, time=10.5))
+    sink.log_media(media.text("t", "# Title", step=3, time=10.5))
+    write(sink, 0, 5, 1.0)
+    server.wait_for("a", [(step, 1.0) for step in range(5)])
+
+    ((wall_time, step, buckets),) = server.get("histograms/histograms", run=RUN, tag="h")
+    assert (wall_time, step, buckets) == (10.5, 3, [[24.75 * n, 24.75 * (n + 1), 25.0] for n in range(4)])
+    ((_, _, percentiles),) = server.get("distributions/distributions", run=RUN, tag="h")
+    assert percentiles[4] == [5000, pytest.approx(49.5)]
+    (shown,) = server.get("images/images", run=RUN, tag="i", sample=0)
+    assert server.get("images/individualImage", blob_key=shown["query"].removeprefix("blob_key=")).startswith(
+        b"\x89PNG"
+    )
+    assert server.get("text/text", run=RUN, tag="t")[0]["text"] == "<h1>Title</h1>"
+    (group,) = server.get("hparams/session_groups", EVERY_SESSION)["sessionGroups"]
+    assert (group["name"], group["hparams"]) == ("run", {"lr": 0.1, "env": "CartPole"})
+    assert [(metric["name"]["tag"], metric["value"]) for metric in group["metricValues"]] == [("a", 1.0)]
+
+
+def test_a_server_that_reads_along_shows_the_surviving_branch(server, sink, tmp_path):
+    write(sink, 0, 20, 1.0)
+    position = sink.position()
+    server.wait_for("a", [(step, 1.0) for step in range(20)])
+    later = TensorboardSink()
+    later.open(make_run(tmp_path))
+    assert later.resume(position)
+    write(later, 20, 30, 2.0)
+    server.wait_for("a", [(step, 1.0 if step < 20 else 2.0) for step in range(30)])
+    for end in (10, 5):
+        later.clear()
+        write(later, 0, end, 1.0)
+        write(later, end, end + 3, 3.0)
+        server.wait_for("a", [(step, 1.0 if step < end else 3.0) for step in range(end + 3)])
+    later.close("FINISHED")

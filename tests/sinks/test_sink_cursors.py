@@ -1,0 +1,458 @@
+import random
+import threading
+import time
+
+import pytest
+
+from trieye.exceptions import JournalError, JournalFullError
+from trieye.sinks.base import Cursor
+from trieye.sinks.thread import SinkThread
+from trieye.stats.operations import SetTags
+from trieye.stats.point import Point
+from trieye.testing import FlakySink, MemorySink, MemorySource, make_run
+
+SOON_S = 20.0
+
+
+def points(first, num, *, time_s=0.0, log_to=("mlflow", "tensorboard")):
+    return [Point("m", step / 2, step, 1.7e9 + step + time_s, log_to) for step in range(first, first + num)]
+
+
+def steps_of(sink):
+    return [point.step for point in sink.points]
+
+
+def add(thread, source, items):
+    source.append(items)
+    thread.wake()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + SOON_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        pause.wait(0.002)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path)
+
+
+class Flaky:
+    """What the sinks below have in common: they work, fail for a while, or are dead like their process."""
+
+    def __init__(self):
+        self.num_failures = 0
+        self.is_dead = False
+
+    def may_fail(self):
+        if self.is_dead or self.num_failures > 0:
+            self.num_failures -= 1
+            raise ConnectionError("away")
+
+    def open(self, run):
+        self.may_fail()
+
+    def close(self, status):
+        self.may_fail()
+
+
+class FileSink(Flaky):
+    """A sink like TensorBoard's: a buffer, and a file that attempts share and that can be cut."""
+
+    name = "file"
+    flush_interval_s = 0.001
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.buffer = file, []
+
+    def write(self, points):
+        self.may_fail()
+        self.buffer += points
+
+    def flush(self):
+        self.may_fail()
+        while self.buffer:
+            self.file.append(self.buffer.pop(0))
+            self.may_fail()
+
+    def position(self):
+        return str(len(self.file))
+
+    def resume(self, position):
+        self.may_fail()
+        if int(position or 0) > len(self.file):
+            return False
+        del self.file[int(position or 0) :]
+        return True
+
+    def clear(self):
+        self.may_fail()
+        self.buffer.clear()
+        self.file.clear()
+
+
+class StoreSink(Flaky):
+    """A sink like MLflow: it drops exact duplicates, takes nothing back, and leaves out what it is told to."""
+
+    name = "store"
+
+    def __init__(self, store):
+        super().__init__()
+        self.store, self.superseded = store, set()
+        self.is_empty = not store
+
+    def write(self, points):
+        self.may_fail()
+        for point in points:
+            if self.is_dead:
+                self.may_fail()
+            if self.key(point) not in self.superseded:
+                self.store.setdefault(point)
+
+    def note_superseded(self, points):
+        self.may_fail()
+        self.superseded.update(map(self.key, points))
+
+    @staticmethod
+    def key(point):
+        return point.metric, point.step, point.value
+
+
+def test_a_sink_goes_on_where_it_was(run):
+    source = MemorySource(points(0, 1500))
+    assert SinkThread(MemorySink(), run, source).close("KILLED", SOON_S)
+    assert source.cursors["memory"] == Cursor(1500)
+    source.append(points(1500, 10))
+    sink = MemorySink()
+    assert SinkThread(sink, run, source).close("FINISHED", SOON_S)
+    assert steps_of(sink) == list(range(1500, 1510))
+
+
+class LossySource(MemorySource):
+    """A history that has lost everything before an index."""
+
+    lost_to = 50
+    is_whole = False
+
+    def read(self, start, limit):
+        return super().read(start, limit) if start >= self.lost_to else ([], self.lost_to)
+
+
+@pytest.mark.parametrize("cursor", [Cursor(50, "0 50"), Cursor(50, "7 50"), Cursor(50, "0 99"), Cursor(50, None), None])
+def test_a_sink_that_can_go_back_keeps_what_the_history_has_lost(run, cursor):
+    file = points(0, 50)
+    source = LossySource([*points(0, 50)])
+    if cursor is not None:
+        source.cursors["file"] = cursor
+    SinkThread(FileSink(file), run, source).close("KILLED", SOON_S)
+    source.append(points(50, 10))
+    thread = SinkThread(FileSink(file), run, source)
+    assert thread.flush(SOON_S)
+    source.supersede(55, 60)
+    thread.rewind(55)
+    add(thread, source, points(60, 5))
+    assert thread.close("KILLED", SOON_S)
+    assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
+    assert [point.step for point in file] == list(range(65)), "and of what was superseded it takes nothing back"
+
+
+def test_a_sink_that_shows_nothing_gets_what_is_left_of_the_history(run):
+    sink = FileSink([])
+    sink.is_empty = True
+    assert SinkThread(sink, run, LossySource([*points(0, 60)])).close("FINISHED", SOON_S)
+    assert [point.step for point in sink.file] == list(range(50, 60))
+
+
+def test_the_next_attempt_sends_first_what_the_last_one_could_not(run):
+    source = MemorySource([*points(0, 1500), SetTags({"a": "old"})])
+    assert not SinkThread(FlakySink(), run, source).close("KILLED", 1)
+    source.append([*points(1500, 10), SetTags({"a": "new"})])
+    sink = MemorySink("flaky")
+    assert SinkThread(sink, run, source).close("FINISHED", SOON_S)
+    assert steps_of(sink) == list(range(1510))
+    assert sink.tags == {"a": "new"}
+
+
+def test_a_live_sink_shows_what_comes_and_what_a_kill_may_have_kept_from_it(run):
+    class LiveSink(MemorySink):
+        live_only = True
+
+    first, second, source = LiveSink(), LiveSink(), MemorySource(points(0, 5))
+    thread = SinkThread(first, run, source)
+    add(thread, source, points(5, 5))
+    wait_until(lambda: source.cursors["memory"].index >= 5)
+    assert thread.close("KILLED", SOON_S)
+    assert steps_of(first) == [5, 6, 7, 8, 9]
+    source.cursors["memory"] = Cursor(8)
+    assert SinkThread(second, run, source).close("FINISHED", SOON_S)
+    assert steps_of(second) == [8, 9]
+
+
+def test_a_cursor_is_stored_about_once_a_second_and_when_a_flush_is_asked_for(run):
+    class Watched(MemorySource):
+        def __init__(self):
+            super().__init__()
+            self.stored = []
+
+        def set_cursor(self, sink, cursor):
+            super().set_cursor(sink, cursor)
+            self.stored.append(cursor.index)
+
+    source = Watched()
+    thread = SinkThread(sink := MemorySink(), run, source)
+    start = time.monotonic()
+    for step in range(100):
+        add(thread, source, points(step, 1))
+        wait_until(lambda: len(sink.points) > step)  # noqa: B023 - called at once
+    assert len(source.stored) <= 1 + (time.monotonic() - start)
+    assert thread.flush(SOON_S)
+    assert source.stored[-1] == 100
+    add(thread, source, points(100, 1))
+    wait_until(lambda: source.stored[-1] == 101)  # without a flush, and although nothing happens any more
+    assert thread.close("FINISHED", SOON_S)
+
+
+def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, caplog):
+    class FullSource(MemorySource):
+        is_full = True
+
+        def set_cursor(self, sink, cursor):
+            if self.is_full:
+                raise JournalFullError("no space left")
+            super().set_cursor(sink, cursor)
+
+    source = FullSource(points(0, 10))
+    thread = SinkThread(sink := MemorySink(), run, source)
+    assert thread.flush(SOON_S)
+    assert (thread.error, len(sink.points)) == (None, 10)
+    source.is_full = False
+    wait_until(lambda: source.cursors.get("memory") == Cursor(10))
+    source.is_full = True
+    add(thread, source, points(10, 1))
+    assert thread.close("FINISHED", SOON_S)
+    assert "no space left" in thread.error
+    assert "got everything" in caplog.text
+    assert source.cursors["memory"] == Cursor(10)
+
+
+def test_a_history_that_cannot_be_read_is_tried_again(run):
+    class DamagedSource(MemorySource):
+        num_failures = 3
+
+        def read(self, start, limit):
+            self.num_failures -= 1
+            if self.num_failures >= 0:
+                raise JournalError("locked")
+            return super().read(start, limit)
+
+    thread = SinkThread(sink := MemorySink(), run, DamagedSource(points(0, 10)), first_delay_s=0.01)
+    assert thread.flush(SOON_S)
+    assert thread.close("FINISHED", SOON_S)
+    assert steps_of(sink) == list(range(10))
+
+
+def test_a_cursor_beyond_a_damaged_history_misses_nothing_new_and_takes_nothing_back(run):
+    source, sink, file = MemorySource(points(0, 10)), MemorySink(), points(0, 500)
+    source.cursors |= {"memory": Cursor(500), "file": Cursor(500, "0 500")}
+    threads = [SinkThread(each, run, source) for each in (sink, FileSink(file))]
+    source.append(points(500, 3))
+    assert all([thread.close("FINISHED", SOON_S) for thread in threads])
+    assert steps_of(sink) == [500, 501, 502]
+    assert file == points(0, 503)
+
+
+def test_points_for_others_move_the_cursor(run):
+    source = MemorySource(points(0, 5, log_to=("mlflow",)) + points(5, 5, log_to=("console",)))
+    thread = SinkThread(sink := MemorySink("console"), run, source)
+    assert thread.close("FINISHED", SOON_S)
+    assert steps_of(sink) == [5, 6, 7, 8, 9]
+    source.append(points(10, 5, log_to=("mlflow",)))
+    assert SinkThread(MemorySink("console"), run, source).close("FINISHED", SOON_S)
+    assert source.cursors["console"] == Cursor(15)
+
+
+def test_a_sink_that_cannot_go_back_begins_anew(run):
+    source, file = MemorySource(points(0, 10)), []
+    assert SinkThread(FileSink(file), run, source).close("KILLED", SOON_S)
+    assert source.cursors["file"] == Cursor(10, "0 10")
+    del file[3:]
+    assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
+    assert file == points(0, 10)
+
+
+@pytest.mark.parametrize("position", ["from the beginning", "", None, "7", "0"])
+def test_a_cursor_with_a_position_of_unknown_make_begins_anew(run, position):
+    source, file = MemorySource(points(0, 10)), points(3, 10)
+    source.cursors["file"] = Cursor(5, position)
+    assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
+    assert file == points(0, 10)
+
+
+def test_a_rewind_does_not_touch_what_a_sink_never_showed(run):
+    class Picky(FileSink):
+        def clear(self):
+            raise AssertionError
+
+    source, file = MemorySource(points(0, 10)), []
+    thread = SinkThread(Picky(file), run, source)
+    assert thread.flush(SOON_S)
+    source.append(points(10, 5))
+    source.supersede(10, 15)
+    thread.rewind(10)
+    add(thread, source, points(10, 2, time_s=60))
+    assert thread.close("FINISHED", SOON_S)
+    assert file == points(0, 10) + points(10, 2, time_s=60)
+
+
+def test_a_flush_after_a_rewind_waits_for_all_that_comes_again(run):
+    source, file = MemorySource(points(0, 5000)), []
+    thread = SinkThread(FileSink(file), run, source)
+    for kept in (4000, 3000, 2000, 1000):
+        assert thread.flush(SOON_S)
+        source.supersede(kept, 5000)
+        thread.rewind(kept)
+        assert thread.flush(SOON_S)
+        assert file == points(0, kept)
+    assert thread.close("FINISHED", SOON_S)
+
+
+def test_a_rewind_drops_what_a_failing_sink_was_about_to_get(run):
+    source = MemorySource(points(0, 10))
+    thread = SinkThread(sink := FlakySink(0), run, source, first_delay_s=1000)
+    assert thread.flush(SOON_S)
+    sink.fail()
+    add(thread, source, points(10, 5))
+    wait_until(lambda: thread.error)
+    source.supersede(8, 15)
+    thread.rewind(8)
+    sink.repair()
+    add(thread, source, points(8, 2, time_s=60))
+    assert thread.flush(SOON_S)
+    assert sink.points == points(0, 10) + points(8, 2, time_s=60)
+    assert thread.close("FINISHED", SOON_S)
+
+
+def test_a_rewind_between_two_calls_shows_nothing_twice(run):
+    class Stuck(FileSink):
+        is_stuck = True
+
+        def write(self, points):
+            if self.is_stuck and points[0].step == 20:
+                raise ConnectionError("away")
+            super().write(points)
+
+    # because something is left out, how far the sink is, is known only after the second call
+    source, file = MemorySource([*points(0, 5), *points(10, 3), SetTags({"a": "b"}), *points(20, 3)]), []
+    source.supersede(0, 5)
+    thread = SinkThread(sink := Stuck(file), run, source, first_delay_s=1000)
+    wait_until(lambda: thread.error)
+    source.append(points(30, 2))
+    source.supersede(12, 14)
+    sink.is_stuck = False
+    thread.rewind(12)
+    assert thread.close("FINISHED", SOON_S)
+    assert file == points(10, 3) + points(20, 3)
+
+
+def test_a_branch_that_a_store_never_saw_does_not_hide_the_next_one(run):
+    source, store = MemorySource(points(0, 10)), {}
+    sink = StoreSink(store)
+    thread = SinkThread(sink, run, source, first_delay_s=0.001)
+    assert thread.flush(SOON_S)
+    sink.num_failures = 10**9
+    add(thread, source, points(10, 20))
+    source.supersede(5, 30)
+    assert not thread.close("KILLED", 0.5)
+    for _ in range(2):
+        thread = SinkThread(StoreSink(store), run, source)
+        add(thread, source, points(source.end - 25, 1, time_s=60))
+        assert thread.close("KILLED", SOON_S)
+    assert sorted(point.step for point in store) == list(range(30))
+
+
+class World:
+    """Runs both kinds of sinks on one history, in processes that are killed."""
+
+    def __init__(self, run, seed):
+        self.run, self.rng = run, random.Random(seed)
+        self.source, self.file, self.store = MemorySource(), [], {}
+        self.alive, self.step, self.moment = [], 0, 0.0
+        self.start()
+
+    def start(self):
+        self.process = Process(self.source)
+        self.sinks = [FileSink(self.file), StoreSink(self.store)]
+        self.threads = [SinkThread(sink, self.run, self.process, first_delay_s=0.0005) for sink in self.sinks]
+
+    def log(self):
+        self.moment += 1
+        new = points(self.step, self.rng.randrange(1, 1500), time_s=self.moment)
+        self.source.append(new)
+        self.alive += enumerate(new, self.source.end - len(new))
+        self.step += len(new)
+        for thread in self.threads:
+            thread.wake()
+
+    def outage(self):
+        self.rng.choice(self.sinks).num_failures = self.rng.randrange(4)
+
+    def flush(self):
+        self.rng.choice(self.threads).flush(0.005)
+
+    def rewind(self, *, told=True):
+        if not self.alive:
+            return
+        kept = self.rng.choice(self.alive)[0]
+        self.source.supersede(kept, self.source.end)
+        self.alive = [pair for pair in self.alive if pair[0] < kept]
+        self.step = self.alive[-1][1].step + 1 if self.alive else 0
+        if self.rng.random() < 0.3:
+            self.log()  # before the sinks hear of the rewind
+        if told:
+            for thread in self.threads:
+                thread.rewind(kept)
+
+    def rewind_and_die(self):
+        self.rewind(told=False)
+        self.kill()
+
+    def kill(self):
+        self.process.is_dead = True  # no cursor is stored any more, but something may still be sent
+        threading.Event().wait(self.rng.random() * 0.01)
+        for sink in self.sinks:
+            sink.is_dead = True
+        for thread in self.threads:
+            thread.close("KILLED", 0.2)
+        self.start()
+
+
+class Process(MemorySource):
+    """The history as one process sees it."""
+
+    def __init__(self, source):
+        self.__dict__.update(source.__dict__)
+        self.is_dead = False
+
+    def set_cursor(self, sink, cursor):
+        if not self.is_dead:
+            super().set_cursor(sink, cursor)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kills_outages_and_rewinds_at_random_leave_every_point_once(run, seed):
+    world = World(run, seed)
+    actions = [world.log, world.outage, world.flush, world.rewind, world.rewind_and_die, world.kill]
+    for _ in range(60):
+        world.rng.choices(actions, [40, 20, 10, 6, 4, 8])[0]()
+    for sink in world.sinks:
+        sink.num_failures = 0
+    assert all([thread.flush(SOON_S) and thread.close("FINISHED", SOON_S) for thread in world.threads])
+    survivors = [point for _, point in world.alive]
+    assert world.file == survivors
+    keys = [StoreSink.key(point) for point in world.store]
+    assert len(keys) == len(set(keys))
+    assert set(keys) >= set(map(StoreSink.key, survivors))

@@ -1,0 +1,118 @@
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from trieye.exceptions import ConfigurationError
+from trieye.snapshot.adapters import stateful
+
+
+class Sampler:
+    """Deals the numbers of a data set in a random order, a user's own class."""
+
+    def __init__(self, size, seed):
+        self.generator = np.random.default_rng(seed)
+        self.left, self.size = [], size
+
+    def draw(self):
+        if not self.left:
+            self.left = self.generator.permutation(self.size).tolist()
+        return self.left.pop()
+
+    def state_dict(self):
+        return {"generator": self.generator, "left": self.left}
+
+    def load_state_dict(self, state):
+        stateful(self.generator).load_state_dict(state["generator"])
+        self.left = state["left"]
+
+
+class Training:
+    """Everything whose state decides how a training goes on, in a loop of its own."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=3, gamma=0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        self.numpy, self.python = np.random.default_rng(seed), random.Random(seed)
+        self.torch = torch.Generator().manual_seed(seed)
+        self.legacy = np.random.RandomState(seed)
+        self.sampler = Sampler(7, seed)
+        self.env = gym.wrappers.NormalizeObservation(gym.make("CartPole-v1", max_episode_steps=9))
+        self.env.reset(seed=seed)
+
+    def step(self):
+        obs, _, terminated, truncated, _ = self.env.step(self.python.randrange(2))
+        noise = torch.randn(4, generator=self.torch) + self.numpy.normal() + self.legacy.rand() + self.sampler.draw()
+        loss = self.model(torch.from_numpy(obs).float() + noise).square().sum() + torch.rand(()) + random.random()
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        if terminated or truncated:
+            self.env.reset()
+        return loss.item() + float(np.random.random())  # noqa: NPY002 - the global one
+
+    def objects(self):
+        return vars(self)
+
+
+@pytest.fixture
+def held_run(make_config):
+    def held(training, *, steps):
+        with trieye.Run(make_config()) as run:
+            run.restore(**training.objects())
+            losses = [training.step() for _ in run.steps(steps)]
+            run.save(**training.objects())
+        return run, losses
+
+    return held
+
+
+def test_everything_that_decides_goes_on_bit_for_bit_in_another_object(held_run, make_config):
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - the global one
+    held_run(training := Training(seed=1), steps=10)
+    with trieye.Run(make_config()) as run:
+        other = Training(seed=2)
+        assert run.restore(**other.objects())
+        found = [other.step() for _ in range(20)]
+        assert run.restore(**training.objects())  # the global generators go back, too
+        assert [training.step() for _ in range(20)] == found
+    assert other.scheduler.get_last_lr() == training.scheduler.get_last_lr() != [0.1]
+    assert other.scaler.get_scale() == training.scaler.get_scale() != 8.0
+
+
+def test_what_is_not_restored_in_place_comes_back_as_new_generators(held_run, make_config):
+    held_run(training := Training(seed=1), steps=5)
+    with trieye.Run(make_config()) as run:
+        run.restore()
+    for name in ("numpy", "legacy"):
+        assert run.restored[name].random() == getattr(training, name).random()
+    assert run.restored["python"].random() == training.python.random()
+    assert torch.equal(torch.rand(3, generator=run.restored["torch"]), torch.rand(3, generator=training.torch))
+    env = trieye.EnvState(gym.wrappers.NormalizeObservation(gym.make("CartPole-v1", max_episode_steps=9)))
+    env.load_state_dict(run.restored["env"])
+    assert env.env.step(0)[0].tobytes() == training.env.step(0)[0].tobytes()
+
+
+def test_what_has_methods_of_its_own_is_left_as_it_is():
+    class Env(gym.Env):
+        def state_dict(self):
+            return {}
+
+    for value in (Sampler(3, 1), Env(), {}, 3, None):
+        assert stateful(value) is value
+
+
+def test_what_cannot_take_a_state_is_named(held_run, make_config):
+    with trieye.Run(make_config()) as run:
+        run.save(number=3)
+    with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match=r"restore\(number=.*: a int has no"):
+        run.restore(number=4)

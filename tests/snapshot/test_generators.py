@@ -1,0 +1,117 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trieye.checkpoints.directory import load_state, save_state
+from trieye.exceptions import SerializationError
+from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.generators import generator_state, new_generator, set_generator_state
+
+BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+MAKERS = {
+    **{kind.__name__: lambda seed, kind=kind: np.random.Generator(kind(seed)) for kind in BIT_GENERATORS},
+    "RandomState": np.random.RandomState,
+    "RandomState on PCG64": lambda seed: np.random.RandomState(np.random.PCG64(seed)),
+    "python": random.Random,
+    "torch": lambda seed: torch.Generator().manual_seed(seed),
+}
+
+
+def draws(generator):
+    """Return draws that leave halves of words and pairs inside the generator."""
+    if isinstance(generator, random.Random):
+        return [generator.random(), generator.gauss(0, 1), generator.getrandbits(7)]
+    if isinstance(generator, torch.Generator):
+        return [*torch.rand(3, generator=generator).tolist(), *torch.randn(3, generator=generator).tolist()]
+    integers = generator.randint if isinstance(generator, np.random.RandomState) else generator.integers
+    return [float(generator.normal()), int(integers(200, dtype=np.uint8)), float(generator.random())]
+
+
+@pytest.fixture(params=MAKERS)
+def make(request):
+    return MAKERS[request.param]
+
+
+def test_a_generator_comes_back_from_disk_as_one_that_goes_on(make, tmp_path):
+    generator = make(3)
+    draws(generator)
+    encoded = encode({"rng": generator})
+    assert not encoded.objects
+    expected = [draws(generator) for _ in range(3)]
+    again = decode(load_state(save_state(tmp_path / "s", encoded)))["rng"]
+    assert type(again) is type(generator)
+    assert [draws(again) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("form", ["a generator", "its state"])
+def test_a_generator_is_restored_in_place(make, form):
+    generator, other = make(3), make(4)
+    draws(generator)
+    held = new_generator(generator_state(generator)) if form == "a generator" else generator_state(generator)
+    set_generator_state(other, held)
+    assert [draws(other) for _ in range(3)] == [draws(generator) for _ in range(3)]
+
+
+def test_a_state_does_not_change_with_its_generator(make):
+    generator = make(3)
+    state = generator_state(generator)
+    expected = draws(new_generator(state))
+    for _ in range(700):  # more words than any of them holds
+        draws(generator)
+    assert draws(new_generator(state)) == expected
+
+
+def test_the_children_of_a_restored_generator_are_those_of_the_one_saved():
+    generator = np.random.default_rng(3)
+    generator.spawn(2)
+    again, in_place = decode(encode(generator)), np.random.default_rng(9)
+    set_generator_state(in_place, generator_state(generator))
+    expected = generator.spawn(1)[0].random()
+    assert again.spawn(1)[0].random() == expected
+    assert in_place.spawn(1)[0].random() == expected
+
+
+@pytest.mark.parametrize(
+    ("generator", "held", "message"),
+    [
+        (random.Random(1), np.random.default_rng(1), "numpy.random.Generator cannot be given to a random.Random"),
+        (
+            np.random.Generator(np.random.Philox(1)),
+            np.random.default_rng(1),
+            "numpy.random.Generator on Philox: state must be for a Philox",
+        ),
+        (random.Random(1), {"weights": 1}, "something else cannot be given to a random.Random"),
+        (random.Random(1), 7, "int cannot be given to a random.Random"),
+        (random.Random(1), {"generator": "random.Random", "state": (3, (1,), None)}, "cannot be given to this"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused_by_name(generator, held, message):
+    with pytest.raises(SerializationError, match=message):
+        set_generator_state(generator, held)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"generator": "os.system"},
+        {"generator": "numpy.random.Generator", "state": {"bit_generator": "RandomState"}},
+    ],
+)
+def test_only_known_generators_are_made(state):
+    with pytest.raises(SerializationError, match="does not fit together"):
+        new_generator(state)
+
+
+def test_what_is_no_generator_has_no_state():
+    class Own(random.Random):
+        """It may keep more than Python's."""
+
+    assert [generator_state(value) for value in (3, None, Own(3), random.SystemRandom(), np.random)] == [None] * 5
+
+
+def test_a_generator_of_a_missing_device_comes_back_as_its_state():
+    state = generator_state(torch.Generator().manual_seed(3)) | {"device": "xpu"}
+    assert new_generator(state)["state"].dtype == np.uint8

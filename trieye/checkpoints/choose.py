@@ -1,0 +1,376 @@
+"""Choose the checkpoint from which a run goes on, with the buffer that fits it, and say why it is that one."""
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeGuard
+
+from trieye.checkpoints.legacy import is_whole_pickle, newest_pickle
+from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest
+from trieye.checkpoints.store import CheckpointEntry, CheckpointStore, Read, check
+from trieye.config import PersistenceConfig
+from trieye.config.base import did_you_mean
+from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RunFiles, step_in
+from trieye.files.run_record import RunRecord, earlier_runs
+from trieye.snapshot.nodes import EncodedState
+
+logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 10
+
+
+class Saved(NamedTuple):
+    """A checkpoint or a buffer that can be loaded.
+
+    Attributes:
+        path: Its directory, or a pickle file of trieye 0.1.5.
+        step: Its global step; None where only the content of a 0.1.5 file knows it.
+        state: What is in it, if it was read to find out whether it is whole.
+    """
+
+    path: Path
+    step: int | None
+    state: EncodedState | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name for a log line, with the step where the name of the file lacks that."""
+        is_named = self.step is None or str(self.step) in self.path.name
+        return self.path.name if is_named else f"{self.path.name} of step {self.step}"
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The state from which a run goes on.
+
+    Attributes:
+        checkpoint: The chosen checkpoint.
+        buffer: The buffer that was saved with the checkpoint or before it.
+        run_name: The run that saved the checkpoint.
+        reason: A sentence for the log.
+        went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
+    """
+
+    checkpoint: Saved
+    buffer: Saved | None
+    run_name: str
+    reason: str
+    went_back_to: str | None = None
+
+
+def choose(
+    files: RunFiles,
+    config: PersistenceConfig,
+    *,
+    config_hash: str | None = None,
+    group: str | None = None,
+    own_first: bool = True,
+    strict: bool = True,
+    read: Read = check,
+) -> ResumePoint | None:
+    """Return the state from which the run goes on, or None for a fresh start.
+
+    The run's own newest whole checkpoint; else `load_checkpoint_path`; else, with `auto_resume_latest`, that of the
+    newest earlier run of the app with the same `config_hash`, also of those below `resume_dirs`.
+
+    A `load_checkpoint_path` of `best`, `latest` or `step:<N>` means a checkpoint of the run itself and comes first: the
+    run goes back to that checkpoint, once. An attempt with the same words, as a job that was preempted makes, goes on
+    from what was saved since. `<run>:best` and the like count as a path to a checkpoint of another run of the app.
+
+    Args:
+        files: File names of the run.
+        config: What may be loaded.
+        config_hash: Hash of what must not differ for a checkpoint to fit; None accepts every run.
+        group: The sweep that the run belongs to; its members are never resumed.
+        own_first: With False, `load_checkpoint_path` comes before the run's own checkpoints.
+        strict: With False, a `load_checkpoint_path` that does not exist is a warning.
+        read: Finds out whether a saved directory is whole; the point has what it returns: nothing is read twice.
+
+    Raises:
+        ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
+        CheckpointError: The chosen run has checkpoints and none of them is whole.
+    """
+    choice = _Choice(files, config, strict=strict, read=read)
+    typed = config.load_checkpoint_path
+    if own_first and not _means_own(checkpoint_reference(typed or ""), config):
+        remark = f" (load_checkpoint_path={typed} is for its first start)" if typed else ""
+        point = choice.own(remark) or choice.typed()
+    else:
+        point = choice.typed() or choice.own()
+    if point is None and config.auto_resume_latest:
+        return choice.earlier(config_hash, group)
+    return point
+
+
+def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
+    """Make sure, before anything is started, that there is what `load_checkpoint_path` calls `best` or `first:best`.
+
+    Only names and manifests are looked at, and nothing is changed. Nothing is checked where the mirror may have what is
+    not here.
+
+    Raises:
+        ConfigurationError: No such run, or none of its checkpoints is of that kind.
+        CheckpointError: Those that there are are damaged.
+    """
+    reference = checkpoint_reference(config.load_checkpoint_path or "")
+    if reference is None or config.mirror is not None:
+        return
+    choice = _Choice(files, config, strict=True, read=lambda _: None, changes_nothing=True)
+    if _means_own(reference, config):
+        record = RunRecord.read(files.run_record_path)
+        if record is None or record.went_back_to != config.load_checkpoint_path:
+            choice.called(files, reference)
+    elif not any(files.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*")):
+        choice.called(choice.other_run(reference), reference)
+
+
+def choose_buffer(
+    files: RunFiles, load_path: str | None, run_name: str | None, max_step: int | None, *, auto_resume: bool
+) -> Path | None:
+    """Return the drop-in API's buffer to load: the one named, that of the checkpoint's run, or an earlier run's."""
+    config = files.persist_config.model_copy(update={"load_buffer_path": load_path})
+    choice = _Choice(files, config, strict=False, read=check, changes_nothing=True)
+    if (given := choice.given("load_buffer_path")) is not None:
+        return given.path
+    earlier = earlier_runs(files, config.run_name) if auto_resume and not run_name else []
+    for directory in files.directories_of(run_name) if run_name else [run.directory for run in earlier]:
+        if (found := choice.newest(files.at(directory), buffers=True, max_step=max_step)) is not None:
+            return found.path
+    return None
+
+
+class _Choice:
+    """What a run may go on from.
+
+    Args:
+        files: File names of the run.
+        config: What may be loaded.
+        strict: Whether a path that does not exist is an error.
+        read: Finds out whether a saved directory is whole.
+        changes_nothing: Set nothing aside; what other runs have is never changed.
+    """
+
+    def __init__(
+        self, files: RunFiles, config: PersistenceConfig, *, strict: bool, read: Read, changes_nothing: bool = False
+    ) -> None:
+        self._files, self._config = files, config
+        self._strict, self._read, self._changes_nothing = strict, read, changes_nothing
+        self._asked = f"load_checkpoint_path={config.load_checkpoint_path}"
+        self._subject = f"run {config.run_name!r}"
+
+    # points, each with its reason
+
+    def own(self, remark: str = "") -> ResumePoint | None:
+        """Return the newest checkpoint of the run itself."""
+        newest = self.newest(self._files)
+        if newest is None:
+            return None
+        record = RunRecord.read(self._files.run_record_path)
+        finished = ", which had finished," if record is not None and record.status_before == "FINISHED" else ""
+        reason = f"{self._subject}{finished} goes on from its own newest checkpoint, {newest.name}{remark}"
+        return self._point(newest, self._files, self._config.run_name, reason)
+
+    def typed(self) -> ResumePoint | None:
+        """Return what `load_checkpoint_path` stands for: a checkpoint that it calls by name, or a path."""
+        reference = checkpoint_reference(self._config.load_checkpoint_path or "")
+        if _means_own(reference, self._config):
+            return self._back(reference)
+        if reference is not None:
+            other = self.other_run(reference)
+            entry, name = self.called(other, reference), other.run_base_dir.name
+            reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._asked})"
+            return self._point(_saved(entry), other, name, reason)
+        saved = self.given("load_checkpoint_path")
+        if saved is None:
+            return None
+        directory = saved.path.parent.parent
+        reason = f"{self._subject} starts from {self._asked}, {saved.name}"
+        return self._point(saved, self._files.at(directory), _saved_by(saved.path) or directory.name, reason)
+
+    def _back(self, reference: CheckpointReference) -> ResumePoint:
+        """Return the checkpoint of the run itself that the user called, or its newest one if that happened already."""
+        files, name, typed = self._files, self._config.run_name, self._config.load_checkpoint_path
+        record = RunRecord.read(files.run_record_path)
+        if record is not None and record.went_back_to == typed:
+            newest = self.called(files, reference._replace(which="latest"))
+            if int(newest.metadata.get("attempt") or 0) >= (record.went_back_in or 0):
+                reason = (
+                    f"{self._subject} goes on from its own newest checkpoint, {newest.path.name}: its attempt "
+                    f"{record.went_back_in} went back already ({self._asked}); to go back again, start it once without "
+                    "that"
+                )
+                return self._point(_saved(newest), files, name, reason)
+        entry = self.called(files, reference)
+        reason = f"{self._subject} goes back to its own checkpoint {entry.path.name} ({self._asked})"
+        return replace(self._point(_saved(entry), files, name, reason), went_back_to=typed)
+
+    def earlier(self, config_hash: str | None, group: str | None) -> ResumePoint | None:
+        """Return the newest checkpoint of the newest earlier run that fits; damage in one of them is said."""
+        own, same = self._config.run_name, "" if config_hash is None else " with the same config"
+        for directory, _, record in earlier_runs(self._files, own):
+            name, root = directory.name, directory.parent
+            hash_then, group_then = (None, None) if record is None else (record.config_hash, record.group)
+            if config_hash not in {None, hash_then} or (group is not None and group == group_then and name != own):
+                continue
+            try:
+                other = self._files.at(directory)
+                if (newest := self.newest(other)) is None:
+                    continue
+                place = "" if root == self._files.runs_root_dir else f" in {root}"
+                reason = (
+                    f"{self._subject} starts from {newest.name} of {name!r}{place}, the newest earlier run of app "
+                    f"{self._config.app_name!r}{same} (auto_resume_latest)"
+                )
+                return self._point(newest, other, name, reason)
+            except CheckpointError as error:
+                logger.warning("run %r is not resumed from: %s", name, error)
+        return None
+
+    def _point(self, checkpoint: Saved, files: RunFiles, run_name: str, reason: str) -> ResumePoint:
+        buffer = None
+        if self._config.save_buffer:
+            buffer = self.given("load_buffer_path") or self.newest(files, buffers=True, max_step=checkpoint.step)
+        return ResumePoint(checkpoint, buffer, run_name, reason if buffer is None else f"{reason}, with {buffer.name}")
+
+    # what a run offers
+
+    def newest(self, files: RunFiles, *, buffers: bool = False, max_step: int | None = None) -> Saved | None:
+        """Return the newest whole checkpoint of a run, or its newest whole buffer that is not newer than `max_step`.
+
+        Raises:
+            CheckpointError: There are some, and none is whole, or they are links.
+        """
+        directory, prefix, link = files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path
+        if buffers:
+            directory, prefix, link = files.buffer_dir, BUFFER_PREFIX, files.default_buffer_path
+        store = self._store(files, directory, prefix)
+        entry = store.latest(max_step, read=self._read)
+        path, step = newest_pickle(directory, prefix, link.name, max_step=max_step) or (None, None)
+        if entry is None:
+            return None if path is None else Saved(path, step)
+        # 0.1.5 went on after this version, or `trieye convert`, had saved something
+        if path is not None and step is not None and step > entry.step and not path.with_suffix("").exists():
+            logger.warning(
+                "%s of trieye 0.1.5 has a higher step than %s and is not used; `trieye convert` makes it a checkpoint",
+                path,
+                entry.path.name,
+            )
+        return _saved(entry)
+
+    def called(self, files: RunFiles, reference: CheckpointReference) -> CheckpointEntry:
+        """Return the best or newest whole checkpoint of a run, or that of a step, as the reference says.
+
+        Raises:
+            ConfigurationError: There is none of that kind.
+            CheckpointError: Those that there are are damaged.
+        """
+        which, asked = reference.which, f"persistence.{self._asked}: run {files.run_base_dir.name!r}"
+        store = self._store(files, files.checkpoint_dir, CHECKPOINT_PREFIX)
+        entries = store.entries()
+        if not entries and store.latest() is None:  # which raises if there are only damaged ones
+            pickled = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
+            convert = f"`trieye convert {files.run_base_dir}` makes one of {pickled[0].name}" if pickled else ""
+            raise ConfigurationError(f"{asked} has no checkpoint{convert and f' of this version; {convert}'}")
+        ranked = store.ranked()
+        if (found := store.find(which, read=self._read)) is not None:
+            return found
+        if isinstance(which, int):
+            near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
+            shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
+            raise ConfigurationError(f"{asked} has no checkpoint of step {which} (steps: {shown or 'none'})")
+        if ranked:
+            names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
+            raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {names} are damaged")
+        raise ConfigurationError(
+            f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
+            f"save, or choose one: latest, step:{entries[-1].step}"
+        )
+
+    def _store(self, files: RunFiles, directory: Path, prefix: str) -> CheckpointStore:
+        """Return the saved states in a directory of a run; only in that of the run itself is anything set aside."""
+        if directory.is_symlink() and not directory.resolve().is_relative_to(directory.parent.resolve()):
+            raise CheckpointError(
+                f"{directory} is a link to {directory.resolve()}, outside of {directory.parent}, and nothing is read "
+                "there; let root_data_dir be a directory, or a link to one, that has room for all of the run"
+            )
+        read_only = self._changes_nothing or files.run_base_dir != self._files.run_base_dir
+        return CheckpointStore(directory, prefix=prefix, read_only=read_only)
+
+    # what the user typed
+
+    def other_run(self, reference: CheckpointReference) -> RunFiles:
+        """Return the files of the run that a reference such as `first_try:best` names.
+
+        Raises:
+            ConfigurationError: The app has no such run.
+        """
+        name = reference.run_name or ""
+        directory = next((path for path in self._files.directories_of(name) if path.is_dir()), None)
+        if directory is None:
+            roots = self._files.run_roots()
+            known = sorted({path.name for root in roots if root.is_dir() for path in root.iterdir() if path.is_dir()})
+            raise ConfigurationError(
+                f"persistence.{self._asked}: app {self._config.app_name!r} has no run {name!r}"
+                f"{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
+            )
+        return self._files.at(directory)
+
+    def given(self, key: Literal["load_checkpoint_path", "load_buffer_path"]) -> Saved | None:
+        """Return what the path under a config key stands for; None if the key is null.
+
+        The path may be a saved directory or a link to one, a 0.1.5 file, a run's directory, or that of its checkpoints.
+        A relative one belongs to where the config was made.
+
+        Raises:
+            ConfigurationError: Nothing is there, and `strict` says that this is no mere warning.
+            CheckpointError: Something is there, and it is nothing whole of that kind.
+        """
+        if not (value := getattr(self._config, key)):
+            return None
+        made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
+        path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        found = self._at(path, buffers=key == "load_buffer_path")
+        if found is None and self._strict:
+            forms = f", one of {REFERENCE_FORMS}," if key == "load_checkpoint_path" else ""
+            raise ConfigurationError(
+                f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's "
+                f"directory{forms} or a file of trieye 0.1.5, or leave it null"
+            )
+        if found is None:
+            logger.warning("%s=%r does not exist (looked for %s) and is ignored", key, value, path)
+        return found
+
+    def _at(self, path: Path, *, buffers: bool) -> Saved | None:
+        real = path.resolve()
+        if (real / MANIFEST_NAME).exists():
+            return Saved(real, read_manifest(real).step, self._read(real))
+        if real.is_file():
+            if not is_whole_pickle(real):
+                raise CheckpointError(f"{path} is neither a saved directory nor a whole file of trieye 0.1.5")
+            return Saved(real, step_in(real.name))
+        if not real.is_dir():
+            return None
+        is_inside = real.name in {self._files.checkpoint_dir.name, self._files.buffer_dir.name}
+        found = self.newest(self._files.at(real.parent if is_inside else real), buffers=buffers)
+        if found is None:
+            prefix = BUFFER_PREFIX if buffers else CHECKPOINT_PREFIX
+            raise CheckpointError(
+                f"{path} holds nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>"
+            )
+        return found
+
+
+def _means_own(reference: CheckpointReference | None, config: PersistenceConfig) -> TypeGuard[CheckpointReference]:
+    return reference is not None and reference.run_name in {None, config.run_name}
+
+
+def _saved(entry: CheckpointEntry) -> Saved:
+    return Saved(entry.path, entry.step, entry.state)
+
+
+def _saved_by(path: Path) -> str | None:
+    name = read_manifest(path).metadata.get("run_name") if path.is_dir() else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,1 @@
+"""What knows Hydra: the command line, composing, and its messages."""

@@ -1,0 +1,53 @@
+"""Launch: how this process was started by Hydra, for what a run writes down about itself."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the running task was started.
+
+    Attributes:
+        overrides: The overrides of this job, as typed, without those of Hydra itself.
+        is_multirun: Whether the task is one job of a sweep.
+        sweep_dir: Absolute directory of the sweep, which names its group; None for a single run.
+        job_num: Number of the job in its sweep, from 0; None for a single run.
+        output_dir: Absolute directory with Hydra's own records of the job.
+        working_dir: Absolute directory in which the command was typed.
+    """
+
+    overrides: tuple[str, ...]
+    is_multirun: bool
+    sweep_dir: Path | None
+    job_num: int | None
+    output_dir: Path
+    working_dir: Path
+
+
+def launch_info() -> Launch | None:
+    """Return how the running task was started, or None outside of a task that Hydra runs; loads no Hydra."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    if module is None or not module.HydraConfig.initialized():
+        return None
+    return _of(module.HydraConfig.get())
+
+
+def _of(hydra: object) -> Launch | None:
+    from trieye.config.hydra.typed import plain
+
+    job, mode = plain(hydra, "job"), plain(hydra, "mode")
+    runtime, overrides = plain(hydra, "runtime"), plain(hydra, "overrides.task")
+    if runtime.get("output_dir") in (None, "???"):
+        return None
+    working_dir = Path(runtime["cwd"])
+    is_multirun = getattr(mode, "name", mode) == "MULTIRUN"
+    return Launch(
+        overrides=tuple(overrides),
+        is_multirun=is_multirun,
+        sweep_dir=(working_dir / plain(hydra, "sweep.dir")) if is_multirun else None,
+        job_num=int(job["num"]) if is_multirun else None,
+        output_dir=Path(runtime["output_dir"]),
+        working_dir=working_dir,
+    )

@@ -1,0 +1,352 @@
+"""The command line of a task function: parse, check, then let Hydra run it."""
+
+import contextlib
+import functools
+import inspect
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.utils import (
+    detect_calling_file_or_module_from_task_function,
+    detect_task_name,
+    get_args_parser,
+)
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from trieye.config.base import did_you_mean, nearest
+from trieye.config.hydra import registration
+from trieye.config.hydra.complaints import keys_named
+from trieye.config.hydra.help import print_help
+from trieye.config.hydra.launch import launch_info
+from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
+from trieye.config.hydra.overrides import check_spaces
+from trieye.config.hydra.preflight import Checked, Preflight
+from trieye.config.hydra.records import redact_records, sheltered
+from trieye.config.hydra.registration import Registration
+from trieye.config.hydra.tree import print_tree
+from trieye.config.hydra.typed import resolved, typed
+from trieye.config.names import check_name
+from trieye.config.persistence import default_run_name
+from trieye.config.redaction import redacted_text
+from trieye.config.root import TrieyeConfig
+from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
+from trieye.process.lock import RunLock
+
+_FAILED, _INTERRUPTED = 1, 130  # exit codes; those of errors are `TrieyeError.exit_code`
+_LONGEST_SWEEP = 100
+_STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+_STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+
+
+class _RefusedError(BaseException):
+    """Carries an expected error of a task through Hydra, which prints a traceback of every `Exception`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a checked command line adds to what was typed.
+
+    Attributes:
+        run_name: The default of the run name.
+        own_overrides: Overrides of Hydra's own keys.
+        pinned: Values by key that a job must not resolve anew: they name the directory of the run, which is made.
+    """
+
+    run_name: str
+    own_overrides: Sequence[str] = ()
+    pinned: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_command_line(
+    task: Callable[[Any], Any], *, config_path: str, config_name: str, check: Callable[[Any], None]
+) -> None:
+    """Run the command line in `sys.argv`.
+
+    Args:
+        task: Gets the typed config.
+        config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
+        config_name: The primary config, without `.yaml`.
+        check: Refuses configs that cannot be run.
+
+    Raises:
+        SystemExit: It did not end well; the message is on stderr.
+    """
+    try:
+        config_type = config_type_of(task)
+        arguments = _arguments(config_type)
+        source = _source(arguments, task, config_path, config_name)
+        default_name = default_run_name()
+        with opened(source, config_type, run_name=default_name) as loader:
+            prepared = _prepared(arguments, loader, task, config_type, check, default_name)
+            overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
+        if prepared is not None:
+            # for Hydra, which initializes itself
+            registration.current = Registration(config_type, prepared.run_name)
+            argv = [*prepared.own_overrides, *overrides, *_flags(arguments.overrides)]
+            # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
+            argv += ["--config-path", source.directory] if arguments.config_path is not None else []
+            _hand_over(source, _job_of(task, config_type, prepared.pinned), argv)
+    except TrieyeError as error:
+        _leave(error)
+    except _RefusedError as refusal:
+        _leave(refusal.error)
+    except RunInterrupted as interrupt:
+        if interrupt.is_told:
+            raise
+        _stop(_words(interrupt), interrupt.exit_code)
+    except KeyboardInterrupt:
+        _stop("interrupted", _INTERRUPTED)
+
+
+def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
+    """Parse the command line; `--seed=1`, as other programs want it, is answered with what to type here."""
+    parser = get_args_parser()
+    arguments, unknown = parser.parse_known_intermixed_args(sys.argv[1:])
+    flags = [flag for flag in unknown if flag.startswith("-")]
+    if flags:
+        known = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 - no public way
+        raise ConfigurationError("\n".join(_about_flag(flag, known, config_type) for flag in flags))
+    return arguments
+
+
+def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) -> str:
+    dashed, equals, value = flag.partition("=")
+    key = dashed.lstrip("-").replace("-", "_")
+    meant = [key] if key.partition(".")[0] in config_type.model_fields else keys_named(key, config_type)
+    long = [name for name in known if name.startswith("--")]
+    if not meant and (not equals or nearest(dashed, long)):
+        return f"{flag}: there is no such flag{did_you_mean(dashed, long)} (--help lists them)"
+    following = next(iter(sys.argv[sys.argv.index(flag) + 1 :]), "")
+    value = value if equals else ("<value>" if "=" in following or not following else following)
+    return f"{flag}: keys are typed without dashes; type {' or '.join(f'{name}={value}' for name in meant or [key])}"
+
+
+def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
+    """Return the config type that a task function is annotated with.
+
+    Raises:
+        ConfigurationError: It takes no parameter, or one that is annotated with something else, or not at all.
+    """
+    first = next(iter(inspect.signature(task).parameters.values()), None)
+    if first is None:
+        raise ConfigurationError(f"{task.__name__} takes no parameter; its first one gets the config")
+    annotation = first.annotation
+    if isinstance(annotation, str):
+        with contextlib.suppress(NameError):  # imported for type checkers only
+            annotation = inspect.get_annotations(task, eval_str=True)[first.name]
+    if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
+        return annotation
+    found = "not annotated" if annotation is inspect.Parameter.empty else f"annotated with {annotation!r}"
+    wanted = f"{task.__name__}({first.name}: TrainConfig)"
+    raise ConfigurationError(
+        f"{task.__name__}: {first.name} is {found}; write {wanted} with the type of your config, trieye.TrieyeConfig "
+        "or a subclass of it that is imported there"
+    )
+
+
+def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, config_name: str) -> Source:
+    file, module = detect_calling_file_or_module_from_task_function(task)
+    directory = absolute(arguments.config_path or config_path, inspect.getsourcefile(inspect.unwrap(task)))
+    extra = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
+    name = (arguments.config_name or config_name).removesuffix(".yaml")
+    return Source(directory, name, extra, detect_task_name(file, module))
+
+
+def _prepared(
+    arguments: Namespace,
+    loader: Loader,
+    task: Callable[[Any], Any],
+    config_type: type[TrieyeConfig],
+    check: Callable[[Any], None],
+    default_name: str,
+) -> _Prepared | None:
+    """Check the command line; return what makes each job a run, or None if all is done."""
+    _check_flags(arguments)
+    check_spaces(arguments.overrides)
+    preflight = Preflight(loader, config_type)
+    if arguments.help:
+        print_help(loader, preflight, arguments.overrides, task, config_type)
+        return None
+    if arguments.cfg is not None:
+        # whoever looks for a mistake wants to see the config, so its values are not judged
+        preflight.load(arguments.overrides)
+        try:
+            config = preflight.compose(arguments.overrides).config
+        except ConfigurationError:
+            return _Prepared(default_name)
+        return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
+    if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
+        return _Prepared(default_name)
+    checked = preflight.check(arguments.overrides, check, multirun=arguments.multirun)
+    place = _sweep_place if checked.is_multirun else _run_place
+    return place(checked, default_name)
+
+
+def _check_flags(arguments: Namespace) -> None:
+    """Refuse flags that exclude each other, of which Hydra 1.3 makes a traceback."""
+    commands = {
+        "--run": arguments.run,
+        "--multirun": arguments.multirun,
+        "--cfg": arguments.cfg,
+        "--info": arguments.info,
+        "--shell-completion": arguments.shell_completion,
+    }
+    given = [flag for flag, value in commands.items() if value]
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)} do not go together; type one of them")
+    if arguments.resolve and not (arguments.cfg or arguments.help):
+        raise ConfigurationError("--resolve goes together with --cfg only; type --cfg job --resolve")
+
+
+def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return what a single run is called, and the override that puts Hydra's records into its directory."""
+    config = checked.config
+    directory = config.persistence.get_run_base_dir()
+    chosen = _unresolved(checked.composed, "run")
+    if chosen != _STOCK_RUN_DIR:
+        raise ConfigurationError(
+            f"hydra.run.dir={chosen}: the records of Hydra lie in the directory of the run, {directory}; to have it "
+            "elsewhere, leave hydra.run.dir out and set persistence.root_data_dir, app_name or run_name"
+        )
+    if config.run_name == default_name:
+        directory = _reserved(directory.parent, default_name)
+    else:
+        _check_free(RunLock(directory / "run.lock"), config)
+    pinned = {
+        "run_name": directory.name,
+        "app_name": config.app_name,
+        "persistence.root_data_dir": config.persistence.root_data_dir,
+    }
+    return _Prepared(directory.name, _records_in(directory), pinned)
+
+
+def _records_in(directory: Path) -> list[str]:
+    """Return the override that puts Hydra's records into a directory."""
+    if "${" in str(directory):  # Hydra's own logging config breaks on a path with an interpolation in it
+        return []
+    return [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
+
+
+def _check_free(lock: RunLock, config: TrieyeConfig) -> None:
+    """Refuse a run that is under way before Hydra writes its records over those of the running attempt."""
+    if config.runtime.kind != "cluster" or not lock.is_of_hub:  # else Ray has to be asked, which the run itself does
+        RunLock.check(lock.path)
+
+
+def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return what a sweep is called, and the override that sets its directory."""
+    if checked.config.run_name != default_name:
+        try:
+            check_name("run_name", f"{checked.config.run_name}_0000")  # what a job appends
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+    if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
+        chosen = Path(str(checked.composed.hydra.sweep.dir)).resolve().name
+        name = re.sub(r"[^\w.=+-]+|\.\.+", "_", chosen, flags=re.ASCII)[:_LONGEST_SWEEP].strip("_.-=+ ")
+        return _Prepared(name or default_name)
+    directory = _reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
+    return _Prepared(directory.name, [f"hydra.sweep.dir={directory}"])
+
+
+def _unresolved(composed: DictConfig, kind: str) -> str:
+    holder: Any = OmegaConf.to_container(composed.hydra[kind], resolve=False)
+    return str(holder["dir"])
+
+
+def _reserved(parent: Path, name: str) -> Path:
+    """Make a directory that nobody else has, also if two processes ask in the same second."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1000):
+            try:
+                directory = parent / (f"{name}_{number}" if number else name)
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            return directory
+    except OSError as error:
+        raise ConfigurationError(f"{parent / name} cannot be made: {error.strerror}") from error
+    raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
+
+
+def _job_of(
+    task: Callable[[Any], Any], config_type: type[TrieyeConfig], pinned: Mapping[str, str]
+) -> Callable[[DictConfig], Any]:
+    @functools.wraps(task)
+    def job(composed: DictConfig) -> Any:
+        launch = launch_info()
+        assert launch is not None  # noqa: S101 - Hydra calls this
+        redact_records(composed, launch)
+        try:
+            named = {"run_name": f"{composed.run_name}_{launch.job_num}"} if launch.is_multirun else pinned
+            with flag_override(composed, ["struct", "readonly"], [False, False]):
+                for key, value in named.items():
+                    OmegaConf.update(composed, key, value)
+            values = resolved(composed, config_type)
+            config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
+            if config.print_config:
+                print_tree(config)
+            return task(config)
+        except TrieyeError as error:
+            if launch.is_multirun:
+                raise  # the launcher decides what becomes of the other jobs
+            raise _RefusedError(error) from error
+
+    return job
+
+
+def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]) -> None:
+    """Let Hydra run the command line."""
+    try:
+        with _argv(argv):
+            hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, TrieyeError):
+            raise SystemExit(leaving.__context__.exit_code) from leaving.__context__
+        raise
+
+
+def _flags(overrides: list[str]) -> list[str]:
+    """Return the flags, which follow the overrides: Hydra 1.3 takes none after a flag that follows others."""
+    flags = list(sys.argv[1:])
+    for override in overrides:
+        flags.remove(override)
+    return flags
+
+
+@contextmanager
+def _argv(arguments: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _leave(error: Exception) -> NoReturn:
+    _stop(_words(error), error.exit_code if isinstance(error, TrieyeError) else _FAILED, is_error=True)
+
+
+def _words(error: BaseException) -> str:
+    """Return the message of an error with its notes, without secrets."""
+    return redacted_text("\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])]))
+
+
+def _stop(message: str, exit_code: int, *, is_error: bool = False) -> NoReturn:
+    lines = message.splitlines() or ["interrupted"]
+    sys.stderr.write("error: " + "\n       ".join(lines) + "\n" if is_error else "\n".join(lines) + "\n")
+    raise SystemExit(exit_code)

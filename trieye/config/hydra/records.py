@@ -1,0 +1,64 @@
+"""Secrets and Hydra's records: what Hydra and its launchers write down of a command line holds none."""
+
+import os
+from secrets import token_hex
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from trieye.config.hydra.launch import Launch
+from trieye.config.hydra.loader import Loader
+from trieye.config.hydra.overrides import parsed, quoted
+from trieye.config.redaction import own_variable, redacted, variable_of
+from trieye.config.root import TrieyeConfig
+
+_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
+
+
+def sheltered(override: str, loader: Loader, config_type: type[TrieyeConfig]) -> str:
+    """Return an override, quoted for Hydra, with an environment variable in the place of a secret.
+
+    Hydra writes overrides to several files, and launchers pickle them; the variable gives the job the value back. What
+    stands inside of a list or dict, or is an axis of a sweep, is left to `redact_records`.
+    """
+    (item,) = parsed([override], config_type)
+    value = None if item.is_sweep_override() or item.is_delete() or loader.is_choice(item) else item.value()
+    if not isinstance(value, str | int | float) or redacted(value, _key(item)) == value:
+        return quoted(override, config_type)
+    variable = variable_of(str(value)) or own_variable(_key(item))
+    os.environ[variable] = str(value)
+    return f"{item.get_key_element()}=${{oc.env:{variable}}}"
+
+
+def redact_records(composed: DictConfig, launch: Launch) -> None:
+    """Take the secrets that stand in YAML files out of the records that Hydra has just written of a job.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    hydra = HydraConfig.get()
+    if not any(_differs(_plain(config)) for config in (composed, hydra)):
+        return
+    paths = [launch.output_dir / str(hydra.output_subdir) / name for name in _FILES]
+    if launch.sweep_dir is not None:
+        paths.append(launch.sweep_dir / "multirun.yaml")
+    for path in paths:
+        if path.is_file() and _differs(held := _plain(OmegaConf.load(path))):
+            scratch = path.with_name(f".{path.name}-{token_hex(4)}")  # another job of the sweep may read it
+            with scratch.open("x", encoding="utf-8") as file:
+                file.write(OmegaConf.to_yaml(OmegaConf.create(redacted(held))))
+            scratch.replace(path)
+
+
+def _plain(config: Any) -> Any:
+    return OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+
+
+def _differs(held: Any) -> bool:
+    return bool(redacted(held) != held)
+
+
+def _key(item: Override) -> str:
+    return str(item.key_or_group)

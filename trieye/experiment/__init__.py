@@ -1,0 +1,1 @@
+"""`Experiment`, and the loop that drives it."""

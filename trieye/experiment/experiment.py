@@ -1,0 +1,328 @@
+"""Experiment: what a training provides, and the loop that drives it."""
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from trieye.checkpoints.store import CheckpointStore
+from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
+from trieye.config.names import check_inside
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
+from trieye.experiment.finished import Progress, Result, finished, finished_sentence
+from trieye.files.run_files import RunFiles
+from trieye.process.progress import say
+from trieye.run.run import Run
+from trieye.snapshot import rng
+
+_MIN_PATIENCE_STEPS = 100
+
+ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
+
+
+class Experiment(Generic[ConfigT]):
+    """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
+
+    Subclasses override `setup`, `step`, `save_checkpoint`, `load_checkpoint`, and `evaluate` if there is something to
+    evaluate. The global random generators of python, NumPy and (if it is imported by then) torch are seeded before
+    `setup`, and saved and restored by the loop; generators of its own are the experiment's business.
+
+    Args:
+        config: The config of the run.
+    """
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
+        self.setup(config)
+
+    def setup(self, config: ConfigT) -> None:
+        """Make models, optimizers and environments."""
+
+    def step(self) -> Mapping[str, float | None]:
+        """Do one logical iteration.
+
+        Returns:
+            Values to log; those that are None are left out. The value under `env_steps`, the number of environment
+            steps made in this iteration, is also summed up for `loop.env_steps`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measure how good the present state is; called every `loop.evaluate_every_steps` and at the end.
+
+        Returns:
+            Values to log, with the one that `loop.objective` names. Training must not depend on it.
+        """
+        return {}
+
+    @property
+    def can_save(self) -> bool:
+        """Whether a training that goes on from the present state goes on exactly; asked when it is to be saved.
+
+        Override it where that is not always so, as in the middle of an episode of an environment that cannot be saved
+        there (`EnvState.can_save` knows). While it is False, an evaluation or a save that is due waits for the first
+        step after which it is True: for as many steps as lie between two of them, or 100 if that is more. What a signal
+        asks for, and the last save, do not wait. It must depend on nothing but the state.
+        """
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:
+        """Return the state, or write it as files.
+
+        Args:
+            checkpoint_dir: An empty directory for files.
+
+        Returns:
+            Plain data, arrays, tensors, random generators, environments and objects with `state_dict()`, which trieye
+            writes without pickle; or None if the state was written to `checkpoint_dir`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Bring back what `save_checkpoint` returned, or read the files from the directory given."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
+
+    def reset_config(self, new_config: ConfigT) -> bool:
+        """Take another config in place; False if that needs a new object."""
+        del new_config
+        return False
+
+    def export_model(self, export_dir: Path) -> list[Path]:
+        """Write the trained model for use elsewhere, and return the files."""
+        del export_dir
+        return []
+
+    def cleanup(self) -> None:
+        """Close environments and files; this process leaves, the run may go on in another one."""
+
+
+def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> Result:
+    """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
+
+    A run that is finished says so, and nothing is loaded or started for it.
+
+    Args:
+        experiment: What to train: a class, or `my_agent.dqn:DQN`, which is imported when it is needed.
+        config: The config of the run.
+
+    Raises:
+        ConfigurationError: The config sets no limit, or `evaluate` does not return the objective.
+        CheckpointError: A checkpoint does not fit the experiment, or cannot be saved.
+        RunInterrupted: A signal asked the run to stop; its state is saved.
+    """
+    limits = config.loop
+    if limits.steps is None and limits.env_steps is None and limits.time_s is None and limits.target is None:
+        raise ConfigurationError(
+            "this run would never stop: set loop.steps, loop.env_steps, loop.time_s or loop.target"
+        )
+    if (done := finished(config)) is not None:
+        say(done.sentence(limits.objective))
+        return done
+    experiment_class: type[Experiment[ConfigT]] = _imported(experiment) if isinstance(experiment, str) else experiment
+    for name in ("step", "save_checkpoint", "load_checkpoint"):
+        if getattr(experiment_class, name) is getattr(Experiment, name):
+            raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
+    with Run(config) as run:
+        say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
+        rng.seed(config.seed)
+        made = experiment_class(config)
+        try:
+            loop = _Loop(made, run)
+            reason = loop.drive()
+        except BaseException as error:
+            with noted(error, "cleanup() of the experiment"):
+                made.cleanup()
+            raise
+        made.cleanup()
+    result = loop.result(reason)
+    say(result.sentence(limits.objective))
+    if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
+        raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop", run.exit_code)
+    return result
+
+
+def _imported(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigurationError(f"run_experiment({name!r}): an experiment is named as 'my_agent.dqn:DQN'")
+    return getattr(import_module(module), attribute)
+
+
+class _Loop:
+    """One experiment, one run, and how far they are."""
+
+    def __init__(self, experiment: Experiment[Any], run: Run) -> None:
+        self._experiment = experiment
+        self._run = run
+        self._limits = run.config.loop
+        self._at = Progress()
+        self._began: float | None = None
+        self._objective: float | None = None
+
+    def drive(self) -> str:
+        """Train until a limit is reached, and return which one it was."""
+        run = self._run
+        if run.restore(experiment=_State(self._experiment), loop=self):
+            self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
+            if run.resumed_from_another:  # whose best checkpoint is not among those of this run
+                self._at.best = None
+        else:  # parameters never change; the config of each attempt is in its files
+            run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
+        reason = self._reason_to_stop()
+        if reason is not None:
+            say(finished_sentence(run.name, reason))
+            return reason
+        return self._train()
+
+    def result(self, stop_reason: str) -> Result:
+        """Return how the training ended; the run is closed."""
+        run = self._run
+        store = CheckpointStore(RunFiles(run.config.trieye.persistence).checkpoint_dir, read_only=True)
+        found = [*store.ranked(self._limits.mode), *reversed(store.entries())]  # by their manifests: they were verified
+        best = found[0].path if found else None
+        return Result(self._at.best, run.step, self._at.env_steps, stop_reason, run.dir, best)
+
+    def _train(self) -> str:
+        self._began = time.monotonic()
+        reason: str | None = None
+        for _ in self._run.steps(self._limits.steps):
+            self._one_step()
+            reason = self._reason_to_stop()
+            if reason is not None or self._evaluation_due():
+                self._evaluate()
+                reason = reason or self._reason_to_stop()
+            if reason is not None or self._save_due():
+                self._save()
+            if reason is not None:
+                break
+        assert reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
+        return reason
+
+    def _one_step(self) -> None:
+        began = time.perf_counter()
+        values = self._experiment.step()
+        self._run.log("time/step_ms", (time.perf_counter() - began) * 1000.0)
+        if (made := values.get("env_steps")) is not None:
+            self._at.env_steps += int(made)
+            self._run.log("progress/env_steps", self._at.env_steps)
+        self._run.log(values)
+
+    def _evaluation_due(self) -> bool:
+        return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)
+
+    def _save_due(self) -> bool:
+        run = self._run
+        return run.stop_requested or self._is_turn(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
+
+    def _is_turn(self, every: int, last_step: int | None) -> bool:
+        """Tell whether to do what is done every so many steps; it waits for an experiment that cannot be saved now."""
+        periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
+        waited = self._run.step - periods * every
+        if every <= 0 or waited < 0:
+            return False
+        return waited >= max(every, _MIN_PATIENCE_STEPS) or self._experiment.can_save
+
+    def _evaluate(self) -> None:
+        if self._at.evaluated_step == self._run.step:
+            return
+        values = self._experiment.evaluate()
+        self._run.log(values)
+        self._run.flush()  # an evaluation is complete and rare: its points are shown now
+        self._at.evaluated_step = self._run.step
+        self._objective = self._objective_in(values)
+        if self._objective is not None and self._is_better(self._objective):
+            self._at.best = self._objective
+            self._save()
+
+    def _objective_in(self, values: Mapping[str, float]) -> float | None:
+        name = self._limits.objective
+        if not values:
+            return None
+        if name not in values:
+            raise ConfigurationError(
+                f"loop.objective={name}: evaluate() returned no such value{did_you_mean(name, values)} "
+                f"(it returned: {', '.join(values)})"
+            )
+        value = float(values[name])
+        if not math.isfinite(value):
+            say(f"the objective {name} is {value} at step {self._run.step}; it counts as none")
+            return None
+        return value
+
+    def _is_better(self, value: float) -> bool:
+        if self._at.best is None:
+            return True
+        return value > self._at.best if self._limits.mode == "max" else value < self._at.best
+
+    def _save(self) -> None:
+        if self._run.saved_step == self._run.step:
+            return
+        evaluated = self._at.evaluated_step == self._run.step
+        objective = self._objective if evaluated else None
+        self._run.save(objective=objective, experiment=_State(self._experiment), loop=self)
+
+    def _reason_to_stop(self) -> str | None:
+        return self._now().reason_to_stop(self._limits, self._run.step)
+
+    def _now(self) -> Progress:
+        since_s = 0.0 if self._began is None else time.monotonic() - self._began
+        return replace(self._at, time_s=self._at.time_s + since_s)
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self._now())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._at = Progress(**{"evaluated_step": None, **state})
+
+
+class _State:
+    """The checkpoint methods of an experiment as `state_dict` and `load_state_dict`."""
+
+    def __init__(self, experiment: Experiment[Any]) -> None:
+        self._experiment = experiment
+
+    def state_dict(self) -> Mapping[str, Any]:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            state = self._experiment.save_checkpoint(directory)
+            if state is not None:
+                return {"state": state}
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            if not files:
+                kind = type(self._experiment).__name__
+                raise CheckpointError(
+                    f"{kind}.save_checkpoint returned nothing and wrote no file; is a `return` missing?"
+                )
+            return {"files": {str(path.relative_to(directory)): _bytes_of(path) for path in files}}
+
+    def load_state_dict(self, held: Mapping[str, Any]) -> None:
+        try:
+            self._load(held)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit {type(self._experiment).__name__} as it is configured now: {error}; "
+                "configure it as it was, or choose another run_name"
+            ) from error
+
+    def _load(self, held: Mapping[str, Any]) -> None:
+        if "state" in held:
+            self._experiment.load_checkpoint(held["state"])
+            return
+        with tempfile.TemporaryDirectory() as name:
+            for relative, content in held["files"].items():
+                path = Path(name) / check_inside(relative)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.tobytes())
+            self._experiment.load_checkpoint(Path(name))
+
+
+def _bytes_of(path: Path) -> Any:
+    # as an array it goes beside the tensors instead of into JSON
+    return np.frombuffer(path.read_bytes(), dtype=np.uint8)

@@ -1,0 +1,213 @@
+"""RunRecord: the identity and history of a run, in its run.json, and those of the runs before it."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+
+from trieye.config.names import check_name
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.files.atomic import write_atomic
+from trieye.files.run_files import RUN_RECORD, RunFiles
+from trieye.journal.witness import Expected
+from trieye.schemas import MetricSummary, RunStatus
+
+logger = logging.getLogger(__name__)
+
+_DATE_IN_NAME = re.compile(r"\d{8}_\d{6}")
+
+
+def _checked(name: str, info: ValidationInfo) -> str:
+    return check_name(info.field_name or "name", name)
+
+
+Name = Annotated[str, AfterValidator(_checked)]
+"""A name that is joined to paths, and may come from a directory that somebody else has made."""
+
+
+class RunRecord(BaseModel):
+    """The identity of a run, kept across its attempts; all times are Unix seconds.
+
+    Attributes:
+        attempt: 1 for the first start, one more for each restart.
+        created: When the run was started for the first time.
+        started: When this attempt was started.
+        ended: When this attempt ended; None while it runs.
+        resumed_from: Where the state of this attempt came from, such as a checkpoint's path.
+        status_before: How the attempt before this one ended; RUNNING if it was killed.
+        went_back_to: The own checkpoint to which an attempt went back, as the user called it; None if the last one that
+            was restored did not.
+        went_back_in: That attempt.
+        config_hash: Hash of what must not differ for a checkpoint to fit.
+        group: The sweep that the run belongs to.
+        git_sha: Commit of the code.
+        summary: The metrics so far.
+    """
+
+    # a later version may add fields, and an older one must still be able to read who the run is
+    model_config = ConfigDict(extra="allow", validate_assignment=True)
+
+    run_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1)
+    app_name: Name
+    run_name: Name
+    mlflow_run_id: str | None = None
+    attempt: int = Field(default=1, ge=1)
+    status: RunStatus = "RUNNING"
+    created: float = Field(default_factory=time.time)
+    started: float = Field(default_factory=time.time)
+    ended: float | None = None
+    resumed_from: str | None = None
+    status_before: RunStatus | None = None
+    went_back_to: str | None = None
+    went_back_in: int | None = None
+    config_hash: str | None = None
+    group: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+    git_sha: str | None = None
+    summary: dict[str, MetricSummary] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the record in a file, or None if there is no such file.
+
+        Raises:
+            SerializationError: The file is there and cannot be read; a new identity would split the run in two.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a whole run record"
+            raise SerializationError(
+                f"{path}, which says who the run is, cannot be read: {reason}; restore it from a backup, or delete it "
+                "to give the run a new identity (its earlier curves then stay with the old one)"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Write the record; a crash leaves the old or the new one.
+
+        Raises:
+            SerializationError: The file cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, self.model_dump_json(indent=2).encode() + b"\n")
+        except OSError as error:
+            raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def has_shown(self, tensorboard_dir: Path) -> bool:
+        """Tell whether a sink was opened in some attempt; the journal knew of that attempt before."""
+        return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
+
+    def expected(self, tensorboard_dir: Path) -> Expected:
+        """Return what the journal of the attempt that begins must be."""
+        # somebody may have deleted run.json: the new record goes on with the journal of the run before
+        is_new = self.attempt == 1 and self.mlflow_run_id is None
+        return Expected(run_id="" if is_new else self.run_id, is_begun=self.has_shown(tensorboard_dir))
+
+    def close(self, path: Path, status: RunStatus) -> None:
+        """Write the record with the status in which this attempt ended."""
+        self.status = status
+        self.ended = time.time()
+        self.save(path)
+
+
+def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any) -> RunRecord:
+    """Begin an attempt: make the record of a new run, or go on with that of an earlier attempt; it is saved.
+
+    Args:
+        path: The run's run.json.
+        app_name: Name of the app.
+        run_name: Name of the run.
+        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `mlflow_run_id`; None keeps what was there.
+
+    Raises:
+        ConfigurationError: The run is a copy of one that lies beside it: both would write to the same MLflow run.
+        SerializationError: The file is there and cannot be read, or cannot be written.
+    """
+    given = {name: value for name, value in details.items() if value is not None}
+    earlier = RunRecord.read(path)
+    if earlier is not None and earlier.run_name != run_name:
+        _check_no_copy(path, earlier, run_name)
+    record = _new(app_name, run_name, given) if earlier is None else _next_attempt(earlier, app_name, run_name, given)
+    record.save(path)
+    return record
+
+
+def _check_no_copy(path: Path, record: RunRecord, run_name: str) -> None:
+    """Tell a run that was renamed, which goes on, from one that was copied, whose identity is taken."""
+    first = RunRecord.read(path.parent.parent / record.run_name / path.name)
+    if first is not None and first.run_id == record.run_id:
+        raise ConfigurationError(
+            f"run_name={run_name}: {path.parent} is a copy of run {first.run_name!r} beside it, with its identity: "
+            "both would write to one MLflow run; to begin another run from its state, choose another run_name and "
+            f"persistence.load_checkpoint_path={first.run_name}:latest"
+        )
+
+
+def _new(app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
+    now = time.time()
+    return RunRecord(app_name=app_name, run_name=run_name, created=now, started=now, **given)
+
+
+def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
+    merged = {"resumed_from": None, **given, "tags": {**earlier.tags, **given.get("tags", {})}}
+    attempt = {"attempt": earlier.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
+    before = {"status_before": earlier.status}
+    names = {"app_name": app_name, "run_name": run_name}
+    return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **before, **merged})
+
+
+class EarlierRun(NamedTuple):
+    """A run of the app that was begun before another one, and when, in Unix seconds; one of 0.1.5 has no record."""
+
+    directory: Path
+    created: float
+    record: RunRecord | None
+
+
+def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
+    """Return the other runs of the app that were begun before `run_name`, the newest first.
+
+    They lie beside it, or below one of `resume_dirs`, where a run of the same name counts as another one, too. When a
+    run was begun stands in its run.json; for a run of trieye 0.1.5 it is the date in the name, else the time of the
+    directory.
+
+    Raises:
+        ConfigurationError: One of `resume_dirs` does not exist.
+    """
+    own = files.runs_root_dir / run_name
+    own_record = RunRecord.read(own / RUN_RECORD)
+    before = time.time() if own_record is None else own_record.created
+    earlier = [run for run in _other_runs(files, own) if run.created <= before]
+    return sorted(earlier, key=lambda run: (run.created, run.directory.name), reverse=True)
+
+
+def _other_runs(files: RunFiles, own: Path) -> Iterator[EarlierRun]:
+    for root in files.run_roots():
+        for path in root.iterdir() if root.is_dir() else ():
+            if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+                logger.warning("%s is a link that leaves %s and is not looked at", path, root)
+            elif path != own and path.is_dir():
+                try:
+                    record = RunRecord.read(path / RUN_RECORD)
+                except SerializationError as error:
+                    logger.warning("run %r is not resumed from: %s", path.name, error)
+                else:
+                    yield EarlierRun(path, _begun(path) if record is None else record.created, record)
+
+
+def _begun(directory: Path) -> float:
+    for text in _DATE_IN_NAME.findall(directory.name):
+        try:
+            return datetime.strptime(text, "%Y%m%d_%H%M%S").astimezone().timestamp()
+        except ValueError:
+            continue
+    return directory.stat().st_mtime

@@ -1,0 +1,1 @@
+"""What owns a run: it accepts, aggregates, saves, and tells the sinks; in a thread or in a Ray actor."""

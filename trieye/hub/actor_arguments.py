@@ -1,0 +1,150 @@
+"""How events and states come to the actor: in a form that costs little there, and holds up no log call.
+
+To pickle an event, a pydantic model, takes ten times as long as to pickle its values, so those travel. To unpickle a
+tensor takes two copies of it, during which no other thread of the process runs. So tensors travel as arrays, which Ray
+leaves where they are, in shared memory; and what the user has put there with tensors in it is unpickled by another
+process.
+"""
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.experimental import get_object_locations
+
+from trieye.hub.detached import on_this_node
+from trieye.hub.pending import SentEvents
+from trieye.schemas import RawMetricEvent
+from trieye.snapshot.tensors import TensorPacker
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+LIGHT_BYTES = 8 << 20
+"""An object up to this size is unpickled by the actor itself, in some milliseconds; another process has to start."""
+
+_STATES = {"nn_state_dict": 0, "optimizer_state_dict": 1, "user_data": 10}
+_REFERENCES = {**_STATES, "buffer_content": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Keeps Ray from replacing a reference by its object before the actor is called."""
+
+    reference: Any
+
+
+# `__ray_invocation_decorator__` is what Ray wraps around the call of a method by a handle, in the caller's process; its
+# documentation does not name it. Without it all arrives as Ray itself sends it, and test_actor_arguments.py fails.
+
+
+def sent_plainly(method: Method) -> Method:
+    """Let the only argument of a method, an event or a list of events, travel as `SentEvents`."""
+    method.__ray_invocation_decorator__ = _sending_plainly  # type: ignore[attr-defined]
+    return method
+
+
+def _sending_plainly(call: Callable[..., Any]) -> Callable[..., Any]:
+    def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
+        return call([_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()})
+
+    return send
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RawMetricEvent):
+        return SentEvents.of([value])
+    return SentEvents.of(value) if type(value) in {list, tuple} else value
+
+
+def sent_lightly(method: Method) -> Method:
+    """Let the states that a method is given travel with their tensors as arrays, and references as they are."""
+    method.__ray_invocation_decorator__ = _sending_lightly  # type: ignore[attr-defined]
+    return method
+
+
+def _sending_lightly(call: Callable[..., Any]) -> Callable[..., Any]:
+    def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
+        at = {position: name for name, position in _REFERENCES.items()}
+        return call(
+            [_light(at.get(position, ""), value) for position, value in enumerate(args)],
+            {name: _light(name, value) for name, value in kwargs.items()},
+        )
+
+    return send
+
+
+def _light(name: str, value: Any) -> Any:
+    if name in _REFERENCES and isinstance(value, ray.ObjectRef):
+        return _Later(value)
+    if name not in _STATES:  # a list of many items takes less time as it is
+        return value
+    if name != "user_data" and not isinstance(value, Mapping) and callable(getattr(value, "state_dict", None)):
+        value = value.state_dict()
+    return _packed(value)
+
+
+def resolved(value: Any) -> Any:
+    """Return a value with what the references inside its containers stand for; Ray itself sees only those outside."""
+    return _replaced(value, _fetched)
+
+
+def _fetched(value: Any) -> Any:
+    if isinstance(value, _Later):
+        value = value.reference
+    return resolved(_value_of(value)) if isinstance(value, ray.ObjectRef) else value
+
+
+def _value_of(reference: Any) -> Any:
+    ray.wait([reference], fetch_local=False)
+    found = get_object_locations([reference]).get(reference, {})
+    if (found.get("object_size") or 0) > LIGHT_BYTES:
+        made = ray.get(_packed_elsewhere.options(scheduling_strategy=on_this_node()).remote(reference))
+        if made is not None:
+            return made
+    return ray.get(reference)
+
+
+def _with_packed_tensors(value: Any) -> Any:
+    """Return a value with its tensors as arrays, or None if it has none."""
+    made = _packed(value)
+    return None if made is value else made
+
+
+_packed_elsewhere = ray.remote(num_cpus=0)(_with_packed_tensors)
+
+
+def _packed(state: Any) -> Any:
+    """Return a state with its tensors as arrays, but for those in objects that are pickled when they are saved."""
+    return _replaced(state, TensorPacker().packed, is_mapping=lambda value: type(value) in {dict, OrderedDict})
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _replaced(value: Any, replacement: Callable[[Any], Any], *, is_mapping: Callable[[Any], bool] = _is_mapping) -> Any:
+    """Return a value with other things for some of those in its containers."""
+    if is_mapping(value):
+        return _like(value, {key: _replaced(item, replacement, is_mapping=is_mapping) for key, item in value.items()})
+    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
+        return _like(value, [_replaced(item, replacement, is_mapping=is_mapping) for item in value])
+    return replacement(value)
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Return the items in a container as the old one was, which is the old one itself if nothing was replaced."""
+    pairs = zip(old.values(), new.values(), strict=True) if isinstance(old, Mapping) else zip(old, new, strict=True)
+    if all(one is other for one, other in pairs):
+        return old
+    if isinstance(old, deque):
+        return deque(new, old.maxlen)
+    if hasattr(old, "_make"):
+        return old._make(new)
+    if isinstance(old, MutableMapping):  # a copy keeps attributes: torch has the versions of modules in one
+        made = copy.copy(old)
+        made.update(new)
+        return made
+    return new if isinstance(old, Mapping) else type(old)(new)

@@ -1,0 +1,400 @@
+"""Ledger: the journal of a run and what it adds up to.
+
+A record of events only queues them. A record of a pass puts all that is queued into windows and closes some; so the
+journal alone says which events met in which window, and which point came when. A living hub appends a record and then
+applies it; a restarted one begins with the newest snapshot and applies the records after it.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from trieye.config import StatsConfig
+from trieye.exceptions import RunClosedError
+from trieye.history.history import History
+from trieye.history.ranges import first_difference, merged
+from trieye.hub.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, counts_again, points_payload
+from trieye.hub.marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
+from trieye.hub.pending import ActorState
+from trieye.hub.processor import StatsProcessor
+from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events
+from trieye.journal.journal import Journal, Record, Snapshot
+from trieye.stats.batch import EventBatch, EventRow
+from trieye.stats.operations import Operation, to_bytes
+from trieye.stats.point import Point
+
+Seen = TypeVar("Seen")
+
+MAX_UNDECIDED_BYTES = 32 << 20
+"""Events of this attempt that are kept until it is known whether it begins with a checkpoint."""
+
+RECORD_BYTES = 64  # besides its payload
+SNAPSHOT_AFTER_BYTES = 8 << 20
+SNAPSHOT_AFTER_S = 10.0
+SNAPSHOT_AFTER_POINTS = 20_000
+
+
+class Ledger:
+    """The one place where events are accepted and points are made; knows no sink, no thread, no clock but those given.
+
+    Safe to use from several threads: the journal's order is the order in which the lock is taken.
+
+    Args:
+        config: The metrics.
+        journal: The durable log of the run.
+        history: Where points and operations go.
+        queue: Events that are in no window yet.
+        undeclared: What to do with events that no metric reads; None: what the config says.
+        clock: Monotonic clock in seconds.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        config: StatsConfig,
+        journal: Journal,
+        history: History,
+        queue: ActorState,
+        *,
+        undeclared: Any = None,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        # a part of the config, so that a replay does with them what the attempt did
+        self._config = config if undeclared is None else config.model_copy(update={"undeclared": undeclared})
+        self._journal, self._history, self._queue = journal, history, queue
+        self._fold = Fold(self._config, history, queue)
+        self._clock, self._wall_clock = clock, wall_clock
+        self._lock = threading.RLock()
+        self._zero = clock()
+        self._mark: AttemptMark
+        self._applied = self._unsaved_bytes = self._undecided_bytes = 0
+        self._snapshot_at = 0.0
+        self._is_finished = False
+
+    # the attempt
+
+    def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
+        """Bring everything up to where the journal ends, and begin an attempt unless it is this one that goes on.
+
+        Args:
+            attempt: Number of the attempt.
+            created: Unix time in seconds at which the run began.
+            run_id: Identity of the run.
+
+        Returns:
+            Whether the attempt goes on after the death of its hub.
+        """
+        with self._lock:
+            earlier = AttemptMark.from_bytes(held) if (held := self._journal.meta("attempt")) else None
+            self._replay(earlier)
+            self._zero = self._clock() - self._journal.last_at
+            if earlier is not None and earlier.is_of(run_id, attempt):
+                self._mark = earlier
+                self._fold.adopt(self._config, earlier)
+                if self._history.next_index > self._history.end:
+                    self.snapshot()
+                return True
+            self._begin(attempt, created, earlier, run_id)
+            return False
+
+    def _replay(self, earlier: AttemptMark | None) -> None:
+        if earlier is not None:  # with the metrics as they were: the records were made for them
+            self._fold.stats = self._fold.processor(earlier.stats_config() or self._config, earlier)
+        snapshot = self._journal.snapshot()
+        if snapshot is not None:
+            self._fold.next_index = snapshot.index
+            self._history.skip_to(snapshot.index)
+            self._fold.load(LedgerState.from_bytes(snapshot.payload))
+            self._applied = snapshot.pos
+        elif passes := [Pass.from_bytes(r.payload) for r in self._journal.records(0) if r.kind == PASS]:
+            self._fold.next_index = passes[0].index if passes[0].index >= 0 else self._history.end
+        self._catch_up()
+        self._fold.skip_to(self._history.end)  # what came after it was lost
+
+    def _catch_up(self) -> None:
+        for record in self._journal.records(self._applied):
+            self._note(record.pos, len(record.payload))
+            self._fold.apply(record)
+
+    def _note(self, pos: int, num_bytes: int) -> None:
+        self._applied = pos
+        self._unsaved_bytes += num_bytes + RECORD_BYTES
+        self._undecided_bytes += num_bytes + RECORD_BYTES
+
+    def _begin(self, attempt: int, created: float, earlier: AttemptMark | None, run_id: str) -> None:
+        if len(self._queue):
+            self.ingest()
+        self._mark = begin_mark(
+            attempt,
+            run_id=run_id,
+            pos=self._applied,
+            index=self._history.next_index,
+            at=self._at(),
+            now=self._wall_clock(),
+            created=created,
+            earlier=earlier,
+            config=self._config,
+        )
+        self._fold.adopt(self._config, self._mark)
+        self._save_snapshot(self._fold.state(), discontinuous=True)
+
+    # accepting
+
+    def accept(self, batch: EventBatch, drops: Sequence[Drop] = (), *, client: str, seq: int | None) -> bool:
+        """Accept a batch of a client; when this returns it survives the death of every process.
+
+        Args:
+            batch: The events.
+            drops: What the client had to leave out, to be counted.
+            client: Who sends it.
+            seq: Number of the batch, one more than that of the client's last one; None: `client` is used once or empty.
+
+        Returns:
+            False if it was accepted before.
+
+        Raises:
+            JournalFullError, RunClosedError, SequenceGapError: It was not accepted.
+        """
+        return self._accept(EVENTS, batch, drops, client=client, seq=seq)
+
+    def accept_rows(self, rows: Sequence[EventRow], drops: Sequence[Drop] = (), *, key: str = "") -> bool:
+        """Accept events of the drop-in API; see `accept`.
+
+        Args:
+            rows: The events; one that does not fit into a batch is counted, and costs nothing else.
+            drops: What was dropped before.
+            key: The same when the call is repeated, and never again; empty: it is not repeated.
+        """
+        batch, refused = batch_of(rows)
+        return self._accept(ROWS, batch, [*drops, *refused], client=key, seq=None)
+
+    def _accept(self, kind: str, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
+        batch, refused = admit(batch, self._fold.stats.aggregator.context_keys)
+        return self._append_open(kind, encode_events(batch, [*drops, *refused]), client, seq)
+
+    def _append_open(self, kind: str, payload: bytes, client: str, seq: int | None = None) -> bool:
+        with self._lock:
+            if self._is_finished:
+                raise RunClosedError("the run is closed; start it again to log more")
+            return self._append(kind, payload, client, seq)
+
+    def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
+        """Count events that were dropped elsewhere; see `accept_rows`."""
+        self._accept(DROPS, EventBatch.from_rows([]), drops, client=key, seq=None)
+
+    def record(self, operation: Operation, *, key: str = "") -> None:
+        """Put an operation into the history, once for each key."""
+        self._append_open(OPERATION, to_bytes(operation), key)
+
+    def add_points(self, points: Sequence[Point]) -> None:
+        """Put points into the history that no event stands for."""
+        with self._lock:
+            self._append(POINTS, points_payload(points))
+
+    # passes
+
+    def advance(self, *, step: int | None = None, force: bool = False) -> None:
+        """Put what was accepted into windows, and close those that are complete.
+
+        Args:
+            step: The step that is complete; None: the one before each metric's highest.
+            force: Close open windows, too.
+
+        Raises:
+            JournalFullError: Nothing was done.
+        """
+        with self._lock:
+            has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
+            if has_news or self._fold.stats.aggregator.waits_for_time:
+                self._append_pass(Pass(step=step, force=force))
+
+    def finish(self, *, force: bool) -> None:
+        """Make the last pass, which closes open windows if `force` says so, and accept nothing more."""
+        with self._lock:
+            self.advance(force=force)
+            self._is_finished = True
+
+    def ingest(self) -> None:
+        """Put what was accepted into windows and close none, so that memory stays bounded."""
+        with self._lock:
+            self._append_pass(Pass(ingest_only=True))
+
+    def _append_pass(self, asked: Pass) -> None:
+        self._append(PASS, msgspec.structs.replace(asked, index=self._history.end).to_bytes())
+
+    def _append(self, kind: str, payload: bytes, client: str = "", seq: int | None = None) -> bool:
+        """Store a record and apply it; return False if it was taken before."""
+        at = self._at()
+        pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
+        if self._journal.last_pos - self._applied > (pos is not None):  # a call before failed, and its record is there
+            self._catch_up()
+        elif pos is not None:
+            self._note(pos, len(payload))
+            self._fold.apply(Record(pos, kind, at, client, seq or 0, payload))
+        return pos is not None
+
+    # snapshots
+
+    def compact(self) -> bool:
+        """Take a snapshot and free what it makes superfluous, if it is time; return whether one was taken.
+
+        Raises:
+            JournalFullError: Nothing was freed.
+        """
+        with self._lock:
+            due = (
+                self._unsaved_bytes > SNAPSHOT_AFTER_BYTES
+                or self._at() - self._snapshot_at > SNAPSHOT_AFTER_S
+                or self._history.num_pending > SNAPSHOT_AFTER_POINTS
+            )
+            if not due or not (self._unsaved_bytes or self._history.num_pending):
+                return False
+            if self._undecided_bytes > MAX_UNDECIDED_BYTES:
+                self._mark = msgspec.structs.replace(self._mark, decided=True)
+            self.snapshot()
+            return True
+
+    def snapshot(self) -> None:
+        """Take a snapshot now; raises JournalFullError if there is no room for it."""
+        with self._lock:
+            if len(self._queue):
+                self.ingest()
+            self._save_snapshot(self._fold.state())
+
+    def _save_snapshot(
+        self,
+        state: LedgerState,
+        *,
+        index: int = 0,
+        superseded: Sequence[tuple[int, int]] | None = None,
+        discontinuous: bool = False,
+    ) -> None:
+        at, end = self._at(), self._history.end
+        snapshot = Snapshot(self._applied, max(index, self._history.next_index), at, state.to_bytes())
+        self._journal.commit(
+            snapshot,
+            chunks=self._history.pending(),
+            keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
+            superseded=superseded,
+            meta={"attempt": self._mark.to_bytes()},
+            discontinuous=discontinuous,
+        )
+        self._history.committed(end)
+        self._fold.skip_to(snapshot.index)
+        self._unsaved_bytes, self._snapshot_at = 0, at
+        self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
+
+    # checkpoints
+
+    def to_state(self, complete_step: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as plain data.
+
+        Args:
+            complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+        """
+        with self._lock:
+            if complete_step is not None:
+                self._append_pass(Pass(step=complete_step))
+            self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
+            place = self._mark.place(index=self._history.end, at=self._at(), superseded=self._history.superseded_ranges)
+            stats = self._fold.stats.aggregator.to_state()
+            return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
+
+    def note_final(self, checkpoint: str) -> None:
+        """Remember that nothing follows a checkpoint but the windows that the end of the run closed."""
+        self._journal.set_meta("final", msgspec.msgpack.encode([checkpoint, self._history.end]))
+
+    def is_final(self, checkpoint: str) -> bool:
+        """Tell whether the run ended with that checkpoint, and nothing came since."""
+        held = self._journal.meta("final")
+        return held is not None and msgspec.msgpack.decode(held) == [checkpoint, self._mark.index]
+
+    def keep(self) -> None:
+        """Go on from where the last attempt ended: this one begins with its very last state."""
+        with self._lock:
+            self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+
+    def rewind(self, state: Mapping[str, Any], *, key: str = "") -> int | None:
+        """Go on from a state of `to_state`; what came after it is superseded, except the events of this attempt.
+
+        An attempt that went back before, or that saved the state itself, has no events besides those in the state.
+
+        Args:
+            state: The state; empty, or that of another run, for the very beginning of this one.
+            key: The same when the call is repeated, and never again; empty: it is not repeated.
+
+        Returns:
+            The first index that is shown and was not, or was and is not any more; None if there is none.
+
+        Raises:
+            JournalFullError: Nothing was changed.
+        """
+        with self._lock:
+            state = self._mark.own(state)
+            if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
+                return None
+            own, first, end = self._own_branch(state)
+            index = place_of(state).get("index", first if state else 0)
+            ranges, dead = self._history.superseded_ranges, (*self._mark.dead, (first, max(first, index)))
+            before_it = map(tuple, place_of(state).get("superseded", ranges))
+            superseded = merged([*before_it, (min(index, first), end), *dead])
+            rewound = self._fold.rewound(state, own, self._mark, at=self._mark.at if own else self._at())
+            before = self._mark
+            self._mark = msgspec.structs.replace(before, decided=True, resumed=True, key=key, dead=tuple(merged(dead)))
+            try:
+                # a journal that lost its end: no index before the checkpoint's may go to another item
+                self._save_snapshot(rewound, index=index, superseded=superseded, discontinuous=True)
+            except BaseException:
+                self._mark = before
+                raise
+            self._fold.stats = self._fold.processor(self._config, self._mark)
+            self._fold.load(rewound)
+            self._history.dead = self._mark.dead
+            self._history.set_superseded(superseded)
+            return first_difference(ranges, superseded)
+
+    def is_under_way(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether this attempt went on from a state before, or made this one itself."""
+        with self._lock:
+            return self._mark.resumed or place_of(self._mark.own(state)).get("attempt") == self._mark.number
+
+    def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
+        """Return what of this attempt counts again, and from which index (the state's if lower) to which all dies."""
+        end = self._history.end
+        if self._mark.resumed or place_of(state).get("attempt") == self._mark.number:
+            return [], end, end
+        if self._mark.decided:  # too many to be kept: what they gave so far stays
+            self._append_pass(Pass(force=True))
+            return [], self._mark.index, self._mark.index
+        self._catch_up()
+        records = self._journal.records(self._mark.pos)
+        return [(r.kind, r.payload) for r in records if counts_again(r)], self._mark.index, self._history.end
+
+    # reading
+
+    @property
+    def stats(self) -> StatsProcessor:
+        """Windows and summary of the run, for those who have the lock: see `read`; change nothing there."""
+        return self._fold.stats
+
+    def read(self, what: Callable[[StatsProcessor], Seen]) -> Seen:
+        """Return what is found in windows and summary while nothing changes there."""
+        with self._lock:
+            return what(self._fold.stats)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events `accepted` and `processed`, over all attempts; those that are `queued`; `late` ones."""
+        with self._lock:
+            return {
+                "accepted": self._fold.num_accepted,
+                "processed": self._fold.num_processed,
+                "queued": len(self._queue),
+                "late": self._fold.stats.aggregator.num_late,
+            }
+
+    def _at(self) -> float:
+        return self._clock() - self._zero

@@ -1,0 +1,400 @@
+"""ActorLogic: everything the hub does, as a plain object without Ray."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from trieye.checkpoints.path_manager import PathManager
+from trieye.checkpoints.serializer import Serializer
+from trieye.config import TrieyeConfig
+from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
+from trieye.files.run_record import RunRecord
+from trieye.hub.directory import HubFiles
+from trieye.hub.ledger import Ledger
+from trieye.hub.pending import ActorState, SentEvents, plain_step, rows_of
+from trieye.hub.saved_states import Restored
+from trieye.hub.status import HubStatus
+from trieye.hub.ticker import Ticker
+from trieye.hub.tracking import Tracking, close_timeout_s
+from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
+from trieye.sinks.fan_out import FanOut
+from trieye.sinks.registry import make_sinks
+from trieye.snapshot.encode import EncodedState
+from trieye.stats.batch import EventBatch
+from trieye.stats.operations import Operation
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING_EVENTS = 50_000
+"""More than this are put into their windows at once, so that memory stays bounded however slow the timer is."""
+
+SYNC_TIMEOUT_S = 3.0
+"""How long `force_process_and_log` waits for the sinks."""
+
+
+class ActorLogic:
+    """Collect events, close windows, feed the sinks, save and restore; used by the Ray actor and by the thread alike.
+
+    Logging never waits for a save: they share the ledger's lock only, which is held for arithmetic and small writes.
+
+    Args:
+        config: The config of the run.
+        actor_state: Pending events; a new one if None.
+        path_manager: File names of the run; made from the config if None. If given, `open` creates no directories,
+            log file or config dump: the caller has its own.
+        serializer: Reads and writes states.
+        mlflow_run_id: The MLflow run to continue, for an injected client.
+        mlflow_client: The MLflow client to use.
+        tb_writer: A TensorBoard writer to use.
+        clock: Monotonic clock in seconds.
+        wall_clock: Unix time in seconds.
+
+    Raises:
+        ConfigurationError: A name is not safe, or the root directory cannot be used.
+        RunLockedError: Another process writes to the run.
+    """
+
+    def __init__(  # noqa: PLR0913 - the first seven are the drop-in API
+        self,
+        config: TrieyeConfig,
+        actor_state: ActorState | None = None,
+        path_manager: PathManager | None = None,
+        serializer: Serializer | None = None,
+        mlflow_run_id: str | None = None,
+        mlflow_client: Any = None,
+        tb_writer: Any = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config, self._injected_run_id = config, mlflow_run_id
+        self._clock, self._wall_clock = clock, wall_clock
+        self._state = actor_state or ActorState()
+        self.files = HubFiles(config, path_manager, serializer or Serializer())
+        self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
+        self._last_asked, self._closed = clock(), False
+        self._ledger: Ledger
+        self._sinks: FanOut
+        self.status: HubStatus
+        self._ticker: Ticker
+
+    def open(
+        self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
+    ) -> "ActorLogic":
+        """Begin an attempt: directories, identity, journal, sinks and the timer; heavy imports happen in their threads.
+
+        What an earlier hub accepted and did not log is logged now.
+
+        Args:
+            owns_run: Take the run's lock and count a new attempt here; False if the driver did.
+            is_restart: A hub of this very attempt died.
+            extra_config: What configs.json holds besides the config of trieye.
+        """
+        record = self.files.open(owns_run=owns_run, is_restart=is_restart)
+        try:
+            self._start(record, extra_config or {})
+        except BaseException as error:
+            with noted(error, "closing what was open"), ExitStack() as rest:
+                rest.callback(self.files.close, "FAILED", record.summary)
+                if hasattr(self, "_sinks"):
+                    self._sinks.close("FAILED", SYNC_TIMEOUT_S)
+            raise
+        return self
+
+    def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
+        early = self._state.take()
+        stats, journal, history = self.config.stats, self.files.journal, self.files.history
+        clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
+        undeclared = stats.undeclared or ("warn" if stats.metrics else "auto")
+        self._ledger = Ledger(stats, journal, history, self._state, undeclared=undeclared, **clocks)
+        self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
+        for number, batch in enumerate(early):  # which comes again with each hub of this attempt
+            self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
+        if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
+            self._ledger.stats.aggregator.remember(record.summary)
+        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
+        self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), history)
+        self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
+        self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
+        if journal.num_lost:
+            self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
+        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
+        self._ticker = Ticker(self.tick, stats.processing_interval_seconds)
+
+    # events
+
+    def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
+        """Accept one event; anything else than an event is counted and warned about.
+
+        Args:
+            event: The event.
+            key: The same when the call is repeated; empty: it is not.
+
+        Raises:
+            RunClosedError: The run was shut down.
+            JournalFullError: It cannot be stored now.
+        """
+        self.log_batch_events(event if isinstance(event, SentEvents) else [event], key=key)
+
+    def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
+        """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
+        self._check_open()
+        self._bound_memory()
+        self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
+
+    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
+        """Accept a batch of events in columns.
+
+        Args:
+            batch: The events.
+            client: Who sends it; empty: it is not sent again.
+            seq: Number of the batch, one more than that of the client's last one.
+
+        Raises:
+            RunClosedError: The run was shut down.
+            SequenceGapError: The batch before it is missing.
+            JournalFullError: It cannot be stored now.
+        """
+        self._check_open()
+        self._bound_memory()  # if that fails nothing was accepted
+        self._ledger.accept(batch, client=client, seq=seq)
+
+    def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
+        """Count events that a client had to drop; see `log_event`."""
+        self._check_open()
+        self._ledger.count_dropped([(reason, "*", count)], key=key)
+
+    def log_operation(self, operation: Operation, *, key: str = "") -> None:
+        """Record a histogram, a picture or a text; see `log_event`."""
+        self._check_open()
+        self._record(operation, key=key)
+
+    def _record(self, operation: Operation, *, key: str = "") -> None:
+        self._ledger.record(operation, key=key)
+        self._sinks.wake()
+
+    def _bound_memory(self) -> None:
+        if len(self._state) > MAX_PENDING_EVENTS:
+            self._ledger.ingest()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RunClosedError(f"run {self.config.run_name!r} is closed; start it again to log more")
+
+    # processing
+
+    def process_and_log(self, current_global_step: int) -> None:
+        """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
+        if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
+            self._last_asked = self._clock()
+            self._pass(step=current_global_step)
+
+    def force_process_and_log(self, current_global_step: int) -> None:
+        """Log everything up to a step now, open windows too; returns when the sinks that work have it."""
+        self._pass(step=current_global_step, force=True)
+        self._sinks.flush(SYNC_TIMEOUT_S, working_only=True)
+
+    process_and_log_metrics = process_and_log
+
+    def tick(self) -> None:
+        """Close the windows that later steps have completed; the timer calls it every processing interval."""
+        try:
+            self._pass(step=None)
+            self._ledger.compact()
+            self.files.history.roll()
+            self.tracking.release()
+            self.status.update()
+        except JournalFullError as error:
+            self.status.note_full(error)
+        else:
+            self.status.note_full(None)
+
+    def flush(self, complete_step: int | None = None) -> None:
+        """Put every accepted event into its window.
+
+        Args:
+            complete_step: Close windows up to this step.
+
+        Raises:
+            ProcessingError: A pass failed since the last call.
+            JournalFullError: There is no room now.
+        """
+        if complete_step is None:
+            self._ledger.ingest()
+        else:
+            self._pass(step=complete_step)
+        self._report_failure()
+
+    def _report_failure(self) -> None:
+        if (failure := self._ticker.take_failure()) is not None:
+            raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
+
+    def _pass(self, *, step: int | None, force: bool = False) -> None:
+        if not self._closed:
+            self._ledger.advance(step=None if step is None else plain_step(step), force=force)
+            self._sinks.wake()
+
+    # saving and loading
+
+    def save_checkpoint(
+        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
+    ) -> str:
+        """Write a checkpoint and return its path when it is safe on disk.
+
+        Args:
+            step: The step that is complete.
+            state: What to save.
+            metadata: Plain data for the manifest.
+            hub_state: What `get_state` returned when the step was complete.
+
+        Raises:
+            CheckpointError: It could not be written; counted in `persistence/save_failures`.
+        """
+        return str(self._saved(step, lambda: self.files.states.save(step, state, {**metadata, "hub": hub_state})))
+
+    def save_training_state(
+        self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any
+    ) -> None:
+        """Write a checkpoint, and a buffer if asked to, of the drop-in API.
+
+        Args:
+            actor_state_data: State of the hub; the present one if None.
+            resolve: Replaces what stands for a value elsewhere.
+            **state: `nn_state_dict`, `optimizer_state_dict`, `buffer_content`, `global_step`, `episodes_played`,
+                `total_simulations_run`, `is_best`, `save_buffer`, `model_config_dict`, `env_config_dict`, `user_data`.
+
+        Raises:
+            CheckpointError: Nothing was written; counted in `persistence/save_failures`.
+        """
+        step = state["global_step"]
+        hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
+        self._saved(step, lambda: self.files.states.save_training(hub_state, resolve(state)))
+
+    def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
+        self._check_open()
+        try:
+            with self.status.doing(f"saving step {step}"):
+                path = write()
+        except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
+            self.status.note_failed_save(plain_step(step))
+            logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
+            raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
+        with suppress(JournalFullError):  # it is safe, although the trackers do not know it
+            self.tracking.note_checkpoint(path)
+        return path
+
+    def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
+        """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
+        self._check_open()
+        with self.status.doing("reading a checkpoint"):
+            loaded, restored = self.files.states.find_training()
+        if restored is None or not self._ledger.is_under_way(restored.hub_state):
+            self._go_on_from(restored, key)
+        return loaded
+
+    def restore(
+        self, *, group: str | None = None, config_hash: str | None = None, key: str = ""
+    ) -> tuple[EncodedState, dict[str, Any]] | None:
+        """Return the state to go on with and where it comes from; open windows go on as they were.
+
+        What was logged after that state is superseded; without one the run begins anew, and all that earlier attempts
+        logged is.
+
+        Args:
+            group: The sweep that the run belongs to; its other members are never resumed.
+            config_hash: Only a run with the same one is resumed.
+            key: See `log_event`.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none of them is whole.
+        """
+        self._check_open()
+        with self.status.doing("reading a checkpoint"):
+            restored = self.files.states.find(group=group, config_hash=config_hash)
+        self._go_on_from(restored, key)
+        return None if restored is None or restored.state is None else (restored.state, restored.origin)
+
+    def _go_on_from(self, restored: Restored | None, key: str) -> None:
+        self.files.note_restored(restored)
+        if restored is not None and self._ledger.is_final(restored.identity):
+            self._ledger.keep()
+        else:
+            self.set_state({} if restored is None else restored.hub_state, key=key)
+
+    def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the hub, as plain data.
+
+        Args:
+            complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+        """
+        self._check_open()
+        state = self._ledger.to_state(complete_step)
+        self._sinks.wake()
+        return state
+
+    def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:
+        """Go on where `get_state` left off; an empty state is that of a run that begins.
+
+        What came since is superseded: the history and TensorBoard show it no more.
+        """
+        self._check_open()
+        kept = self._ledger.rewind(state, key=key)
+        self._state.restore_from_state(dict(state))
+        if kept is not None:
+            self._sinks.rewind(kept)
+
+    def save_run_config(self, configs: Mapping[str, Any]) -> None:
+        """Add to configs.json, and record it."""
+        self.tracking.save_run_config(configs)
+
+    save_initial_config = save_run_config
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return last, min, max and step of the points of each metric, over all attempts."""
+        return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
+
+    def health(self) -> dict[str, Any]:
+        """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""
+        return self.status.health()
+
+    def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
+        """Log what is left, close the sinks and record how the run ended; a second call does nothing.
+
+        Args:
+            status: How it ended.
+            patient: Wait for sinks and mirror as long as they go on; clients of the drop-in API wait for some seconds.
+        """
+        if self._closed:
+            return
+        with self.status.doing("closing the hub"):
+            self._ticker.stop()
+            try:
+                self._last_pass(status)
+                self._closed = True
+                self._report_failure()
+            except BaseException as error:
+                self._closed = True
+                with noted(error, "closing the run"):
+                    self._close("FAILED", patient=patient)
+                raise
+            self._close(status, patient=patient)
+
+    def _last_pass(self, status: RunStatus) -> None:
+        """Log what is left; after a preemption another attempt closes the open windows, with what is still to come."""
+        self._ledger.finish(force=not (status == "KILLED" and self.files.states.has_checkpoint))
+        if status == "FINISHED" and (final := self.files.states.final(self._ledger.stats.highest_step)):
+            self._ledger.note_final(final)
+        self.status.publish()
+        self._ledger.snapshot()
+
+    def _close(self, status: RunStatus, *, patient: bool) -> None:
+        try:
+            self._sinks.close(status, close_timeout_s(status), patient=patient)
+            self.tracking.release()
+            if status == "FINISHED":
+                self.files.history.roll(force=True)
+        finally:
+            self.files.close(status, self.summary(), patient=patient)

@@ -1,0 +1,100 @@
+"""Starting a Ray that outlives the signals of a scheduler, or joining the one that is there."""
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+import ray
+
+from trieye.config import RuntimeConfig
+from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
+from trieye.process.signals import children_outlive_signals
+
+_PRELOADED = "RAY_preload_python_modules"
+
+
+def join_ray(runtime: RuntimeConfig) -> None:
+    """Start or join Ray as the config says; a Ray that runs already is used as it is.
+
+    Raises:
+        ConfigurationError: The address of a cluster cannot be reached.
+    """
+    if ray.is_initialized():
+        return
+    # it says at every start that tokens are in use, which they are to stay
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
+    if runtime.kind == "ray":
+        say("starting Ray ...")
+        _start_ray(num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
+        return
+    address = runtime.address or "auto"
+    say(f"joining Ray at {address} ...")
+    try:
+        with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"runtime.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
+            "or use runtime=ray"
+        ) from error
+
+
+def _start_ray(**options: Any) -> None:
+    """Start a Ray that lives on when a scheduler signals every process of a job, until this process ends it."""
+    with _preloaded("trieye.hub.ray_worker"), children_outlive_signals():
+        ray.init(address="local", **options)
+        keep_token_private()
+        node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - there is no public way
+        for kind, processes in getattr(node, "all_processes", {}).items():
+            for started in processes:
+                _make_mortal(started.process, is_raylet=kind == "raylet")
+
+
+def keep_token_private() -> None:
+    """Let nobody else read the token with which one may run code in this Ray; it writes that open to all."""
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError, RuntimeError):  # there is none, or it is another user's
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+
+
+@contextlib.contextmanager
+def _preloaded(module: str) -> Iterator[None]:
+    """Let the workers of a Ray that is started in the block import a module before anything else."""
+    before = os.environ.get(_PRELOADED)
+    os.environ[_PRELOADED] = f"{before},{module}" if before else module
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PRELOADED]
+        else:
+            os.environ[_PRELOADED] = before
+
+
+def _make_mortal(process: Any, *, is_raylet: bool) -> None:
+    """Let Ray end a process that SIGTERM does not reach: it sends that, waits 1 s, and then kills it.
+
+    Workers use that second of the raylet to leave. Its agents would try for a minute to report that it was killed.
+    """
+    if not is_raylet:
+        process.terminate = process.kill
+        return
+    kill = process.kill
+
+    def kill_with_agents() -> None:
+        with contextlib.suppress(psutil.Error, IndexError):
+            for child in psutil.Process(process.pid).children():
+                if child.cmdline()[0].endswith("Agent"):
+                    child.kill()
+        kill()
+
+    process.kill = kill_with_agents

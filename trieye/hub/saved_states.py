@@ -1,0 +1,232 @@
+"""SavedStates: the checkpoints of a run, and the buffers of the drop-in API, as the hub saves and finds them."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer
+from trieye.checkpoints.legacy import unreadable
+from trieye.checkpoints.manifest import read_manifest
+from trieye.checkpoints.retention import Mode, Retention
+from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.store import CheckpointStore
+from trieye.config import PersistenceConfig
+from trieye.exceptions import CheckpointError, SerializationError
+from trieye.files.run_files import BUFFER_PREFIX, RunFiles
+from trieye.schemas import BufferData, CheckpointData, LoadedTrainingState
+from trieye.snapshot.encode import EncodedState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint to go on from.
+
+    Attributes:
+        state: What was saved; None where the caller has read it already.
+        hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own.
+        identity: What tells this checkpoint from another of the same step.
+        origin: Where it comes from: `path`, `reason`, `run_name`, and whether that is this run: `is_own`.
+        went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
+    """
+
+    state: EncodedState | None
+    hub_state: Mapping[str, Any]
+    identity: str
+    origin: dict[str, Any]
+    went_back_to: str | None
+
+
+class SavedStates:
+    """Saves states, all of one or nothing, deletes those that need not be kept, and finds the one to go on from.
+
+    Args:
+        config: What is saved, kept and resumed.
+        files: File names of the run.
+        serializer: Encodes the states of the drop-in API, and has the key that signs pickled parts.
+        attempt: Number of the attempt that saves.
+    """
+
+    def __init__(self, config: PersistenceConfig, files: RunFiles, serializer: Serializer, attempt: int) -> None:
+        serializer.on_damage = config.damaged_replay
+        key, allow_pickle = serializer.key, serializer.allow_pickle
+        store = partial(CheckpointStore, checksum=config.checksum, key=key, allow_pickle=allow_pickle)
+        self._config, self._files, self._serializer, self._attempt = config, files, serializer, attempt
+        self._checkpoints, self._buffers = store(files.checkpoint_dir), store(files.buffer_dir, prefix=BUFFER_PREFIX)
+
+    def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, and point the links at it.
+
+        Raises:
+            SerializationError: It could not be written.
+        """
+        chosen, whose = self._config, {"run_name": self._config.run_name, "attempt": self._attempt}
+        path = self._checkpoints.save(step, state, metadata={**metadata, **whose})
+        mode: Mode = "min" if metadata.get("mode") == "min" else "max"
+        rated = metadata.get("objective") is not None
+        ranked = self._checkpoints.ranked(mode) if rated else []  # without this one if its objective is not finite
+        is_best = bool(metadata.get("is_best")) or any(entry.path == path for entry in ranked[:1])
+        self._files.update_checkpoint_links(path, is_best)
+        self._checkpoints.prune(Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, mode))
+        return path
+
+    def save_training(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
+
+        Args:
+            hub_state: State of the hub.
+            state: The arguments of `save_training_state`, by name.
+
+        Raises:
+            CheckpointError: A part is not what it should be; nothing is written.
+            SerializationError: It could not be written.
+        """
+        # everything that can be wrong with a state is found before anything is written
+        checkpoint, buffer, encode = self._checkpoint_data(hub_state, state), None, self._serializer.encode
+        if state["save_buffer"] and self._config.save_buffer:
+            buffer = encode(self._buffer_data(state["buffer_content"]), copy=False)
+        step, encoded = checkpoint.global_step, encode(checkpoint, copy=False)
+        metadata = {"is_best": state["is_best"], "hub": hub_state}
+        with contextlib.nullcontext() if buffer is None else self._buffer_saved(step, buffer):
+            return self.save(step, encoded, metadata)
+
+    @contextlib.contextmanager
+    def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
+        """Write a buffer for the checkpoint of the block, before it: resuming pairs one with what is not newer."""
+        is_new = not self._buffers.path(step).exists()
+        path = self._buffers.save(step, buffer)
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._buffers.remove(step)
+            raise
+        self._files.update_buffer_link(path)
+        if self._config.keep_last:
+            self._prune_buffers()
+
+    def _prune_buffers(self) -> None:
+        """Delete the buffers with which no checkpoint is loaded any more."""
+        buffers = [entry.step for entry in self._buffers.entries()]
+        saved = [entry.step for entry in self._checkpoints.entries()]
+        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
+        for step in set(buffers) - needed - {max(buffers)}:
+            self._buffers.remove(step)
+
+    def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:
+        try:
+            return CheckpointData(
+                run_name=self._config.run_name,
+                global_step=state["global_step"],
+                episodes_played=state["episodes_played"],
+                total_simulations_run=state["total_simulations_run"],
+                model_state_dict=self._model_state(state["nn_state_dict"]),
+                optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
+                actor_state=dict(hub_state),
+                user_data=state["user_data"] or {},
+                model_config_dict=state["model_config_dict"] or {},
+                env_config_dict=state["env_config_dict"] or {},
+            )
+        except (ValueError, TypeError) as error:  # pydantic's, or a number of another type
+            raise CheckpointError(f"the state is not valid: {error}") from error
+
+    def _model_state(self, model: Any) -> dict[str, Any]:
+        try:
+            return self._serializer.prepare_optimizer_state(model)
+        except SerializationError as error:
+            kind = type(model).__name__
+            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
+
+    def _buffer_data(self, content: Any) -> BufferData:
+        buffer = self._serializer.prepare_buffer_data(content)
+        if buffer is None:
+            raise CheckpointError(
+                f"buffer_content is a {type(content).__name__}; give a list or another iterable of items, or an object "
+                "with a state_dict(), such as a ReplayBuffer"
+            )
+        return buffer
+
+    def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
+        """Return the checkpoint of `Run.save` to go on with.
+
+        Raises:
+            ConfigurationError: `load_checkpoint_path` does not exist.
+            CheckpointError: There are checkpoints, and none of them is whole, or it is one of the drop-in API.
+            UntrustedPickleError: It is a file of trieye 0.1.5.
+        """
+        read = self._checkpoints.read
+        point = choose(self._files, self._config, config_hash=config_hash, group=group, read=read)
+        if point is None:
+            return None
+        path, _, state = point.checkpoint
+        if state is None:
+            raise unreadable(path)
+        if "model_state_dict" in state.tree:
+            raise CheckpointError(
+                f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
+                "trieye.Serializer().load_checkpoint(path), and choose another run_name"
+            )
+        return self._restored(point, state, read_manifest(path).metadata.get("hub", {}))
+
+    def find_training(self) -> tuple[LoadedTrainingState, Restored | None]:
+        """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none of them is whole.
+        """
+        config, files, load_buffer = self._config, self._files, self._serializer.load_buffer
+        point = choose(files, config, own_first=False, strict=False, read=self._checkpoints.read)
+        if point is None:
+            given, auto = config.load_buffer_path, config.auto_resume_latest
+            alone = choose_buffer(files, given, None, None, auto_resume=auto) if config.save_buffer else None
+            return LoadedTrainingState(buffer_data=alone and load_buffer(alone)), None
+        logger.info("%s", point.reason)
+        path, _, state = point.checkpoint
+        checkpoint, buffer = self._serializer.load_checkpoint(path, state=state), point.buffer
+        if checkpoint is None:
+            raise CheckpointError(f"{path} is no checkpoint of save_training_state")
+        loaded = LoadedTrainingState(
+            checkpoint_data=checkpoint,
+            buffer_data=buffer and load_buffer(buffer.path, state=buffer.state),
+            buffer_step=buffer and buffer.step,
+            resumed_from=point.run_name,
+        )
+        return loaded, self._restored(point, None, checkpoint.actor_state)
+
+    def _restored(self, point: ResumePoint, state: EncodedState | None, hub_state: Mapping[str, Any]) -> Restored:
+        path = point.checkpoint.path
+        # a file of 0.1.5 has no curves of ours that could go on
+        own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
+        is_own = own in path.resolve().parents and path.is_dir()
+        return Restored(
+            state=state,
+            hub_state=hub_state if is_own else {},
+            identity=_identity(path) if is_own else "",
+            origin={"path": str(path), "reason": point.reason, "run_name": point.run_name, "is_own": is_own},
+            went_back_to=point.went_back_to,
+        )
+
+    def final(self, highest_step: int) -> str | None:
+        """Return the identity of the newest checkpoint if a run that is finished ends with it.
+
+        Args:
+            highest_step: Highest step of any event.
+        """
+        newest = self._checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
+        return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether another attempt can go on from a checkpoint of this run."""
+        return bool(self._checkpoints.entries())
+
+
+def _identity(path: Path) -> str:
+    manifest = read_manifest(path)
+    return json.dumps([path.name, manifest.sequence, manifest.created])

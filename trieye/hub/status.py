@@ -1,0 +1,179 @@
+"""HubStatus: how the hub is, for its own metrics, for `health` and for those who look from another process."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from heapq import nlargest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trieye.exceptions import JournalFullError
+from trieye.files.run_files import JOURNAL
+from trieye.hub.directory import HubFiles
+from trieye.hub.ledger import Ledger
+from trieye.hub.processor import StatsProcessor
+from trieye.journal.reading import read_cursors, read_meta
+from trieye.process.waiting import moved_bytes
+from trieye.sinks.fan_out import FanOut
+from trieye.stats.point import Point
+
+logger = logging.getLogger(__name__)
+
+STATUS_KEY = "status"
+"""Where the journal holds what `trieye watch` shows, as JSON."""
+
+MAX_SHOWN_METRICS = 200
+
+
+class HubStatus:
+    """Counts what the hub does.
+
+    Args:
+        ledger: Where events are accepted.
+        sinks: The sinks of the run.
+        files: The files of the run.
+        every_s: Seconds between two points of the hub's own metrics; 0 = none.
+        clock: Monotonic clock in seconds.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sinks: FanOut,
+        files: HubFiles,
+        *,
+        every_s: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._ledger, self._sinks, self._files = ledger, sinks, files
+        self._every_s, self._clock, self._wall_clock = every_s, clock, wall_clock
+        self._logged_at = clock()
+        self._full: str | None = None
+        self._num_failed_saves = 0
+        self._shown: dict[str, Any] = {}
+        self._under_way: list[str] = []
+
+    def update(self) -> None:
+        """Log the hub's own metrics if it is time, and tell those who watch.
+
+        Raises:
+            JournalFullError: There is no room for it.
+        """
+        now = self._clock()
+        if self._every_s and now - self._logged_at >= self._every_s:
+            self._logged_at = now
+            self._ledger.add_points(self._own_points())
+            self._sinks.wake()
+        self.publish()
+
+    def publish(self) -> None:
+        """Tell those who watch, if anything has changed.
+
+        Raises:
+            JournalFullError: There is no room for it.
+        """
+        shown = {**self.health(), "metrics": self._metrics()}
+        if shown != self._shown:
+            self._files.journal.set_meta(STATUS_KEY, msgspec.json.encode({"time": self._wall_clock(), **shown}))
+            self._shown = shown
+
+    def note_failed_save(self, step: int) -> None:
+        """Count a checkpoint that could not be written."""
+        self._num_failed_saves += 1
+        failures = Point("persistence/save_failures", self._num_failed_saves, step, self._wall_clock())
+        with suppress(JournalFullError):  # often for the same reason; the next point has the number
+            self._ledger.add_points([failures])
+        self._sinks.wake()
+
+    def note_full(self, error: JournalFullError | None) -> None:
+        """Remember whether the journal can grow, and say so when that changes."""
+        if error is not None and self._full is None:
+            logger.error("%s; what is logged meanwhile waits in the training process", error)
+        elif error is None and self._full is not None:
+            logger.warning("the journal can be written again")
+        self._full = None if error is None else str(error)
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of the sinks, counts of events, what was dropped or late, the journal and failed saves."""
+        late, dropped = self._ledger.read(
+            lambda stats: (dict(stats.aggregator.late_by_metric), dict(stats.aggregator.drops.by_reason))
+        )
+        journal = self._files.journal
+        return {
+            "pid": os.getpid(),
+            "attempt": self._files.record.attempt,
+            "sinks": [asdict(health) for health in self._sinks.health()],
+            **self._ledger.counts,
+            "late_by_metric": late,
+            "dropped": dropped,
+            "points": self._files.history.end,
+            "journal_bytes": journal.size_bytes,
+            "journal_error": self._full,
+            "journal_damage": list(journal.damage),
+            "save_failures": self._num_failed_saves,
+            "mirror": None if self._files.mirror is None else self._files.mirror.health(),
+        }
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Say in `progress` what takes long, as long as the block runs; several threads may do so at once."""
+        self._under_way.append(what)
+        try:
+            yield
+        finally:
+            self._under_way.remove(what)
+
+    def progress(self) -> str:
+        """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
+        parts = list(self._under_way)
+        parts += [f"{sink.backlog:,} items left for {sink.name}" for sink in self._sinks.health() if sink.backlog]
+        if self._files.mirror is not None and (pending := self._files.mirror.health()["pending"]):
+            parts.append(f"{pending} saves left for the mirror")
+        return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"
+
+    def _metrics(self) -> dict[str, Any]:
+        def newest(stats: StatsProcessor) -> dict[str, Any]:
+            found = nlargest(MAX_SHOWN_METRICS, stats.summary.items(), key=lambda item: item[1]["step"])
+            return {name: dict(seen) for name, seen in found}
+
+        return self._ledger.read(newest)
+
+    def _own_points(self) -> list[Point]:
+        step, now = max(self._ledger.read(lambda stats: stats.highest_step), 0), self._wall_clock()
+        values: dict[str, float] = {**self._ledger.counts, "journal_bytes": self._files.journal.size_bytes}
+        for sink in self._sinks.health():
+            values[f"sink_lag/{sink.name}"] = sink.backlog
+            values[f"sink_lag_s/{sink.name}"] = sink.lag_s
+        return [Point(f"trieye/{name}", float(value), step, now, count=0) for name, value in values.items()]
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """Return `ActorLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    held = read_meta(run_dir / JOURNAL, STATUS_KEY)
+    status: dict[str, Any] = {} if held is None else json.loads(held)
+    return status
+
+
+def last_status(run_dir: Path) -> dict[str, Any]:
+    """Return `read_status` with the sinks as they were left: they went on after the hub published it.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    status, cursors = read_status(run_dir), read_cursors(run_dir / JOURNAL)
+    for sink in status.get("sinks", ()):
+        sink["backlog"] = max(status["points"] - cursors.get(sink["name"], 0), 0)
+        sink["lag_s"] = 0.0
+        sink["error"] = sink["error"] if sink["backlog"] else None
+    return status

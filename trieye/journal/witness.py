@@ -1,0 +1,144 @@
+"""Witness: a small file beside a journal that says which journal belongs there, and how far it reaches at least.
+
+SQLite finds nothing wrong with a journal that lacks its newest transactions, or with that of another run. The witness
+is written after what it says is committed, and never synced: after a kill the journal is level with it or ahead, and a
+journal that ends before it has lost what the run was told is safe.
+"""
+
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from trieye.journal.schema import ATTEMPT, owner_of
+
+MAX_BYTES = 64 << 10
+"""Beyond this the file begins anew."""
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """What a journal held at a moment.
+
+    Attributes:
+        journal: Identity of the journal, empty for one that has none; None: the file is damaged, and says nothing.
+        pos: Position of the newest record.
+        deleted_to: Position of the last record that was deleted, as all before it were.
+        cursors: Index and position of each sink.
+        superseded: Ranges of indices that rewinds left out of the history; None: the witness does not say.
+    """
+
+    journal: str | None = None
+    pos: int = 0
+    deleted_to: int = 0
+    cursors: dict[str, tuple[int, str | None]] = {}
+    superseded: tuple[tuple[int, int], ...] | None = None
+
+
+def witness_path(path: Path) -> Path:
+    """Return where the witness of a journal is; a copy in alphabetical order takes it before the journal."""
+    return path.with_name(f"{path.stem}-witness.jsonl")
+
+
+def read_witness(path: Path) -> Witness | None:
+    """Return the witness of a journal, the newest line that is whole; None if there is none, as in earlier versions."""
+    try:
+        lines = [line for line in witness_path(path).read_bytes().split(b"\n") if line]
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return Witness()
+    whole = (witness for line in reversed(lines) if (witness := _from_line(line)) is not None)
+    return next(whole, Witness()) if lines else None
+
+
+def _from_line(line: bytes) -> Witness | None:
+    try:
+        crc, text = msgspec.json.decode(line, type=tuple[int, str])
+        return msgspec.json.decode(text, type=Witness) if zlib.crc32(text.encode()) == crc else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # msgspec raises the second for a string that is no UTF-8
+        return None
+
+
+class WitnessFile:
+    """Writes the witness of a journal that is open; safe to use from several threads.
+
+    Lines are added to the file, in one write each: replacing it would wait for the disk, some milliseconds. What a kill
+    or a full disk leaves of a line is no line, and the one before is as true and says less.
+
+    Args:
+        path: The journal.
+
+    Attributes:
+        lock: Held while what is written is read and written; taken before that of the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = witness_path(path)
+        self.lock = threading.Lock()
+
+    def write(self, witness: Witness) -> None:
+        """Add a line; where there is no room, the one before stays the newest."""
+        text = msgspec.json.encode(witness).decode()
+        line = b"\n" + msgspec.json.encode((zlib.crc32(text.encode()), text))
+        with suppress(OSError):
+            if _append(self._path, line) > MAX_BYTES:
+                scratch = self._path.with_suffix(".new")
+                scratch.unlink(missing_ok=True)  # of a kill
+                _append(scratch, line)
+                scratch.replace(self._path)
+
+
+def _append(path: Path, data: bytes) -> int:
+    """Add something to a file, never through a link, and return its size then."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        os.write(descriptor, data)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+class Expected(NamedTuple):
+    """What is known of a journal before it is opened.
+
+    Attributes:
+        witness: What stands beside it, if anything.
+        run_id: The run whose journal it must be; empty: any, or not known.
+        is_begun: Whether an attempt of the run is known to have begun in it.
+    """
+
+    witness: Witness | None = None
+    run_id: str = ""
+    is_begun: bool = False
+
+    @property
+    def journal(self) -> str | None:
+        """Identity of the journal; None: not known."""
+        return None if self.witness is None else self.witness.journal
+
+    def of_missing(self) -> list[str]:
+        """Return what is wrong if there is no journal."""
+        return ["it is missing"] if self.witness is not None or self.is_begun else []
+
+    def of_identity(self, journal: str) -> list[str]:
+        """Return what is wrong with the identity of a journal."""
+        return [] if self.journal in {None, journal} else ["it is not the journal that this run wrote"]
+
+    def of_content(self, meta: Mapping[str, bytes], last_pos: int) -> list[str]:
+        """Return what is wrong with the content of a journal that is whole in itself."""
+        mark = meta.get(ATTEMPT)
+        if mark is None and self.is_begun:
+            return ["it knows of no attempt of this run"]
+        if mark is not None and self.is_of_another_run(mark):
+            return [f"it is the journal of another run ({owner_of(mark)}, and this one is {self.run_id})"]
+        reached = 0 if self.witness is None else self.witness.pos
+        return [f"it ends at position {last_pos}, and had reached {reached}"] if last_pos < reached else []
+
+    def is_of_another_run(self, mark: bytes | None) -> bool:
+        """Tell whether a journal with this mark of an attempt was written by another run."""
+        return bool(self.run_id and mark is not None and owner_of(mark) not in {"", self.run_id})

@@ -1,0 +1,246 @@
+"""Mirror: a thread that keeps a copy of a run in an object store, and never holds anybody up."""
+
+import logging
+import random
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError
+from trieye.files.run_files import RunFiles
+from trieye.mirror.layout import SavedName
+from trieye.mirror.local import LocalRun
+from trieye.mirror.restore import fetch_save
+from trieye.mirror.store import MirrorStore
+from trieye.mirror.upload import MirrorUpload
+from trieye.process.waiting import moved_bytes, wait_while_moving
+
+if TYPE_CHECKING:
+    from trieye.config import PersistenceConfig
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+
+
+class _AbandonedError(Exception):
+    """The run is closed, and what is under way is left to the next attempt."""
+
+
+class _ClosingError(Exception):
+    """The run is being closed, and a download that nobody waits for ends."""
+
+
+@dataclass(frozen=True)
+class MirrorHealth:
+    """How a mirror is.
+
+    Attributes:
+        url: Where it is.
+        error: Why it does not work at the moment, or None.
+        pending: Checkpoints and buffers that it has not got.
+        committed: Name of the newest checkpoint that is complete there, or None.
+        mirrored_at: Unix time in seconds of the newest journal that is complete there, or None.
+        sent_bytes: Bytes that this attempt uploaded.
+    """
+
+    url: str
+    error: str | None = None
+    pending: int = 0
+    committed: str | None = None
+    mirrored_at: float | None = None
+    sent_bytes: int = 0
+
+
+class Mirror:
+    """Uploads checkpoints as they are finished, and the journal with the history every so often, on a daemon thread.
+
+    Args:
+        url: Where to; `check_mirror_url` allows it.
+        paths: File names of the run, which this process alone writes.
+        every_s: Seconds between two copies of the journal.
+        fetches_rest: Bring here what a restore has left in the mirror; otherwise it stays there.
+        first_delay_s: Seconds of the first pause after a failure.
+
+    Raises:
+        ConfigurationError: The package for the store is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        paths: RunFiles,
+        *,
+        every_s: float,
+        fetches_rest: bool = False,
+        first_delay_s: float = FIRST_DELAY_S,
+    ) -> None:
+        self._store = MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
+        self._run_name = paths.run_base_dir.name
+        self._local = LocalRun(paths)
+        self._every_s, self._first_delay_s, self._fetches_rest = every_s, first_delay_s, fetches_rest
+        self._changed = threading.Condition()
+        self._is_woken = True
+        self._closing = self._is_abandoned = False
+        self._health = MirrorHealth(url)
+        self._failures = 0
+        self._say_what_was_restored()
+        self._upload = MirrorUpload(self._store, self._local, self._check)
+        self._thread = threading.Thread(target=self._main, name="trieye-mirror", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, config: "PersistenceConfig", paths: RunFiles) -> Self | None:
+        """Return the mirror that a config asks for, None if it asks for none."""
+        if config.mirror is None:
+            return None
+        # with all checkpoints kept there may be more of them than fit on this disk
+        return cls(config.mirror, paths, every_s=config.mirror_every_s, fetches_rest=config.keep_last > 0)
+
+    def _say_what_was_restored(self) -> None:
+        self._local.clean_up()
+        record = self._local.record()
+        if record.note is not None:
+            logger.info("%s", record.note)
+            record.note = None
+            self._local.keep(record)
+
+    # what others see and ask for
+
+    def health(self) -> dict[str, Any]:
+        """Return how it is, as plain data; see `MirrorHealth`."""
+        return asdict(self._health)
+
+    def wake(self) -> None:
+        """Look at what was saved; returns at once."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float, *, patient: bool = False) -> bool:
+        """Upload what is left, within a time, and tell whether that was everything.
+
+        One that does not work gets one more chance.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+            patient: Only count those seconds in which nothing goes on.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if patient:
+            wait_while_moving(self._has_ended, lambda: (self._upload.sent_bytes, moved_bytes()), timeout_s)
+        else:
+            self._has_ended(timeout_s)
+        if self._thread.is_alive():
+            self._is_abandoned = True  # what it does now is its last; it is a daemon
+        health = self._health
+        is_complete = not self._thread.is_alive() and health.error is None and not health.pending
+        if not is_complete:
+            logger.warning(
+                "the mirror %s did not get the end of run %r (%s): the newest complete checkpoint there is %s; what is "
+                "left is uploaded when the run is started again",
+                health.url,
+                self._run_name,
+                health.error or f"it did not go on for {timeout_s:g} s"
+                if patient
+                else f"{timeout_s:g} s were not enough",
+                health.committed or "none",
+            )
+        return is_complete
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # the thread
+
+    def _main(self) -> None:
+        while True:
+            is_last = self._wait()
+            if self._is_abandoned:
+                return
+            works = self._pass()
+            if is_last or works is None:
+                return
+
+    def _wait(self) -> bool:
+        """Wait for something to do; tell whether it is the last time."""
+        pause_s = self._pause_s()
+        with self._changed:
+            # a save does not end the pause after a failure, the end of the run does
+            self._changed.wait_for(lambda: self._closing or (self._is_woken and not self._failures), pause_s)
+            self._is_woken = False
+            return self._closing
+
+    def _pause_s(self) -> float:
+        if not self._failures:
+            return self._every_s
+        delay_s = min(self._first_delay_s * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY_S)
+        return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - so that many runs do not come back at once
+
+    def _pass(self) -> bool | None:
+        """Upload what is new; tell whether that worked, None if it never will."""
+        try:
+            self._upload.connect()
+            self._bring()
+        except _AbandonedError:
+            return None
+        except _ClosingError:
+            return True
+        except (ConfigurationError, RunLockedError) as error:
+            logger.error("%s", error)  # noqa: TRY400 - a sentence for the user
+            self._note(error=str(error))
+            return None
+        except Exception as error:  # noqa: BLE001 - nobody waits here: reported, retried, visible in the health
+            self._failed(error)
+            return False
+        if self._failures:
+            logger.warning("the mirror %s works again", self._health.url)
+        self._failures = 0
+        return True
+
+    def _bring(self) -> None:
+        while pending := self._upload.pending():
+            self._note(pending=len(pending))
+            self._upload.bring(pending[0])
+            self._upload.clean()
+            self._note(pending=len(pending) - 1)
+        self._upload.bring_state()
+        self._upload.clean()
+        self._note(error=None, pending=0)
+        while self._fetches_rest and not self._closing and self._upload.elsewhere:
+            self._fetch(self._upload.elsewhere[-1])
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failures:
+            logger.warning("%s; the run goes on, and it is tried again", error)
+        self._failures += 1
+        self._upload.disconnect()
+        self._note(error=str(error), pending=len(self._upload.pending()))
+
+    def _fetch(self, saved: SavedName) -> None:
+        target = self._local.folders[saved.folder] / saved.name
+        try:
+            if not target.exists():
+                fetch_save(self._store, self._upload.index, saved, target, check=self._check_open)
+        except (SerializationError, FileNotFoundError) as error:
+            logger.warning("%s of the mirror %s is left there: %s", saved.name, self._health.url, error)
+            self._fetches_rest = False
+        else:
+            self._upload.note_fetched(saved)
+
+    def _note(self, **changes: Any) -> None:
+        saved, upload = self._upload.committed, self._upload
+        done = {"committed": saved and saved.name, "mirrored_at": upload.mirrored_at, "sent_bytes": upload.sent_bytes}
+        self._health = MirrorHealth(**{**asdict(self._health), **done, **changes})
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise _ClosingError
+
+    def _check(self) -> None:
+        if self._is_abandoned:
+            raise _AbandonedError

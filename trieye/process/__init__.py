@@ -1,0 +1,1 @@
+"""One process among others: the run's lock, signals, the terminal, its share of the machine."""

@@ -1,0 +1,233 @@
+"""What signals do: stop a loop after the present step, or leave the program by the way it came."""
+
+import _thread
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from trieye.exceptions import RunInterrupted
+from trieye.process.progress import say
+
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
+"""What schedulers and resource limits send: an end that may come back, unlike Ctrl-C."""
+
+STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
+
+SAME_WITHIN_S = 3.0
+"""`timeout`, Slurm and systemd reach a process directly and through its group: that is one request, not two."""
+
+_ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
+_OF_A_SCHEDULER = frozenset({signal.SIGTERM, signal.SIGUSR1})
+
+
+def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
+    """Return what a process that a signal ends should exit with.
+
+    Args:
+        number: The signal.
+        requeue_exit_code: What the user wants instead of 128 + the number, which is what shells have; not for Ctrl-C.
+    """
+    return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
+
+
+class StopSignals:
+    """Turn the first signal into a request and the second into what it usually does.
+
+    SIGUSR1 and SIGXCPU are left alone if the program has a handler of its own. Python delivers signals to the main
+    thread only; elsewhere this does nothing.
+
+    Args:
+        on_request: Called at the first signal with what the process should exit with.
+        message: What the user is told then.
+        requeue_exit_code: See `exit_code_of`.
+
+    Attributes:
+        exit_code: What the process should exit with; None before the first signal.
+    """
+
+    def __init__(
+        self, on_request: Callable[[int], None], message: str, *, requeue_exit_code: int | None = None
+    ) -> None:
+        self.exit_code: int | None = None
+        self._on_request = on_request
+        self._message = message
+        self._requeue_exit_code = requeue_exit_code
+        self._before: dict[signal.Signals, Any] = {}
+        self._asked_at = 0.0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            chosen = [number for number in STOP_SIGNALS if number in _ALWAYS or _is_free(number) or _is_ours(number)]
+            self._before = {number: signal.signal(number, self._request) for number in chosen}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGXCPU:
+            self._ignore_from_now_on(signal.SIGXCPU)
+        if self.exit_code is None:
+            self.exit_code, self._asked_at = exit_code_of(number, self._requeue_exit_code), time.monotonic()
+            say(f"{signal.Signals(number).name}: {self._message}")
+            self._on_request(self.exit_code)
+        elif number == signal.SIGINT or (
+            number != signal.SIGXCPU and time.monotonic() - self._asked_at > SAME_WITHIN_S
+        ):
+            self._give_back()
+            signal.raise_signal(number)
+
+    def _ignore_from_now_on(self, number: signal.Signals) -> None:
+        # the kernel repeats it every second, which is nobody's second request
+        self._before.pop(number, None)
+        signal.signal(number, signal.SIG_IGN)
+
+    def _give_back(self) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class LeaveOnSignal:
+    """Make the signals of schedulers raise `RunInterrupted`, so that a program leaves its `with` blocks.
+
+    A handler that was there before is left alone, unless it is that of Ray, and so is one that came later. Python runs
+    handlers in the main thread only; elsewhere this does nothing.
+
+    Args:
+        message: Message of the error.
+        requeue_exit_code: See `exit_code_of`.
+    """
+
+    def __init__(self, message: str, *, requeue_exit_code: int | None = None) -> None:
+        self._message = message
+        self._requeue_exit_code = requeue_exit_code
+        self._before: dict[signal.Signals, Any] = {}
+
+    def take(self) -> None:
+        """Install the handlers; does nothing if that was done."""
+        if threading.current_thread() is threading.main_thread() and not self._before:
+            chosen = [number for number in FROM_OUTSIDE if _is_free(number)]
+            self._before = {number: signal.signal(number, self._leave) for number in chosen}
+
+    def give_back(self) -> None:
+        """Restore what there was before."""
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            if signal.getsignal(number) == self._leave:
+                signal.signal(number, handler)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        _put_off[:] = [number]
+        if _forks_under_way:
+            return
+        _put_off.clear()
+        if number == signal.SIGXCPU:  # see `StopSignals`
+            signal.signal(number, signal.SIG_IGN)
+        message = f"{signal.Signals(number).name}: {self._message}"
+        interrupt = RunInterrupted(message, exit_code_of(number, self._requeue_exit_code))
+        interrupt.tell(say)
+        raise interrupt
+
+
+# What a hook of `os.fork` raises is swallowed, and what that hook had still to do, such as to release the lock of
+# `logging`, is never done. So a handler that raises waits for the end of the forks of all threads.
+_forks_under_way: list[None] = []
+_put_off: list[int] = []
+_forking = threading.local()
+
+
+def _block_ours() -> None:
+    """Keep the signals that we handle from the thread that forks, and so from the child until it has its handlers."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [number for number in STOP_SIGNALS if _is_ours(number)])
+
+
+def _unblock_ours() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _hand_over_in_child() -> None:
+    """Let the signals do to a forked child, which has no run to leave, what they would do without us, or without Ray.
+
+    Ray's handler ends a process by `sys.exit`, which multiprocessing takes for an error and a hook swallows.
+    """
+    _put_off.clear()
+    for number in [number for number in STOP_SIGNALS if _is_ours(number)]:
+        handler = signal.getsignal(number)
+        while _owner(handler) == __name__:
+            owner = getattr(handler, "__self__", None)
+            handler = getattr(owner, "_before", {}).pop(number, signal.SIG_DFL)
+        is_free = handler is None or _owner(handler).partition(".")[0] == "ray"  # None: one that is not of Python
+        signal.signal(number, signal.SIG_DFL if is_free else handler)
+    _unblock_ours()
+
+
+os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
+# these are written in C: in a function in Python a handler may be called before the first line and after the last
+os.register_at_fork(
+    before=partial(_forks_under_way.append, None),
+    after_in_parent=_forks_under_way.pop,
+    after_in_child=_forks_under_way.clear,
+)
+os.register_at_fork(after_in_parent=partial(max, _put_off, key=_thread.interrupt_main, default=None))
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Tell whether nobody but Ray minds a signal; what it does is to end the process without a word to us."""
+    handler = signal.getsignal(number)
+    return handler is signal.SIG_DFL or _owner(handler).partition(".")[0] == "ray"
+
+
+def _is_ours(number: signal.Signals) -> bool:
+    return _owner(signal.getsignal(number)) == __name__
+
+
+def _owner(handler: Any) -> str:
+    """Return the module of the function that is a handler."""
+    return getattr(getattr(handler, "__func__", handler), "__module__", None) or ""
+
+
+@contextlib.contextmanager
+def children_outlive_signals() -> Iterator[None]:
+    """Keep SIGTERM and SIGUSR1 from the processes that the block starts, and its handler of SIGTERM from this one.
+
+    Schedulers send them to every process of a job. A mask is inherited; what comes meanwhile waits until the end of the
+    block.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_SCHEDULER)
+    was_ended = False
+    try:
+        yield
+    except SystemExit as left:  # that handler, if another thread of this process took the signal
+        if isinstance(left, RunInterrupted):
+            raise
+        was_ended = True
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if was_ended:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def let_sigterm_through() -> None:
+    """Take SIGTERM out of the mask that this process inherited, for what it starts itself."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def outlive_signals() -> None:
+    """Let this process go on when schedulers signal every process of a job; what it starts itself is not concerned."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _OF_A_SCHEDULER:
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which would be inherited

@@ -1,0 +1,1 @@
+"""The rows of a replay buffer: who owns their memory, and who reads them."""

@@ -1,0 +1,240 @@
+"""Ring: the memory of a replay buffer, one preallocated array for each key."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import NDArray
+
+from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.memory import Memory
+from trieye.replay.rows.packed_row import FLOAT_SCALARS, RowPacker, can_pack
+from trieye.replay.rows.schema import Column, as_array, check_keys
+
+# One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the gain is gone
+# at about this size.
+MAX_PACKED_BYTES = 512
+
+
+class Ring:
+    """`capacity` rows with their columns; which slots are filled is the buffer's business.
+
+    Small rows lie packed, one record after the other, so that a draw touches each row once.
+    """
+
+    def __init__(self, capacity: int, columns: Iterable[Column], memory: Memory) -> None:
+        self.columns = {column.name: column for column in columns}
+        self.capacity = capacity
+        if not self.columns:
+            raise ConfigurationError("replay schema is empty; a row needs at least one key")
+        order = sorted(self.columns.values(), key=lambda column: not column.shape)  # arrays first, for `RowPacker`
+        fields = {"names": [column.name for column in order], "formats": [(c.dtype, c.shape) for c in order]}
+        record = np.dtype(fields, align=True)  # type: ignore[call-overload]  # of such a dictionary
+        self.is_packed = record.itemsize <= MAX_PACKED_BYTES
+        self.records = memory.allocate("rows", (capacity,), record) if self.is_packed else None
+        self.cells = {
+            name: memory.allocate(f"key.{name}", (capacity, *column.shape), column.dtype)
+            if self.records is None
+            else self.records[name]
+            for name, column in self.columns.items()
+        }
+        self.unread: UnreadRows | None = None
+        """Rows that lie in a file still; each is read when it is asked for."""
+        # in the order of the fields of a record, which takes a row as a tuple
+        self._lanes = [_fast_lane(column) for column in (order if self.is_packed else self.columns.values())]
+        self._block_lanes: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any]]] = []
+        self._block_rows = 0
+        self.pack: Callable[[int, Mapping[str, Any]], bool] = _never
+        """Copies a row into a slot if nothing about it needs a closer look, and returns whether it did."""
+        if self.records is not None and self.records.flags.writeable and can_pack(order):
+            self.pack = RowPacker(order, self.records).write
+
+    def write_row(self, slot: int, row: Mapping[str, Any]) -> None:
+        """Copy one row into a slot; nothing is written if one of its values is refused."""
+        if self.unread is not None or not self.pack(slot, row):
+            self.write_closely(slot, row)
+
+    def write_closely(self, slot: int, row: Mapping[str, Any]) -> None:
+        """Do what `write_row` does, with a look at every value."""
+        values = []
+        try:
+            for name, dtype, shape, scalars, low, high in self._lanes:
+                value = row[name]
+                kind = type(value)
+                if kind is ndarray:
+                    # the same object, not an equal one: half the price, and the rest goes through `conform`
+                    fits = value.dtype is dtype and value.shape == shape
+                else:
+                    fits = kind in scalars or (kind is int and low <= value <= high)
+                values.append(value if fits else self.columns[name].conform(value))
+        except KeyError:
+            check_keys(row, self.columns)
+            raise
+        if len(values) != len(row):
+            check_keys(row, self.columns)
+        if self.unread is not None:
+            self.unread.forget(slot, 1)
+        if self.records is not None:
+            self.records[slot] = tuple(values)
+            return
+        for cells, value in zip(self.cells.values(), values, strict=True):
+            cells[slot] = value
+
+    def conform(self, rows: Mapping[str, Any]) -> tuple[Mapping[str, NDArray[Any]], int]:
+        """Return rows as arrays `[n, ...]` of the columns' dtypes, and `n`; those that fit already are not copied.
+
+        Raises:
+            ConfigurationError: A key is unknown or missing, or an array has another length, shape or kind.
+        """
+        check_keys(rows, self.columns)
+        arrays = {
+            name: value if type(value := rows[name]) is np.ndarray else as_array(name, value) for name in self.columns
+        }
+        count = row_count(arrays)
+        for name, dtype, shape, *_ in self._lanes:
+            if arrays[name].dtype is not dtype or arrays[name].shape[1:] != shape:
+                arrays[name] = self.columns[name].conform(arrays[name], rows=count)
+        self._block_lanes = [(name, dtype, (count, *shape), self.cells[name]) for name, dtype, shape, *_ in self._lanes]
+        self._block_rows = count
+        return arrays, count
+
+    def write_as_before(self, first: int, rows: Mapping[str, Any]) -> int:
+        """Copy rows in that are just like those of the last `conform`, as many, and not around the end.
+
+        Returns:
+            How many; 0, and nothing is written, if they need `conform`.
+        """
+        count = self._block_rows
+        if len(rows) != len(self._block_lanes) or first + count > self.capacity or self.unread is not None:
+            return 0
+        for name, dtype, shape, _ in self._block_lanes:
+            array = rows.get(name)
+            # the same object, not an equal one: half the price
+            if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
+                return 0
+        slots = slice(first, first + count)
+        for name, _, _, cells in self._block_lanes:
+            cells[slots] = rows[name]
+        return count
+
+    def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Copy conforming rows, not more than the capacity, into the slots from `first` on, around the end."""
+        if self.unread is not None:
+            self.unread.forget(first, count)
+        before_end = self.capacity - first
+        if count <= before_end:
+            slots = slice(first, first + count)
+            for name, array in rows.items():
+                self.cells[name][slots] = array
+            return
+        for name, array in rows.items():
+            self.cells[name][first:] = array[:before_end]
+            self.cells[name][: count - before_end] = array[before_end:]
+
+    def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
+        """Return copies of rows in the order of their ids, column by column."""
+        start = first_id % self.capacity
+        if (unread := self.unread) is not None:  # a thread that copies batches ahead may take it away
+            unread.read_into(self.cells, np.arange(start, start + count))
+        around = max(start + count - self.capacity, 0)
+        if not around:
+            return {name: np.array(cells[start : start + count], order="C") for name, cells in self.cells.items()}
+        return {name: np.concatenate((cells[start:], cells[:around])) for name, cells in self.cells.items()}
+
+    def gather(self, slots: NDArray[np.int64], keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
+        """Copy rows out; slots beyond the capacity wrap around once.
+
+        Args:
+            slots: int64 `[n]`, below twice the capacity.
+            keys: The keys wanted.
+            block: Records to write into (packed rows only), or None.
+            out: Arrays to write into (rows that are not packed), or None.
+
+        Returns:
+            The data by key, and the block of records that it views or None.
+        """
+        if (unread := self.unread) is not None:
+            unread.read_into(self.cells, slots)
+            self.unread = unread if unread.count else None
+        if self.records is not None:  # mode="wrap" also spares NumPy the buffering that mode="raise" does with `out`
+            block = self.records.take(slots, out=block, mode="wrap")
+            return {name: block[name] for name in keys}, block
+        take = {name: None if out is None else out[name] for name in keys}
+        return {name: self.cells[name].take(slots, axis=0, out=take[name], mode="wrap") for name in keys}, None
+
+
+class UnreadRows:
+    """Rows of saved parts that were not copied into a ring yet.
+
+    Args:
+        capacity: Slots of the ring.
+        low: Id of the oldest row of the ring.
+        parts: First id and arrays by key of each part, ascending; the arrays are maps of files.
+    """
+
+    def __init__(self, capacity: int, low: int, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> None:
+        self._capacity, self._low = capacity, low
+        self._starts = np.array([first for first, _ in parts], np.int64)
+        self._parts = [rows for _, rows in parts]
+        self._is_unread = np.zeros(capacity, np.bool_)
+        for first, rows in parts:
+            ids = np.arange(max(first, low), first + row_count(rows))
+            self._is_unread[ids % capacity] = True
+        self.count = int(np.count_nonzero(self._is_unread))
+        self._lock = threading.Lock()  # a thread that copies batches ahead reads rows too
+
+    def forget(self, first: int, count: int) -> None:
+        """Take note that slots, around the end of the ring, are overwritten."""
+        slots = np.arange(first, first + count) % self._capacity
+        with self._lock:
+            self.count -= int(np.count_nonzero(self._is_unread[slots]))
+            self._is_unread[slots] = False
+
+    def read_into(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
+        """Copy those of the rows, slots `[n]` below twice the capacity, that were not copied before."""
+        slots = slots % self._capacity
+        with self._lock:
+            slots = np.unique(slots[self._is_unread[slots]])
+            if slots.size:
+                self._copy(cells, slots)
+            self._is_unread[slots] = False
+            self.count -= slots.size
+
+    def _copy(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
+        ids = self._low + (slots - self._low) % self._capacity
+        homes = np.searchsorted(self._starts, ids, side="right") - 1
+        for home in np.unique(homes).tolist():
+            here = homes == home
+            for name, rows in self._parts[home].items():
+                cells[name][slots[here]] = rows[ids[here] - self._starts[home]]
+
+
+def row_count(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the length that all arrays have.
+
+    Raises:
+        ConfigurationError: They differ, or one has no axis of rows.
+    """
+    counts = {array.shape[:1] for array in arrays.values()}
+    if len(counts) != 1 or () in counts:
+        found = ", ".join(f"{name} {list(array.shape[:1])}" for name, array in arrays.items())
+        raise ConfigurationError(f"extend: every array must have the same number of rows, found {found}")
+    return int(counts.pop()[0])
+
+
+def _never(slot: int, row: Mapping[str, Any]) -> bool:  # noqa: ARG001 - as `RowPacker.write`
+    return False
+
+
+def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], frozenset[type], int, int]:
+    """Return what a value must be to need no closer look: dtype and shape, or one of the types, or a range of int."""
+    dtype, scalars, low, high = column.dtype, frozenset[type](), 1, 0
+    if not column.shape:
+        scalars = FLOAT_SCALARS if dtype.kind == "f" else frozenset({dtype.type})
+        if dtype.kind == "b":
+            scalars |= {bool}
+        if dtype.kind in "iu":
+            low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    return column.name, dtype, column.shape, scalars, low, high

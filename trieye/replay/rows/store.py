@@ -1,0 +1,255 @@
+"""RowStore: the rows of a replay buffer with all that belongs to them, and counters that other processes can watch."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trieye.exceptions import ConfigurationError, ReplayClosedError
+from trieye.replay.rows.layout import Layout
+from trieye.replay.rows.memory import Memory
+from trieye.replay.rows.reader import RowReader
+from trieye.replay.rows.schema import check_keys
+
+COUNTERS = ("total", "low", "writing_until", "generation")
+"""What the shared header holds, int64 each, in this order; `generation` counts how often a content was loaded."""
+
+_NO_ROWS = 1 << 62
+
+
+def shared_counters(memory: Memory) -> NDArray[np.int64]:
+    """Return the header: counters that the owner of shared memory keeps for readers in other processes.
+
+    `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written; a reader that
+    finds, after copying rows, all their ids at least at `low` and at `writing_until` minus the capacity has them whole.
+    Processors that reorder writes (ARM) need the ordering that Python's own locks give between two such steps.
+    """
+    header: NDArray[np.int64] = memory.allocate("header", (len(COUNTERS),), np.int64)
+    return header
+
+
+class RowStore:
+    """Rows with global ids, of which the newest `capacity` are there.
+
+    Args:
+        layout: What a row holds and what is made of it.
+        memory: Where rows and links live.
+
+    Attributes:
+        reader: Reads rows.
+        total: Rows added over the whole life; the id of the next one.
+    """
+
+    def __init__(self, layout: Layout, memory: Memory) -> None:
+        self.layout, self.memory = layout, memory
+        self.capacity = layout.capacity
+        self.reader = RowReader(layout, memory)
+        self.total = 0
+        self._forgotten = 0
+        self._ring = self.reader.ring
+        self._header = shared_counters(memory).data if memory.handle is not None else None
+        self._pid = os.getpid()
+        self._is_plain = self._header is None and self.reader.links is None
+
+    @property
+    def low(self) -> int:
+        """Id of the oldest row."""
+        return max(self._forgotten, self.total - self.capacity)
+
+    def add(self, row: Mapping[str, Any], env_id: int) -> int:
+        """Copy one row in and return its id.
+
+        Raises:
+            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
+        """
+        row_id = self.total
+        if self._is_plain:
+            ring, slot = self._ring, row_id % self.capacity
+            if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the price of a call
+                ring.write_closely(slot, row)
+            self.total = row_id + 1
+            return row_id
+        self._announce(1)
+        try:
+            self._add_linked(row_id, row, env_id)
+        finally:
+            self._publish()
+        return row_id
+
+    def extend(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> tuple[int, int]:
+        """Copy rows in, arrays `[n, ...]` by key, and return their first id and their number.
+
+        Of more rows than the capacity only the last are kept.
+
+        Raises:
+            ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
+        """
+        first = self.total
+        if self._is_plain and env_ids is None and (count := self._ring.write_as_before(first % self.capacity, rows)):
+            self.total = first + count
+            return first, count
+        own, nexts = self._split(rows)
+        arrays, count = self._ring.conform(own)
+        envs = _env_ids(env_ids, count)
+        next_rows = self.reader.next_rows
+        values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
+        if not count:  # as of a step in which every environment was only reset
+            return first, 0
+        total, skipped = first + count, max(count - self.capacity, 0)
+        newest = {name: array[skipped:] for name, array in arrays.items()} if skipped else arrays
+        self._announce(count)
+        self._ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
+        if self.reader.links is not None:
+            ended = self._ends_in(arrays, count)
+            self.reader.links.add(np.arange(first, total), envs, ended)
+            if next_rows is not None:
+                late = {name: array[skipped:] for name, array in values.items()}
+                next_rows.add(np.arange(first + skipped, total), envs[skipped:], newest, late, ended[skipped:])
+        self.total = total
+        self._publish()
+        return first, count
+
+    def interrupt(self, env_id: int | None = None) -> None:
+        """Let the next row of an environment, or of all, follow no other row."""
+        if self.reader.links is not None:
+            self.reader.links.interrupt(env_id)
+        if self.reader.next_rows is not None:
+            self.reader.next_rows.interrupt(env_id)
+
+    def clear(self) -> None:
+        """Forget all rows; the ids go on."""
+        self._forgotten = self.total
+        self.interrupt()
+        if self.reader.next_rows is not None:
+            self.reader.next_rows.clear()
+        self._publish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is not in the rows: columns, counters, episodes that go on, next observations that may change."""
+        links, next_rows = self.reader.links, self.reader.next_rows
+        low = self.low
+        return {
+            "columns": {name: column.spec for name, column in self.layout.columns.items()},
+            "options": self.layout.options.spec,
+            "total": self.total,
+            "low": low,
+            "links": None if links is None else links.state_dict(),
+            "next_rows": None
+            if next_rows is None
+            else next_rows.state_dict(low, self.total, self.ended(low, self.total)),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
+        """Take over a state after the rows from `low` on were put into their slots."""
+        self.total, self._forgotten = int(state["total"]), low
+        if self.reader.links is not None:
+            self.reader.links.load_state_dict(state["links"])
+        if self.reader.next_rows is not None:
+            self.reader.next_rows.load_state_dict(state["next_rows"], low)
+        if self._header is not None:
+            self._header[3] += 1
+        self._publish()
+
+    def close(self) -> None:
+        """Let go of the memory; readers in other processes find no row any more, unless a forked child calls this."""
+        if self._header is not None and self._pid == os.getpid():
+            self._header[1] = _NO_ROWS
+        self.memory.close()
+
+    def check_process(self) -> None:
+        """Refuse a forked child, which would write into the rows of its parent, or read them half written.
+
+        Raises:
+            ReplayClosedError: This process is one.
+        """
+        if self._header is not None and self._pid != os.getpid():
+            raise ReplayClosedError(
+                f"this process was forked by the one that owns the replay buffer ({self._pid}), and shares its rows: "
+                "take buffer.handle there before the fork, and read the rows here through ReplayBuffer.attach(handle)"
+            )
+
+    def ended(self, low: int, total: int) -> NDArray[np.bool_]:
+        """Return bool `[total - low]`, whether an episode ended with each of the rows."""
+        if self.reader.links is None:
+            return np.zeros(total - low, np.bool_)
+        return self.reader.links.has_ended(np.arange(low, total))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the rows and of what belongs to them; kept next observations as far as they are in use."""
+        next_rows = self.reader.next_rows
+        if next_rows is None:
+            return self.memory.size_bytes
+        return self.memory.size_bytes - next_rows.reserved_bytes + next_rows.size_bytes
+
+    def _split(self, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        paired = self.layout.paired
+        if not paired:
+            return row, {}
+        if row.keys() != self.layout.columns.keys():
+            check_keys(row, self.layout.columns)
+        return {key: value for key, value in row.items() if key not in paired}, {key: row[key] for key in paired}
+
+    def _add_linked(self, row_id: int, row: Mapping[str, Any], env_id: int) -> None:
+        own, nexts = self._split(row)
+        reader, slot = self.reader, row_id % self.capacity
+        values = {} if reader.next_rows is None else reader.next_rows.conform(nexts, rows=None)
+        cells = self._ring.cells
+        self._ring.write_row(slot, own)  # the first to change anything, and the last to refuse
+        if reader.next_rows is not None:
+            reader.next_rows.release(np.array([slot]))
+        if reader.links is not None:
+            ended = any(cells[name][slot].any() for name in self.layout.ends)
+            reader.links.add_one(row_id, env_id, ended)
+            if reader.next_rows is not None:
+                observed = {name: cells[name.removeprefix("next_")][slot] for name in self.layout.paired}
+                reader.next_rows.add_one(row_id, env_id, observed, values, ended)
+        self.total = row_id + 1
+
+    def _extend_linked(
+        self, arrays: Mapping[str, NDArray[Any]], envs: NDArray[np.int64], nexts: Mapping[str, Any], count: int
+    ) -> None:
+        links, next_rows = self.reader.links, self.reader.next_rows
+        values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
+        first, kept = self.total, slice(max(count - self.capacity, 0), None)
+        newest = {name: array[kept] for name, array in arrays.items()}
+        self._announce(count)
+        self._ring.write_rows((first + kept.start) % self.capacity, newest, count - kept.start)
+        if links is not None:
+            ids, ended = np.arange(first, first + count), self._ends_in(arrays, count)
+            links.add(ids, envs, ended)
+            if next_rows is not None:
+                late = {name: array[kept] for name, array in values.items()}
+                next_rows.add(ids[kept], envs[kept], newest, late, ended[kept])
+        self.total = first + count
+        self._publish()
+
+    def _ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
+        ended = np.zeros(count, np.bool_)
+        for name in self.layout.ends:
+            ended |= arrays[name].reshape(count, -1).any(axis=1)
+        return ended
+
+    def _announce(self, count: int) -> None:
+        if self._header is not None:
+            self.check_process()
+            self._header[2] = self.total + count
+
+    def _publish(self) -> None:
+        if self._header is not None:
+            self._header[0] = self.total
+            self._header[1] = self.low
+            self._header[2] = self.total
+
+
+def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    if env_ids is None:
+        return np.zeros(count, np.int64)
+    envs = np.asarray(env_ids)
+    if envs.shape != (count,) or envs.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"extend: env_ids are {envs.dtype}{list(envs.shape)}; a whole number for each of the {count} rows is needed"
+        )
+    return envs.astype(np.int64, copy=False)

@@ -1,0 +1,42 @@
+"""`trieye.main`: the command line of a task function, and what is looked at before a run of it starts."""
+
+from collections.abc import Callable
+
+from trieye.config.hydra.compose import Application, Config, Result, application
+from trieye.config.root import TrieyeConfig
+
+
+def main(
+    config_path: str = "conf", config_name: str = "train"
+) -> Callable[[Callable[[Config], Result]], Application[Config, Result]]:
+    """Make a command line of a task function, whose first parameter is annotated with the type of its config.
+
+    The command line is composed by Hydra and checked before anything runs: a mistake is one message on stderr and exit
+    code 2. A single run has its Hydra records in its own directory; with `-m` every job is a run of its own, named
+    after the sweep and its number. A task whose parameter has no annotation, or that of another type, is refused.
+
+    Args:
+        config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
+            package.
+        config_name: The primary config, without `.yaml`.
+    """
+
+    def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
+        return application(task, config_path=config_path, config_name=config_name, check=check_start)
+
+    return decorate
+
+
+def check_start(config: TrieyeConfig) -> None:
+    """Make sure that a run can start: that there is what its machine has to have, and what it is to start from.
+
+    Raises:
+        ConfigurationError: Something is missing; nothing was made or started.
+        CheckpointError: What it should start from is damaged.
+    """
+    config.check()
+    if config.persistence.load_checkpoint_path is not None:
+        from trieye.checkpoints.choose import check_reference  # here, for a mistyped key should not wait for NumPy
+        from trieye.files.run_files import RunFiles
+
+        check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)

@@ -1,0 +1,246 @@
+"""Attempt: one start of a run, from taking its lock to recording how it ended."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any
+
+from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import changed_values, config_hash
+from trieye.config.hydra.launch import launch_info
+from trieye.config.redaction import recorded, redacted
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
+from trieye.files.run_files import RunFiles
+from trieye.files.run_record import RunRecord, open_run_record
+from trieye.hub.directory import HUB_GONE_AFTER_S
+from trieye.hub.hub import Hub, start_hub
+from trieye.mirror.restore import restore_run
+from trieye.process.lock import RunLock
+from trieye.process.progress import say
+from trieye.process.signals import StopSignals
+from trieye.process.waiting import TELL_EVERY_S
+from trieye.run.application import check_start
+from trieye.run.flusher import flusher_of
+from trieye.run.saves import PendingSaves
+from trieye.schemas import RunStatus
+from trieye.snapshot import signing
+
+AT_ONCE_S = 2.0
+"""How long a run may take to close after the second signal."""
+
+
+class Attempt:
+    """What a run holds while it is open: the lock, the hub, and the thread that brings events there.
+
+    Args:
+        config: The config of the run.
+        group: The sweep that the run belongs to; None: that of Hydra, if any.
+
+    Attributes:
+        hub: Collects, logs, saves.
+        flusher: Brings events to the hub.
+        saves: Checkpoints that are being written.
+        group: The sweep that the run belongs to.
+        config_hash: Hash of what is trained.
+        number: 1 for the first start of the run.
+
+    Raises:
+        ConfigurationError: The directory of the run, or the key that signs pickled parts, cannot be used, or there is
+            not what it should start from.
+        CheckpointError: What it should start from is damaged.
+        RunLockedError: Another process writes to the run.
+    """
+
+    def __init__(self, config: TrieyeConfig, group: str | None) -> None:
+        self.group = group or _sweep()
+        self.config_hash = config_hash(config)
+        self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
+        self.number = 0
+        self._name = config.run_name
+        self._requeue_exit_code = config.runtime.requeue_exit_code
+        self._paths = RunFiles(config.trieye.persistence)
+        check_start(config)
+        signing.check_key()
+        self._paths.create_run_directories()
+        self._lock = _taken(RunLock(self._paths.lock_path), config)
+        try:
+            if (restored := restore_run(self._paths, config.persistence.mirror)) is not None:
+                say(restored)
+            self._record = self._begin(config)
+            self.number = self._record.attempt
+            self._tell_waiting()
+            self.hub = self._start_hub(config)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.flusher = flusher_of(self.hub, config.runtime)
+
+    def _begin(self, config: TrieyeConfig) -> RunRecord:
+        before = RunRecord.read(self._paths.run_record_path)
+        if before is not None and before.group is not None and before.group != self.group:
+            raise ConfigurationError(
+                f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
+            )
+        tell_changes(self._paths, config)
+        return open_run_record(
+            self._paths.run_record_path,
+            app_name=config.app_name,
+            run_name=config.run_name,
+            config_hash=self.config_hash,
+            group=self.group,
+            tags=redacted(config.tags),
+        )
+
+    def _tell_waiting(self) -> None:
+        """Say so if the hub of an attempt that was killed has not ended yet; the next one waits for it."""
+        try:
+            RunLock.check(self._paths.hub_lock_path)
+        except RunLockedError:
+            say(f"run {self._name!r}: waiting for the hub of its last attempt to end, {HUB_GONE_AFTER_S:.0f} s at most")
+
+    def _start_hub(self, config: TrieyeConfig) -> Hub:
+        try:
+            return start_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
+        except BaseException as error:
+            with noted(error, "recording that"):
+                self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+
+    def close(self, status: RunStatus, *, at_once: bool = False) -> None:
+        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+
+        The first signal meanwhile is put off until the end; the second one ends the waiting.
+
+        Args:
+            status: How it ended.
+            at_once: See `Run.close`.
+
+        Raises:
+            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not take all metrics; likewise.
+            RunInterrupted: A signal came, and nothing else ends the program.
+        """
+        message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
+        with StopSignals(lambda _: None, message, requeue_exit_code=self._requeue_exit_code) as signals:
+            try:
+                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):
+                    self._leave(status)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # the second signal; the thread ends with the process
+                    with noted(error, "recording that"):
+                        self._leave(status)
+                raise
+        if signals.exit_code is not None and status == "FINISHED":
+            raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
+
+    def _tell_closing(self) -> None:
+        say(f"closing run {self._name!r}: {self.hub.progress()}")
+
+    def _leave(self, status: RunStatus) -> None:
+        self._note_end("KILLED" if status == "FINISHED" else status)
+        say(f"run {self._name!r} is left at once; the next start delivers what it can")
+
+    def _close(self, status: RunStatus) -> None:
+        try:
+            try:
+                self.flusher.close()
+            except Exception as error:
+                with noted(error, "a save"):
+                    self.saves.report(wait=True)
+                raise
+            self.saves.report(wait=True)
+        except BaseException:
+            status = "FAILED" if status == "FINISHED" else status
+            raise
+        finally:
+            try:
+                self._close_hub(status)
+            finally:
+                self._lock.release()
+
+    def _close_hub(self, status: RunStatus) -> None:
+        try:
+            self.hub.close(status)
+        except BaseException as error:  # it could not write down how the run ended; whoever reads run.json must know
+            with noted(error, "recording that"):
+                self._note_end(status)
+            raise
+
+    def _note_end(self, status: RunStatus) -> None:
+        record = RunRecord.read(self._paths.run_record_path)
+        if record is not None and record.status == "RUNNING":
+            record.close(self._paths.run_record_path, status)
+
+
+def tell_changes(paths: RunFiles, config: TrieyeConfig) -> None:
+    """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
+    if changes := changed_values(paths.config_path, config):
+        say(
+            f"run {config.run_name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
+            "if that is not meant, choose another run_name"
+        )
+
+
+def _done_within(patience_s: float | None, work: Callable[[], None], tell: Callable[[], None]) -> bool:
+    """Do something that can be left at any moment, by a signal too, and that then ends with the process.
+
+    Args:
+        patience_s: How long to wait; None: as long as it takes.
+        work: What to do.
+        tell: Called now and then if it takes long.
+
+    Returns:
+        Whether it was done in time.
+    """
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    try:
+        threading.Thread(target=run, name="trieye-close", daemon=True).start()
+    except RuntimeError:  # the interpreter is ending and starts no threads any more
+        run()
+    while not wait([outcome], TELL_EVERY_S if patience_s is None else patience_s).done:
+        if patience_s is not None:
+            return False
+        tell()
+    outcome.result()
+    return True
+
+
+def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
+    """Take the lock of a run, also from a detached hub of the same cluster that has no driver any more."""
+    try:
+        return lock.acquire()
+    except RunLockedError:
+        if config.runtime.kind != "cluster" or not lock.is_of_hub:
+            raise
+    from trieye.hub.ray_orphan import take_over
+
+    take_over(config, lock)
+    return lock.acquire(HUB_GONE_AFTER_S)
+
+
+def _sweep() -> str | None:
+    launch = launch_info()
+    return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
+
+
+def _for_the_hub(config: TrieyeConfig) -> TrieyeConfig:
+    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ.
+
+    It writes the tags down, and need not have the environment by which their secrets are known.
+    """
+    plain = config.trieye.model_copy(update={"tags": redacted(config.tags)})
+    changes: Mapping[str, Any] = {"auto_resume_latest": False}
+    if "auto_resume_latest" not in plain.persistence.model_fields_set:
+        plain.persistence = plain.persistence.model_copy(update=changes)
+    if plain.stats.undeclared is None:
+        plain.stats = plain.stats.model_copy(update={"undeclared": "auto"})
+    return plain

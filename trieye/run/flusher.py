@@ -1,0 +1,329 @@
+"""Flusher: takes logged values from the threads that log and brings them to the hub in batches."""
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from trieye.config import RuntimeConfig
+from trieye.exceptions import ProcessingError, RunClosedError
+from trieye.hub.hub import Channel
+from trieye.process.progress import say
+from trieye.run.delivery import Delivery
+from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.operations import LogImage, LogText, Medium
+
+MAX_BATCH_EVENTS = 10_000
+
+MAX_PENDING_MEDIA = 1000
+MAX_PENDING_MEDIA_BYTES = 64 << 20
+
+LONGEST_FAREWELL_S = 1.0
+
+MAX_LATEST_NAMES = 10_000
+"""Names whose last value is remembered; no terminal shows more."""
+
+_Answer = SimpleQueue[None]
+
+
+class Flusher:
+    """A thread that sends what was appended to `pending`, in order, every flush interval.
+
+    Only that thread talks to the hub. Those that log only append and wait, so Ctrl-C or a signal in one of them
+    neither loses nor doubles anything.
+
+    Args:
+        channel: Where the values go.
+        runtime: Interval, bounds and what to do beyond them.
+
+    Attributes:
+        pending: `EventRow`s or equal tuples; `append` on it is the whole cost of logging.
+        latest: Last value of each name, for the progress bar.
+    """
+
+    def __init__(self, channel: Channel, runtime: RuntimeConfig) -> None:
+        self.pending: deque[tuple[Any, ...]] = deque()
+        self.latest: dict[str, float] = {}
+        self._runtime = runtime
+        self._channel, self._run_name = channel, channel.run_name
+        self._delivery = Delivery(channel)
+        self._media: deque[Medium] = deque()
+        # No `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked for ever. Who waits puts a
+        # queue of its own into one of these, and gets something from it at the end of a round, or of any batch.
+        self._questions: SimpleQueue[_Answer] = SimpleQueue()
+        self._wants_room: SimpleQueue[_Answer] = SimpleQueue()
+        self._num_accepted = self._num_sending = 0
+        self._num_dropped, self._dropped_lock = 0, threading.Lock()
+        self._is_closing = self._told_full = False
+        self._failure: Exception | None = None
+        self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._thread = threading.Thread(target=self._work, name="trieye-flush", daemon=True)
+        self._thread.start()
+
+    # called by the threads that log
+
+    def attach(self, on_end: Callable[[], None]) -> None:
+        """Call a bound method when nothing can be appended any more; its object is not kept alive."""
+        self._attached = [held for held in self._attached if held() is not None] + [weakref.WeakMethod(on_end)]
+
+    def detach_all(self) -> None:
+        """Tell all that were attached that nothing can be appended any more."""
+        attached, self._attached = self._attached, []
+        for held in attached:
+            if (on_end := held()) is not None:
+                on_end()
+
+    def make_room(self) -> bool:
+        """Return whether there is room for another event; waits for it if the config says so.
+
+        Raises:
+            ProcessingError: The hub will never take more.
+        """
+        return self._make_room(lambda: len(self.pending) < self._runtime.max_pending_events)
+
+    def submit(self, medium: Medium) -> None:
+        """Send a histogram, a picture or a text; waits for room if there are many, or drops it, as for events.
+
+        Raises:
+            ProcessingError: The hub will never take more.
+        """
+
+        def has_room() -> bool:
+            sizes = [_size_bytes(waiting) for waiting in self._media.copy()]
+            return len(sizes) < MAX_PENDING_MEDIA and sum(sizes) < MAX_PENDING_MEDIA_BYTES
+
+        if has_room() or self._make_room(has_room):
+            self._media.append(medium)
+
+    def _make_room(self, has_room: Callable[[], bool]) -> bool:
+        if self._runtime.overflow == "drop":
+            with self._dropped_lock:
+                self._num_dropped += 1
+            return False
+        self._tell_full()
+        while not has_room():
+            answer: _Answer = SimpleQueue()
+            self._wants_room.put(answer)
+            self._ask(answer)
+            answer.get()
+            self._raise_failure()
+        return True
+
+    def _tell_full(self) -> None:
+        if not self._told_full:
+            self._told_full = True
+            reason = self._delivery.trouble or "it is slower than what is logged"
+            say(f"run {self._run_name!r}: too many values wait for the hub ({reason}); logging waits, too")
+
+    def _ask(self, answer: _Answer) -> None:
+        """Begin a round at once; something is put into `answer` when it is over, or when there will be none."""
+        self._questions.put(answer)
+        if self._failure is not None:  # the thread may have looked for questions for the last time
+            answer.put(None)
+
+    def flush(self) -> None:
+        """Return when everything appended before is accepted by the hub.
+
+        Raises:
+            ProcessingError: The hub takes nothing; what is not accepted is kept, and sent as soon as it does, unless
+                it never will.
+        """
+        answer: _Answer = SimpleQueue()
+        self._ask(answer)
+        is_answered = False
+        while not is_answered:
+            before = self._num_accepted
+            with contextlib.suppress(Empty):
+                answer.get(timeout=self._runtime.ack_timeout_s)
+                is_answered = True
+            if not is_answered and self._num_accepted == before:  # a hub that is slow is not one that takes nothing
+                self._raise_overdue()
+        self._raise_failure()
+
+    def _raise_overdue(self) -> None:
+        reason = self._delivery.trouble or "it does not answer"
+        raise ProcessingError(
+            f"run {self._run_name!r}: the hub accepted nothing for {self._runtime.ack_timeout_s:g} s, and "
+            f"{self.num_waiting} values wait: {reason}"
+        ) from self._delivery.trouble
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise ProcessingError(
+                f"run {self._run_name!r}: the hub takes no values any more, and {self.num_waiting} are not logged: "
+                f"{self._failure}"
+            ) from self._failure
+
+    @property
+    def num_waiting(self) -> int:
+        """Values that are not known to be accepted."""
+        return len(self.pending) + len(self._media) + self._num_sending
+
+    def close(self) -> None:
+        """Send what is left and end the thread; a second call does nothing.
+
+        Raises:
+            ProcessingError: The hub did not take it; nothing is sent any more.
+        """
+        self.detach_all()
+        if self._is_closing:
+            return
+        self._is_closing = True
+        try:
+            self.flush()
+        except (KeyboardInterrupt, SystemExit):
+            say(f"run {self._run_name!r}: {self.num_waiting} values are not logged")
+            raise
+        finally:
+            self._give_up()
+            self._thread.join(LONGEST_FAREWELL_S)  # it may be in a call that is never answered
+
+    def close_at_exit(self) -> None:
+        """Send what is left if the process can still do so, and say what is lost."""
+        if self._channel.works_at_exit:
+            try:
+                self.close()
+            except ProcessingError as error:
+                say(str(error))
+            return
+        self.detach_all()
+        self._give_up()
+        if self.num_waiting:
+            say(
+                f"run {self._run_name!r}: {self.num_waiting} values of this process were not sent before it ended; "
+                "flush or close its client before that (in an actor: in its method __ray_shutdown__)"
+            )
+
+    def _give_up(self) -> None:
+        _forget(self._channel.key)
+        self._failure = self._failure or RunClosedError(f"run {self._run_name!r} is closed")
+        self._delivery.give_up()
+        self._ask(SimpleQueue())
+
+    # called by the thread that sends
+
+    def _work(self) -> None:
+        asked: list[_Answer] = []
+        try:
+            while self._failure is None:
+                asked = self._next_questions()
+                self._send()
+                _answer(asked)
+        except Exception as error:  # noqa: BLE001 - a remote call: kept for those that log, who raise it at the next flush
+            if self._failure is None:
+                say(f"run {self._run_name!r}: the hub takes no values any more: {error}")
+                self._failure = error
+        _answer([*asked, *_taken(self._questions), *_taken(self._wants_room)])
+
+    def _next_questions(self) -> list[_Answer]:
+        """Wait until somebody asks, at most for the flush interval."""
+        try:
+            first = self._questions.get(timeout=self._runtime.flush_interval_s)
+        except Empty:
+            return []
+        return [first, *_taken(self._questions)]
+
+    def _send(self) -> None:
+        """Send what is there by now."""
+        left = len(self.pending)
+        while left:
+            size = min(left, MAX_BATCH_EVENTS)
+            self._num_sending = size
+            self._send_rows([self.pending.popleft() for _ in range(size)])
+            left -= size
+            self._note_accepted()
+        for _ in range(len(self._media)):
+            self._delivery.log_operation(self._media[0])
+            self._media.popleft()
+            self._note_accepted()
+        self._report_dropped()
+
+    def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        try:
+            batch = EventBatch.from_rows(rows)
+        except (OverflowError, TypeError, ValueError):
+            good, bad = salvage([EventRow(*row) for row in rows])
+            for reason, count in Counter(reason for reason, _ in bad).items():
+                self._delivery.count_dropped(reason, count)
+            batch = EventBatch.from_rows(good)
+        self._remember(batch)
+        self._delivery.log(batch)
+
+    def _remember(self, batch: EventBatch) -> None:
+        last = np.zeros(len(batch.names))
+        last[batch.codes] = batch.values  # of values for the same place, the last one stays
+        for name, value in zip(batch.names, last.tolist(), strict=True):
+            if name in self.latest or len(self.latest) < MAX_LATEST_NAMES:
+                self.latest[name] = value
+
+    def _note_accepted(self) -> None:
+        self._num_sending = 0
+        self._num_accepted += 1
+        _answer(_taken(self._wants_room))
+
+    def _report_dropped(self) -> None:
+        with self._dropped_lock:
+            dropped, self._num_dropped = self._num_dropped, 0
+        if dropped:
+            self._delivery.count_dropped("overflow", dropped)
+
+
+def _taken(questions: SimpleQueue[_Answer]) -> list[_Answer]:
+    """Return the questions that were asked by now, and forget them; only one thread calls this."""
+    return [questions.get() for _ in range(questions.qsize())]
+
+
+def _answer(questions: Iterable[_Answer]) -> None:
+    for answer in questions:
+        answer.put(None)
+
+
+def _size_bytes(medium: Medium) -> int:
+    if isinstance(medium, LogImage):
+        return len(medium.png)
+    return len(medium.text) if isinstance(medium, LogText) else 0
+
+
+_flushers: dict[str, Flusher] = {}
+_lock = threading.Lock()
+
+
+def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:
+    """Return the flusher of this process for a hub; it is made at first use, and closed when the process ends.
+
+    Args:
+        channel: The way to the hub.
+        runtime: See `Flusher`.
+    """
+    with _lock:
+        if channel.key not in _flushers:
+            flusher = _flushers[channel.key] = Flusher(channel, runtime)
+            atexit.register(flusher.close_at_exit)
+        return _flushers[channel.key]
+
+
+def _forget(key: str) -> None:
+    with _lock:
+        flusher = _flushers.pop(key, None)
+    if flusher is not None:
+        atexit.unregister(flusher.close_at_exit)
+
+
+def _forget_in_child() -> None:
+    # a forked child has neither the threads nor the right to speak for its parent
+    global _lock
+    _lock = threading.Lock()
+    for flusher in _flushers.values():
+        flusher.detach_all()
+        atexit.unregister(flusher.close_at_exit)
+    _flushers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,396 @@
+"""Run: the object that user code holds."""
+
+import atexit
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
+from trieye.config.fingerprint import leaves
+from trieye.config.redaction import redacted, redacted_text
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
+from trieye.files.run_files import RunFiles
+from trieye.process.progress import say
+from trieye.process.signals import LeaveOnSignal
+from trieye.run.attempt import Attempt
+from trieye.run.flusher import Flusher
+from trieye.run.recorder import Recorder
+from trieye.run.run_client import RunClient
+from trieye.run.saves import SaveHandle
+from trieye.run.steps import key_metrics, steps
+from trieye.schemas import RunStatus
+from trieye.snapshot import rng
+from trieye.snapshot.adapters import stateful
+from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.parts import SavedParts
+
+if TYPE_CHECKING:
+    from trieye.replay import ReplayBuffer
+
+
+class Run(Recorder):
+    """One training with one directory and one identity, across restarts.
+
+    Use it as a context manager: it is flushed and closed on every way out, and its status says which one it was.
+
+        with trieye.Run(config) as run:
+            run.restore(agent=agent)
+            for step in run.steps(10_000):
+                run.log(agent.update())
+                if run.save_due:
+                    run.save(agent=agent)
+
+    Sent to a Ray task or actor it arrives as a `RunClient`.
+
+    Args:
+        config: The config of the run.
+        group: The sweep that it belongs to, whose members never resume each other; None: that of Hydra, if any.
+
+    Attributes:
+        config: The config of the run.
+        name: Its name.
+        dir: Its directory.
+        step: The step that is under way, or the last one that is complete.
+        resumed: Whether `restore` found a state.
+        resumed_from_another: Whether that state is of another run.
+        restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
+        saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
+        stop_requested: Whether a signal asked the run to stop.
+        exit_code: What the program should exit with then.
+    """
+
+    def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
+        super().__init__(config.run_name, config.runtime.max_pending_events)
+        self.config = config
+        self.resumed = self.resumed_from_another = False
+        self.restored: Mapping[str, Any] = {}
+        self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
+        self.dir = RunFiles(config.trieye.persistence).run_base_dir
+        self._group = group
+        self._attempt: Attempt | None = None
+        self._replay: ReplayBuffer | None = None
+        self._on_signal = LeaveOnSignal(
+            f"leaving run {self.name!r}; start it again with run_name={self.name} to go on",
+            requeue_exit_code=config.runtime.requeue_exit_code,
+        )
+
+    # life
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RunInterrupted | KeyboardInterrupt):
+            is_second = self.stop_requested and getattr(error, "is_told", True)  # what `steps` raises is not told yet
+            self._close_after(error, "KILLED", at_once=is_second)
+            if isinstance(error, RunInterrupted):
+                error.tell(say)
+        elif kind is None or (isinstance(error, SystemExit) and not error.code):
+            self.close("FINISHED")
+        elif issubclass(kind, SystemExit):
+            self._close_after(error, "KILLED")
+        else:
+            with noted(error, f"writing down the failure of run {self.name!r}"):
+                self._keep_traceback(error)
+            self._close_after(error, "FAILED")
+
+    def open(self) -> Self:
+        """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
+
+        In the main thread SIGTERM, SIGUSR1 and SIGXCPU end the program from now on by `RunInterrupted`, so that the run
+        is closed, unless the program has handlers of its own.
+
+        Raises:
+            ConfigurationError: The directory cannot be used.
+            RunLockedError: Another process writes to the run.
+        """
+        if self._attempt is None:
+            self._on_signal.take()
+            try:
+                self._attempt = Attempt(self.config, self._group)
+            except BaseException:
+                self._on_signal.give_back()
+                raise
+            self._use(self._attempt.flusher, self._forget)
+            atexit.register(self._close_at_exit)
+        return self
+
+    def close(self, status: RunStatus = "FINISHED", *, at_once: bool = False) -> None:
+        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+
+        Args:
+            status: How it ended.
+            at_once: Leave what takes longer than 2 s to the next attempt, as a kill does.
+
+        Raises:
+            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not take all metrics; likewise.
+            RunInterrupted: A signal came meanwhile.
+        """
+        if self._attempt is not None:
+            attempt = self._attempt
+            self._let_go()
+            self._attempt = None
+            atexit.unregister(self._close_at_exit)
+            try:
+                attempt.close(status, at_once=at_once)
+            finally:
+                self._on_signal.give_back()
+
+    def _forget(self) -> None:
+        if self._flusher is not None:  # in a forked child, which has no right to close the run of its parent
+            self._let_go()
+            self._attempt = None
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
+        self.close("KILLED")
+
+    def _keep_traceback(self, error: BaseException | None) -> None:
+        if self._attempt is not None and error is not None:
+            path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
+            text = redacted_text("".join(traceback.format_exception(error)))
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
+        with noted(error, f"closing run {self.name!r}"):
+            self.close(status, at_once=at_once)
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started, this time included."""
+        return self._opened().number
+
+    def __repr__(self) -> str:
+        state = "closed" if self._attempt is None else f"open, attempt {self.attempt}"
+        return f"<trieye.Run {self.name!r} at step {self.step}, {state}, in {self.dir}>"
+
+    # metrics
+
+    def client(self) -> RunClient:
+        """Return what threads, Ray tasks and actors hold to log to this run.
+
+        Raises:
+            RunClosedError: The run is not open.
+        """
+        attempt = self._opened()
+        return RunClient(attempt.hub, self.config.runtime, flusher=attempt.flusher)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.client().__reduce__()
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Record parameters of the run, such as hyperparameters; nested dicts become dotted names, secrets `***`."""
+        self._opened().hub.log_params(dict(leaves(redacted(params))))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._opened().hub.set_tags(redacted({str(key): str(value) for key, value in tags.items()}))
+
+    def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
+        """Keep a file or directory with the run, as it is now: a copy of it is made before this returns.
+
+        Args:
+            path: The file.
+            artifact_path: Folder among the artifacts of the run; None: their root.
+
+        Raises:
+            ConfigurationError: There is no such file.
+            SerializationError: It cannot be read, or there is no room for the copy.
+        """
+        file = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
+        if not file.exists():
+            raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
+        self._opened().hub.log_artifact(file, artifact_path)
+
+    def flush(self) -> None:
+        """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged.
+
+        Raises:
+            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does.
+        """
+        attempt = self._opened()
+        attempt.flusher.flush()
+        attempt.hub.flush(self.step)
+
+    def best(self, name: str, mode: str | None = None) -> float:
+        """Return the best logged point of a metric, over all attempts.
+
+        Args:
+            name: Name of the metric.
+            mode: `max` or `min`; None: what `loop.mode` says.
+
+        Raises:
+            ConfigurationError: Nothing was logged under that name, or `mode` is something else.
+        """
+        chosen = mode or self.config.loop.mode
+        if chosen not in {"max", "min"}:
+            raise ConfigurationError(f"best({name!r}, mode={mode!r}): a mode is 'max' or 'min'")
+        self.flush()
+        seen = self._opened().hub.summary()
+        if name not in seen:
+            raise ConfigurationError(
+                f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} "
+                f"(known: {', '.join(sorted(seen)) or 'none'})"
+            )
+        return seen[name]["min" if chosen == "min" else "max"]
+
+    def latest(self) -> Mapping[str, float]:
+        """Return the last value logged under each name, a moment ago."""
+        return {} if self._flusher is None else self._flusher.latest
+
+    def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
+        """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
+        return self._opened().hub.mlflow_run_id(timeout_s)
+
+    def health(self) -> dict[str, Any]:
+        """Return the state of each sink, what was dropped by reason, late events and failed saves."""
+        return self._opened().hub.health()
+
+    # state
+
+    @property
+    def replay(self) -> "ReplayBuffer":
+        """The replay buffer that the config describes; saved and restored with the run."""
+        if self._replay is None:
+            from trieye.replay import ReplayBuffer
+
+            self._replay = ReplayBuffer.from_config(self.config.replay, seed=self.config.seed)
+        return self._replay
+
+    @property
+    def save_due(self) -> bool:
+        """Whether to save at the end of this step: it is its turn, or a signal asked the run to stop.
+
+        It stays true until something is saved, so that a loop may wait for the end of an episode.
+        """
+        every = self.config.persistence.checkpoint_save_freq_steps
+        return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
+
+    def save(self, *, objective: float | None = None, **objects: Any) -> SaveHandle:
+        """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
+
+        The step, the random generators of python, numpy and torch and the replay buffer are included. Of a buffer, only
+        what is new since the last checkpoint is copied and written.
+
+        Args:
+            objective: How good this state is; the best one can be found again.
+            **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
+                arrays and tensors.
+
+        Returns:
+            What tells when it is safe on disk. A save that fails is also reported by the next one, and by `close`.
+
+        Raises:
+            CheckpointError: An earlier save failed; this one was begun all the same.
+            ConfigurationError: `replay` is something else than `run.replay`, which is in use.
+        """
+        attempt = self._opened()
+        saves, hub, step, rated = attempt.saves, attempt.hub, index(self.step), objective is not None
+        quality = None if objective is None else float(objective)  # of NumPy and torch, too
+        saves.make_room(rated=rated)
+        own = self._replay if self.config.persistence.save_buffer else None
+        if own is not None and objects.setdefault("replay", own) is not own:
+            raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
+        held = {"objects": objects, "rng": rng.capture(), "step": step}
+        state = encode(held, known=saves.known_parts)
+        attempt.flusher.flush()
+        hub_state = hub.get_state(step)
+        metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
+        handle = saves.add(
+            step, lambda: hub.save(step, state, metadata, hub_state), parts=state.parts.keys(), rated=rated
+        )
+        self.saved_step = step
+        saves.report(wait=False, but=handle)
+        return handle
+
+    def restore(self, **objects: Any) -> bool:
+        """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
+
+        Args:
+            **objects: Objects with `load_state_dict()`, random generators and environments, under the names given to
+                `save`.
+
+        Returns:
+            Whether there was something to restore.
+
+        Raises:
+            CheckpointError: None of the checkpoints is whole, or it lacks an object, or `damaged_replay` refuses it.
+        """
+        attempt = self._opened()
+        found = attempt.hub.restore(group=attempt.group, config_hash=attempt.config_hash)
+        if found is None:
+            if attempt.number > 1:
+                say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
+            return False
+        encoded, origin = found
+        attempt.saves.restored(encoded.parts.keys() if origin["is_own"] else ())
+        state = decode(encoded, on_damage=self.config.persistence.damaged_replay)
+        held = state["objects"]
+        is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
+        if is_ours and "replay" not in objects:
+            objects["replay"] = self.replay
+        for name, target in objects.items():
+            if name not in held:
+                raise CheckpointError(
+                    f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} "
+                    f"(it holds: {', '.join(held)})"
+                )
+            adapted = stateful(target)
+            if not callable(getattr(adapted, "load_state_dict", None)):
+                raise ConfigurationError(
+                    f"restore({name}=...): a {type(target).__name__} has no load_state_dict(); "
+                    f"call restore() without it and read run.restored[{name!r}]"
+                )
+            adapted.load_state_dict(held[name])
+        self.restored = held
+        rng.restore(state["rng"])
+        self.step = self.saved_step = state["step"]
+        self.resumed, self.resumed_from_another = True, not origin["is_own"]
+        say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
+        return True
+
+    # stepping
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """Yield the numbers of the steps that are left, 1 to `total`, with a progress bar.
+
+        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the step end and makes `save_due` true; a second one
+        stops at once.
+
+        Args:
+            total: The last step; None: go on until the loop is left.
+
+        Raises:
+            RunInterrupted: A signal asked the run to stop.
+        """
+        return steps(self, total, requeue_exit_code=self.config.runtime.requeue_exit_code)
+
+    def key_metrics(self) -> Mapping[str, float]:
+        """Return the last value logged under each name, those for the progress bar only, the objective first."""
+        return key_metrics(dict(self.latest()), self.config.loop.objective)
+
+    def wait_for_saves(self) -> None:
+        """Return when everything that was saved is safe on disk.
+
+        Raises:
+            CheckpointError: A save failed.
+        """
+        self._opened().saves.report(wait=True)
+
+    def _opened(self) -> Attempt:
+        if self._attempt is None:
+            raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
+        return self._attempt
+
+    def _open_flusher(self) -> Flusher:
+        self._opened()
+        return super()._open_flusher()

@@ -1,0 +1,91 @@
+"""steps: the loop over the steps of a run that are left."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from trieye.exceptions import RunInterrupted
+from trieye.process.progress import Progress, say
+from trieye.process.signals import StopSignals
+
+_LOOKED_FOR = ("eval", "episode/return", "return", "reward", "loss")
+_NOT_KEY_METRICS = ("time/", "progress/", "env_steps")
+
+
+class Stepped(Protocol):
+    """What the loop needs of a run.
+
+    Attributes:
+        name: Name of the run.
+        step: The step that is under way, or the last one that is complete.
+        saved_step: The last step that was saved; -1 before the first.
+        stop_requested: Whether a signal asked the run to stop.
+        exit_code: What the process should exit with then.
+    """
+
+    name: str
+    step: int
+    saved_step: int
+    stop_requested: bool
+    exit_code: int
+
+    def key_metrics(self) -> Mapping[str, float]:
+        """Return the values to show, the most important one first."""
+
+    def wait_for_saves(self) -> None:
+        """Return when what was saved is safe on disk; raises if it is not."""
+
+
+def steps(run: Stepped, total: int | None, *, requeue_exit_code: int | None = None) -> Iterator[int]:
+    """Yield the numbers of the steps that are left; see `Run.steps`.
+
+    Args:
+        run: The run.
+        total: The last step; None: there is none.
+        requeue_exit_code: What to exit with after a signal that is not Ctrl-C; None: 128 + its number.
+
+    Raises:
+        RunInterrupted: A signal asked the run to stop.
+        CheckpointError: It did, and what was to be saved is not.
+    """
+    if total is not None and run.step >= total:
+        say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to go on")
+        return
+
+    def request_stop(exit_code: int) -> None:
+        run.stop_requested, run.exit_code = True, exit_code
+
+    stops = StopSignals(
+        request_stop,
+        "stopping after this step and saving; the second signal (or Ctrl-C) stops at once",
+        requeue_exit_code=requeue_exit_code,
+    )
+    with stops, Progress(run.name, total, run.step, run.key_metrics) as bar:
+        had_its_chance = False
+        while total is None or run.step < total:
+            if run.stop_requested and (had_its_chance or run.saved_step == run.step):
+                break
+            had_its_chance = run.stop_requested
+            run.step += 1
+            try:
+                yield run.step
+            finally:  # also when the loop is left by `break`
+                bar.update(run.step)
+    if run.stop_requested and (total is None or run.step < total):
+        run.wait_for_saves()
+        raise RunInterrupted(_farewell(run), run.exit_code)
+
+
+def _farewell(run: Stepped) -> str:
+    saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
+    return f"run {run.name!r} stops at step {run.step}: {saved}; start it again with run_name={run.name} to go on"
+
+
+def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
+    """Return the values worth a place beside the progress bar, those that people look for first."""
+    wanted = (objective, *_LOOKED_FOR)
+
+    def rank(name: str) -> int:
+        return next((place for place, start in enumerate(wanted) if name.lower().startswith(start)), len(wanted))
+
+    shown = [name for name in latest if not name.startswith(_NOT_KEY_METRICS)]
+    return {name: latest[name] for name in sorted(shown, key=rank)}

@@ -1,5 +1,0 @@
-"""What a worker of a Ray that `join_ray` started imports first: SIGTERM is blocked there, and need not be here."""
-
-from trieye.signals import let_sigterm_through
-
-let_sigterm_through()

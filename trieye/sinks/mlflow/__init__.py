@@ -1,0 +1,1 @@
+"""Points and files to MLflow; no other module knows its tables."""

@@ -1,0 +1,169 @@
+"""Which MLflow experiment and runs belong to a run and to its sweep; the client is given."""
+
+import getpass
+import logging
+import time
+from pathlib import Path, PurePath
+from typing import Any
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import TrieyeError
+from trieye.sinks.base import RunInfo
+from trieye.sinks.mlflow import store as mlflow_store
+
+log = logging.getLogger("trieye.sinks")
+
+RUN_ID_TAG = "trieye.run_id"
+"""Tag that finds the MLflow run again when the answer to its creation was lost."""
+
+SWEEP_TAG = "trieye.sweep"
+"""Tag with the sweep of a run; members of a sweep and their parent have it."""
+
+SWEEP_PARENT_TAG = "trieye.sweep_parent"
+"""Tag that only the parent of a sweep has."""
+
+PARENT_TAG = "mlflow.parentRunId"
+"""Tag by which MLflow shows a run below another one."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def experiment_id(client: Any, run: RunInfo) -> str:
+    """Return the id of the app's experiment, which is created if need be.
+
+    Raises:
+        TrieyeError: The experiment was deleted.
+    """
+    experiment = client.get_experiment_by_name(run.app_name)
+    if experiment is None:
+        # a server has its own place for artifacts; a database on this disk would take the working directory
+        is_local = mlflow_store.is_sqlite(run.tracking_uri)
+        location = artifacts_of(run).as_uri() if is_local else None
+        try:
+            return str(client.create_experiment(run.app_name, artifact_location=location))
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+                raise
+            experiment = client.get_experiment_by_name(run.app_name)  # another process was faster
+    if experiment.lifecycle_stage == "deleted":
+        raise TrieyeError(
+            f"the MLflow experiment {run.app_name!r} was deleted; restore it with "
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or use another app_name"
+        )
+    return str(experiment.experiment_id)
+
+
+def artifacts_of(run: RunInfo) -> Path:
+    """Return the directory of all artifacts of the app, if its MLflow store is on this disk."""
+    return (run.mlflow_dir / "artifacts").absolute()
+
+
+def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
+    """Return the MLflow run of earlier attempts, or None.
+
+    Raises:
+        TrieyeError: The MLflow run was deleted.
+    """
+    if run.mlflow_run_id is not None:
+        try:
+            known = client.get_run(run.mlflow_run_id)
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            shown = redacted_text(run.tracking_uri)
+            log.warning("the MLflow run %s is not in %s; another one is used", run.mlflow_run_id, shown)
+        else:
+            require_active(known)
+            return known
+    found = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run.run_id}'")
+    return found[0] if found else None
+
+
+def create(client: Any, run: RunInfo, experiment_id: str) -> str:
+    """Create the MLflow run and return its id."""
+    tags = {RUN_ID_TAG: run.run_id, "mlflow.user": _user()}
+    created = client.create_run(experiment_id, start_time=milliseconds(run.created), tags=tags, run_name=run.run_name)
+    return str(created.info.run_id)
+
+
+def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
+    """Return the id of the MLflow run below which the members of a sweep are shown; it is created if need be.
+
+    Many processes may ask at the same time. No store offers "create if absent", so each that finds none creates one and
+    then looks again: the oldest is the parent, and whoever made a younger one deletes it. Where one was on its way when
+    another looked, there are two for a while; `end_sweep` settles that.
+    """
+    parents = _sweep_parents(client, experiment_id, group)
+    if not parents:
+        tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
+        now = milliseconds(time.time())
+        own = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
+        parents = _sweep_parents(client, experiment_id, group)
+        if parents[0].info.run_id != own:
+            client.delete_run(own)
+    parent = parents[0]
+    if parent.info.status != "RUNNING":
+        client.update_run(parent.info.run_id, status="RUNNING")
+    return str(parent.info.run_id)
+
+
+def sweep_name(group: str) -> str:
+    """Return the last two parts of a sweep's directory, which are a date and a time as Hydra names it."""
+    return "/".join(PurePath(group).parts[-2:]).lstrip("/") or group
+
+
+def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> None:
+    """Mark the parent of a sweep as finished; the next member that opens marks it as running again.
+
+    Args:
+        client: The client.
+        member_id: The member that ends; it comes below the oldest parent if it is below another one.
+        experiment_id: The experiment of both.
+        group: The sweep.
+    """
+    parents = _sweep_parents(client, experiment_id, group)
+    if not parents:
+        log.warning("the parent of the sweep %s in MLflow was deleted; its runs are no longer nested", group)
+        return
+    oldest = parents[0].info.run_id
+    before = client.get_run(member_id).data.tags.get(PARENT_TAG)
+    if before != oldest:
+        client.set_tag(member_id, PARENT_TAG, oldest)
+        for younger in parents[1:]:
+            client.delete_run(younger.info.run_id)
+    client.set_terminated(oldest, "FINISHED")
+
+
+def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:
+    # a filter has no way to write a value with both kinds of quotes; `_` matches any character
+    pattern = group.replace("'", "_").replace('"', "_")
+    where = f"tags.`{SWEEP_PARENT_TAG}` = 'true' AND tags.`{SWEEP_TAG}` LIKE '{pattern}'"
+    found = [run for run in client.search_runs([experiment_id], where) if run.data.tags[SWEEP_TAG] == group]
+    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def require_active(run: Any) -> None:
+    """Do nothing if the MLflow run takes points.
+
+    Raises:
+        TrieyeError: It was deleted.
+    """
+    if run.info.lifecycle_stage == "deleted":
+        run_id = run.info.run_id
+        raise TrieyeError(f"the MLflow run was deleted; restore it with `mlflow runs restore --run-id {run_id}`")
+
+
+def milliseconds(unix_time: float) -> int | None:
+    """Return Unix seconds as the time that MLflow stores, 0 for what is earlier; None if 64 bits cannot hold it."""
+    try:
+        time_ms = int(unix_time * 1000)
+    except (OverflowError, ValueError, TypeError):  # inf, nan, and what is no number
+        return None
+    return max(0, time_ms) if time_ms in _INT64 else None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return "unknown"

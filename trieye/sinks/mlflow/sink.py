@@ -1,0 +1,378 @@
+"""MlflowSink: points, parameters, tags, files and pictures of a run to an MLflow store or server."""
+
+import contextlib
+import logging
+import os
+import posixpath
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.sinks.base import RunInfo, RunStatus
+from trieye.sinks.mlflow import run as mlflow_run
+from trieye.sinks.mlflow import schema as mlflow_schema
+from trieye.sinks.mlflow import store as mlflow_store
+from trieye.sinks.mlflow.names import artifact_directory, mlflow_name
+from trieye.sinks.mlflow.run import milliseconds
+from trieye.sinks.mlflow.superseded import SupersededPoints
+from trieye.sinks.mlflow.system import SystemMetrics
+from trieye.stats.operations import LogImage, LogText, Medium
+from trieye.stats.point import Point
+
+log = logging.getLogger("trieye.sinks")
+
+_Kind = Literal["metrics", "params", "tags"]
+_MAX_PER_BATCH: dict[_Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
+_MAX_PARAM_LENGTH = 6000
+_MAX_TAG_LENGTH = 8000
+_INT64 = range(-(2**63), 2**63)
+
+
+class MlflowSink:
+    """Logs to one MLflow run, which later attempts continue.
+
+    Args:
+        on_run_id: Told the id of the MLflow run, before the first point is written.
+        client: An `MlflowClient` to use as it is, together with `RunInfo.mlflow_run_id` if that is given.
+        system_metrics_interval_s: Seconds between two points of each system metric; None: there are none.
+
+    Attributes:
+        run_id: Id of the MLflow run; None until `open` has worked.
+        is_empty: Whether the MLflow run is a new one.
+        refused: Points and parameters that MLflow does not take.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        on_run_id: Callable[[str], None] | None = None,
+        client: Any = None,
+        *,
+        system_metrics_interval_s: float | None = None,
+    ) -> None:
+        self.run_id: str | None = None
+        self.is_empty = False
+        self.refused = 0
+        self._on_run_id = on_run_id
+        self._given_client = client
+        self._client: Any = client
+        self._uri = ""
+        self._names: dict[str, str] = {}
+        self._params: dict[str, str] = {}
+        self._told: set[tuple[str, ...]] = set()
+        self._superseded = SupersededPoints()
+        self._parent_id: str | None = None
+        self._sweep: tuple[str, str] | None = None
+        self._system_metrics_interval_s = system_metrics_interval_s
+        self._system_metrics: SystemMetrics | None = None
+
+    def open(self, run: RunInfo) -> None:
+        """Create the experiment, which is named like the app, and the run, or continue it.
+
+        A member of a sweep is shown below one run for the whole sweep.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
+        """
+        self._uri = run.tracking_uri
+        mlflow_store.require_password(self._uri)
+        if self._given_client is not None and run.mlflow_run_id is not None:
+            run_id = run.mlflow_run_id
+        else:
+            with self._explained("open"):
+                run_id = self._connect(run)
+        self.run_id = run_id
+        if self._on_run_id is not None:
+            self._on_run_id(run_id)
+        self.set_tags({**run.tags, **self._sweep_tags(run)})
+        if self._system_metrics_interval_s is not None and self._system_metrics is None:
+            self._system_metrics = self._start_system_metrics(self._system_metrics_interval_s)
+
+    def note_superseded(self, points: Iterable[Point]) -> None:
+        """Remember points that the run holds and that a rewind has cut off: equal ones are not logged again."""
+        self._superseded.add(points)
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Log points in one request; their wall time is the time of the metric.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import Metric
+
+        metrics, refused = [], []
+        for point in self._superseded.without(points):
+            timestamp = milliseconds(point.wall_time)
+            if timestamp is None:
+                refused.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
+            elif point.step not in _INT64:
+                refused.append((point, "step", f"{point.step} is beyond 64 bits"))
+            else:
+                metrics.append(Metric(self._name("metric", point.metric), point.value, timestamp, point.step))
+        with self._explained("write"):
+            self._log("metrics", metrics)
+        for point, part, reason in refused:
+            self._refuse(f"metric {point.metric!r}: {part} {reason}", part, point.metric)
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Log parameters; those that the run has already stay as they are.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import Param
+
+        new, changed = {}, []
+        for name, text in params.items():
+            key, value = self._name("parameter", name), self._cut("parameter", name, text, _MAX_PARAM_LENGTH)
+            if key not in self._params:
+                new[key] = value
+            elif self._params[key] != value:
+                changed.append((name, self._params[key], value))
+        with self._explained("write"):
+            self._log("params", [Param(key, value) for key, value in new.items()])
+        self._params.update(new)
+        for name, known, value in changed:
+            message = f"parameter {name!r} again: it stays {known[:100]!r} and cannot become {value[:100]!r}"
+            self._refuse(message, "parameter", name, value)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        from mlflow.entities import RunTag
+
+        cut = {self._name("tag", name): self._cut("tag", name, text, _MAX_TAG_LENGTH) for name, text in tags.items()}
+        with self._explained("write"):
+            self._log("tags", [RunTag(key, value) for key, value in cut.items()])
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Copy a file, or a directory under its name, to the artifacts of the run.
+
+        Raises:
+            ProcessingError: It is gone or cannot be read, or `artifact_path` leaves the run's artifacts.
+            TrieyeError: MLflow cannot be reached.
+        """
+        if artifact_path is not None:
+            artifact_path = posixpath.normpath(artifact_path)
+            if artifact_path.startswith(("/", "..")):
+                raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the artifacts of the run")
+        with self._explained("write"):
+            if os.access(path, os.R_OK):
+                self._upload(path, artifact_path)
+            elif path.name not in self._names_in(artifact_path):  # where all of it comes again, it is gone and there
+                raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
+
+    def log_media(self, medium: Medium) -> None:
+        """Keep a picture or a text as an artifact with its name and step; MLflow has no view for histograms.
+
+        Raises:
+            ProcessingError: MLflow does not take it.
+            TrieyeError: MLflow cannot be reached.
+        """
+        if isinstance(medium, LogImage):
+            kind, suffix, content = "images", "png", medium.png
+        elif isinstance(medium, LogText):
+            kind, suffix, content = "texts", "md", medium.text.encode("utf-8", "backslashreplace")
+        else:
+            return
+        with self._explained("write"), tempfile.TemporaryDirectory(prefix="trieye-") as directory:
+            path = Path(directory) / f"step_{medium.step}.{suffix}"
+            path.write_bytes(content)
+            self._upload(path, f"{kind}/{artifact_directory(medium.name)}")
+
+    def close(self, status: RunStatus) -> None:
+        """Record how the run ended; RUNNING leaves it open for the next attempt.
+
+        Raises:
+            TrieyeError: MLflow cannot be reached.
+        """
+        if self._system_metrics is not None:
+            self._system_metrics.stop()
+            self._system_metrics = None
+        if status != "RUNNING":
+            with self._explained("close"):
+                self._client.set_terminated(self.run_id, status)
+                if self._sweep is not None:
+                    mlflow_run.end_sweep(self._client, str(self.run_id), *self._sweep)
+
+    def _connect(self, run: RunInfo) -> str:
+        from mlflow import MlflowClient
+
+        mlflow_store.set_environment(self._uri)
+        if mlflow_store.is_sqlite(self._uri):
+            # half a second of imports, which others need not wait for
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - only loaded
+        with mlflow_store.alone(self._uri) as database:
+            if database is not None:
+                prepare_database(database)
+                if database == (run.mlflow_dir / "mlflow.db").resolve():
+                    mlflow_store.follow_move(
+                        database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
+                    )
+            self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
+            experiment_id = mlflow_run.experiment_id(self._client, run)
+            if run.group is not None:
+                self._sweep = experiment_id, run.group
+                self._parent_id = mlflow_run.sweep_parent(self._client, experiment_id, run.group)
+        known = mlflow_run.find(self._client, run, experiment_id)
+        self.is_empty = known is None
+        if known is None:
+            return mlflow_run.create(self._client, run, experiment_id)
+        self._params = dict(known.data.params)
+        self._client.update_run(known.info.run_id, status="RUNNING")
+        return str(known.info.run_id)
+
+    def _sweep_tags(self, run: RunInfo) -> dict[str, str]:
+        if run.group is None or self._parent_id is None:
+            return {}
+        return {mlflow_run.SWEEP_TAG: run.group, mlflow_run.PARENT_TAG: self._parent_id}
+
+    def _start_system_metrics(self, interval_s: float) -> SystemMetrics | None:
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            with _quiet("mlflow.system_metrics.system_metrics_monitor"):
+                monitor = SystemMetricsMonitor(self.run_id, interval_s, resume_logging=True, tracking_uri=self._uri)
+        except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: the points are what matters
+            hint = "; pip install psutil" if isinstance(error, ImportError) else ""
+            log.warning(
+                "sinks.mlflow.system_metrics: there are none, since they cannot be read: %s%s",
+                redacted_text(str(error)),
+                hint,
+            )
+            return None
+        return SystemMetrics(monitor)
+
+    def _names_in(self, artifact_path: str | None) -> set[str]:
+        return {posixpath.basename(held.path) for held in self._client.list_artifacts(self.run_id, artifact_path)}
+
+    def _upload(self, path: Path, artifact_path: str | None) -> None:
+        try:
+            self._client.log_artifact(self.run_id, str(path), artifact_path)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            raise ProcessingError(f"artifact {path} to {artifact_path!r}: {_first_line(error)}") from error
+
+    def _log(self, kind: _Kind, entities: Sequence[Any]) -> None:
+        size = _MAX_PER_BATCH[kind]
+        for start in range(0, len(entities), size):
+            self._log_batch(kind, entities[start : start + size])
+
+    def _log_batch(self, kind: _Kind, entities: Sequence[Any]) -> None:
+        try:
+            self._client.log_batch(self.run_id, **{kind: entities})
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            mlflow_run.require_active(self._client.get_run(self.run_id))
+            if len(entities) == 1:
+                self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
+                return
+            # one that is refused must not cost its neighbors
+            half = len(entities) // 2
+            self._log_batch(kind, entities[:half])
+            self._log_batch(kind, entities[half:])
+
+    def _name(self, kind: str, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = mlflow_name(name)
+            if self._names[name] != name:
+                log.warning(
+                    "%s %r is called %r in MLflow, which does not take it as it is", kind, name, self._names[name]
+                )
+        return self._names[name]
+
+    def _cut(self, kind: str, name: str, value: str, length: int) -> str:
+        # a lone surrogate, as a file name has that is no UTF-8, and NUL cannot be stored by some databases
+        value = value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+        if len(value) > length and (kind, name) not in self._told:
+            self._told.add((kind, name))
+            log.warning("%s %r is cut from %d to the %d characters that MLflow takes", kind, name, len(value), length)
+        return value[:length]
+
+    def _refuse(self, message: str, *key: str) -> None:
+        """Count one thing that MLflow does not take, and say so once for each key."""
+        self.refused += 1
+        if key not in self._told:
+            self._told.add(key)
+            log.warning("MLflow does not take %s", message)
+
+    @contextlib.contextmanager
+    def _explained(self, doing: Literal["open", "write", "close"]) -> Iterator[None]:
+        try:
+            yield
+        except TrieyeError:
+            raise
+        except Exception as error:
+            shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
+            hint = (
+                "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is right"
+                if self._uri.startswith("http")
+                else "check that its directory can be written and that the disk is not full"
+            )
+            raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
+
+
+def prepare_database(path: Path) -> None:
+    """Make sure that `path` is a database that MLflow can open; one process at a time may do this.
+
+    Raises:
+        TrieyeError: It is damaged, and holds runs or cannot be read at all.
+    """
+    from mlflow.store.db import utils
+
+    if hasattr(utils, "_initialize_tables") and hasattr(utils, "_get_latest_schema_revision"):
+        mlflow_schema.prepare(path, create_tables=_create_tables, newest_revision=_newest_revision)
+    # another version of MLflow makes its tables itself, which a kill at that moment leaves half made
+
+
+def _create_tables(path: Path) -> None:
+    import sqlalchemy
+    from mlflow.store.db.utils import _initialize_tables
+
+    # an engine of our own: MLflow keeps its engines, and with them open connections, for ever
+    url = sqlalchemy.URL.create("sqlite", database=str(path))
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    sqlalchemy.event.listen(engine, "connect", _skip_durability)
+    with _quiet("mlflow.store.db.utils"):
+        _initialize_tables(engine)
+
+
+def _skip_durability(connection: Any, _record: object) -> None:
+    # nobody sees the file before it is whole and synced: 0.6 s instead of 0.9 s, more on a slow disk
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA journal_mode=MEMORY")
+
+
+def _newest_revision() -> str:
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep what MLflow tells about the tables it creates or the GPU it does not find off the terminal."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return getattr(error, "error_code", None) in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

@@ -1,0 +1,1 @@
+"""Points to TensorBoard's event files, by its own records."""

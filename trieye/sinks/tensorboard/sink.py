@@ -1,0 +1,103 @@
+"""TensorboardSink: a run as TensorBoard shows it, every point exactly once whatever happens to the process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from trieye.sinks.base import RunInfo, RunStatus
+from trieye.sinks.tensorboard import summaries as events
+from trieye.sinks.tensorboard.files import EventFiles, Place
+from trieye.stats.operations import Medium
+from trieye.stats.point import Point
+
+
+class _Position(msgspec.Struct, frozen=True):
+    """Where the files are, and the parameters that are still to be shown; None after that."""
+
+    place: Place = Place()
+    params: dict[str, str] | None = {}
+
+
+class TensorboardSink:
+    """Writes event files, a new one for each attempt of a run; each can go back to where an earlier attempt was.
+
+    Points that share step and wall time share one event, which is several times cheaper than an event for each.
+    Parameters that are known when the first value comes are shown in the HParams dashboard; TensorBoard takes them
+    only once.
+
+    Args:
+        flush_interval_s: Seconds that points may stay in memory.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, flush_interval_s: float = 2.0) -> None:
+        self.flush_interval_s = flush_interval_s
+        self._params: dict[str, str] | None = {}
+
+    def open(self, run: RunInfo) -> None:
+        """Prepare; the first file is made by the first flush that has something to write."""
+        self._run = run
+        self._files = EventFiles(run.tensorboard_dir)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it shows nothing of the run."""
+        return self._files.is_empty
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Take points; they are in the file after the next flush."""
+        self._add(events.scalars(points))
+
+    def log_media(self, medium: Medium) -> None:
+        """Take a histogram, a picture or a text; it is in the file after the next flush."""
+        self._add(events.media(medium))
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Keep parameters until the first value comes; later ones are left out."""
+        if self._params is not None:
+            self._params.update(params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Do nothing: TensorBoard has no place for tags."""
+
+    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
+        """Do nothing: TensorBoard has no place for files."""
+
+    def flush(self) -> None:
+        """Hand everything to the file system."""
+        self._files.flush()
+
+    def position(self) -> str:
+        """Return where the files are, everything flushed."""
+        return msgspec.json.encode(_Position(self._files.flush(), self._params)).decode()
+
+    def resume(self, position: str | None) -> bool:
+        """Go back to a position, or return False if the file is gone or is not what it was there."""
+        try:
+            found = _Position() if position is None else msgspec.json.decode(position, type=_Position)
+        except msgspec.MsgspecError:  # of another version of trieye
+            return False
+        if not self._files.go_back(found.place):
+            return False
+        self._params = found.params
+        return True
+
+    def clear(self) -> None:
+        """Take back everything that any attempt wrote; event files of others stay."""
+        self._files.clear()
+        self._params = {}
+
+    def close(self, status: RunStatus) -> None:  # noqa: ARG002 - event files hold no status
+        """Flush and close."""
+        self._add([])
+        self._files.flush()
+        self._files.close()
+
+    def _add(self, new: list[bytes]) -> None:
+        if not self._params:
+            self._files.add(new)
+            return
+        self._files.add([*events.session_start(self._params, self._run), *new])
+        self._params = None

@@ -1,0 +1,1 @@
+"""Objects to an encoded state, and back."""

@@ -1,0 +1,134 @@
+"""Pickled parts: whatever is neither plain data nor an array, with its tensors taken out and moved to the CPU."""
+
+import io
+import json
+import logging
+import pickle
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from trieye.exceptions import SerializationError
+from trieye.snapshot.nodes import KIND, Node
+
+if TYPE_CHECKING:
+    from trieye.snapshot.encode import Encoder
+
+logger = logging.getLogger(__name__)
+
+_warned = False
+
+
+def is_named_tuple(cls: type) -> bool:
+    """Tell whether a subclass of tuple was made by `NamedTuple` or `namedtuple`."""
+    return hasattr(cls, "_fields") and hasattr(cls, "_make")
+
+
+def encode_object(encoder: "Encoder", value: Any, path: str) -> Node:
+    """Pickle `value`.
+
+    Raises:
+        SerializationError: It cannot be pickled; the message names it.
+    """
+    _warn_once(path, type(value))
+    return {KIND: "object", "object": encoder.add_object(path, _pickle(encoder, value, path))}
+
+
+def encode_class(encoder: "Encoder", cls: type) -> str:
+    """Pickle a class once for the whole state and return the name of the part."""
+    name = f"class {cls.__module__}.{cls.__qualname__} {id(cls):x}"
+    if name not in encoder.objects:
+        _warn_once(name, cls)
+        encoder.objects[name] = _pickle(encoder, cls, name)
+    return name
+
+
+def decode_object(data: bytes, path: str, node_value: Callable[[Node], Any]) -> Any:
+    """Unpickle a part; this runs code, so the caller has checked where it comes from.
+
+    Raises:
+        SerializationError: A class is missing or has changed; the message names the part.
+    """
+    try:
+        return _Unpickler(data, node_value).load()
+    except Exception as error:  # a border: user classes run here and raise what they like
+        raise SerializationError(
+            f"the pickled part {path!r} cannot be restored: {type(error).__name__}: {error}; "
+            "the code that defines its class must be importable, as it was when the state was saved"
+        ) from error
+
+
+def _warn_once(path: str, cls: type) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "state%r is a %s.%s, which is neither plain data nor an array: it is pickled, and can be read only with "
+            "this user's key and importable code (said once; there may be more such parts)",
+            path,
+            cls.__module__,
+            cls.__qualname__,
+        )
+
+
+def _pickle(encoder: "Encoder", value: Any, path: str) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, encoder, path).dump(value)
+    except Exception as error:  # a border: user classes run here and raise what they like
+        raise SerializationError(
+            f"state{path!r} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
+            f"{error}; give it a state_dict() method, or save plain data, arrays and tensors instead"
+        ) from error
+    return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Takes tensors out of the pickle, so that those on a GPU can be read without one."""
+
+    def __init__(self, file: io.BytesIO, encoder: "Encoder", path: str) -> None:
+        super().__init__(file)
+        self._encoder = encoder
+        self._path = path
+        # by identity, so that tied weights stay tied; the tensor is kept, so that its id is not given to another one
+        self._seen: dict[int, tuple[Any, str]] = {}
+
+    def persistent_id(self, value: Any) -> str | None:
+        torch = sys.modules.get("torch")
+        if torch is None or type(value) not in {torch.Tensor, torch.nn.Parameter}:
+            return None
+        if id(value) not in self._seen:
+            self._seen[id(value)] = (value, self._described(value))
+        return self._seen[id(value)][1] or None
+
+    def _described(self, tensor: Any) -> str:
+        from trieye.snapshot.tensors import encode_tensor
+
+        node = encode_tensor(self._encoder, tensor, self._path + "/tensor")
+        if node is None:
+            return ""
+        number = len(self._seen)
+        return json.dumps([number, node, type(tensor).__name__ == "Parameter", tensor.requires_grad])
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, node_value: Callable[[Node], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._node_value = node_value
+        self._seen: dict[str, Any] = {}
+
+    def persistent_load(self, described: str) -> Any:
+        if described not in self._seen:
+            self._seen[described] = self._restored(described)
+        return self._seen[described]
+
+    def _restored(self, described: str) -> Any:
+        import torch
+
+        _, node, is_parameter, requires_grad = json.loads(described)
+        tensor = self._node_value(node)
+        if is_parameter:
+            return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        return tensor.requires_grad_(requires_grad)
