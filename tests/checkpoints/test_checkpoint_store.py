@@ -9,12 +9,12 @@ import pytest
 
 from tests.snapshot.growing import Log
 from trieye.checkpoints import directory as state_directory
-from trieye.checkpoints import manifest
 from trieye.checkpoints import store as checkpoints
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from trieye.checkpoints.retention import Retention
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import CheckpointError, SerializationError
+from trieye.files import checksum
 from trieye.snapshot.encode import encode
 
 
@@ -279,7 +279,7 @@ def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypa
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EACCES])
 def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code):
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "ChecksumReader", raising(OSError(code, os.strerror(code))))
+        patch.setattr(checksum, "ChecksumReader", raising(OSError(code, os.strerror(code))))
         with pytest.raises(SerializationError, match="cannot be read: ") as caught:
             two.latest()
     assert not isinstance(caught.value, CheckpointError)

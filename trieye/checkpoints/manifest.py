@@ -1,14 +1,12 @@
 """MANIFEST.json: what a saved directory holds, and how one sees that it is whole."""
 
-import contextlib
-import errno
 import json
 import math
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.files.checksum import ChecksumFile, ChecksumReader
+from trieye.files.checksum import NOT_NOW, ChecksumFile, FileEntry, verify_file
 
 MANIFEST_NAME = "MANIFEST.json"
 PARTS_DIRECTORY = "parts"
@@ -25,34 +23,6 @@ FORMAT_VERSION = 2
 
 _FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _THREADS = 4
-_NOT_NOW = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EAGAIN,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.ENOTCONN,
-    errno.EHOSTDOWN,
-}
-"""What says nothing about a file: it could not be read, and is not set aside for that."""
-
-
-class FileEntry(BaseModel):
-    """Size and checksums of one file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    size_bytes: int = Field(ge=0)
-    crc32: int = Field(ge=0)
-    sha256: str | None = None
-
-    @classmethod
-    def of(cls, file: ChecksumFile) -> "FileEntry":
-        """Describe a file that was just written."""
-        return cls(size_bytes=file.size_bytes, crc32=file.crc32, sha256=file.sha256)
 
 
 class Manifest(BaseModel):
@@ -112,7 +82,7 @@ def read_manifest(directory: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno in _NOT_NOW:
+        if isinstance(error, OSError) and error.errno in NOT_NOW:
             raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
@@ -146,53 +116,6 @@ def check_no_link(directory: Path) -> None:
     """
     if (directory / PARTS_DIRECTORY).is_symlink():
         raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; only what was written here is read")
-
-
-def verify_file(path: Path, entry: FileEntry) -> None:
-    """Compare one file with what the manifest says about it.
-
-    Raises:
-        CheckpointError: It is missing, cut, changed or a link.
-        SerializationError: It cannot be read now.
-    """
-    with verified(path, entry):
-        pass
-
-
-@contextlib.contextmanager
-def verified(path: Path, entry: FileEntry) -> Iterator[ChecksumReader]:
-    """Open a file to be read once; when the block ends, all its bytes are compared with what the manifest says.
-
-    What the block raises is raised on only if the file is whole: a damaged one says so, whatever was made of it.
-
-    Raises:
-        CheckpointError: It is missing, cut, changed or a link.
-        SerializationError: It cannot be read now.
-    """
-    try:
-        if path.stat().st_size != entry.size_bytes:  # before reading what is to be thrown away
-            raise CheckpointError(
-                f"{path} is damaged: it has {path.stat().st_size} bytes, {entry.size_bytes} were written"
-            )
-        with ChecksumReader(path, "sha256" if entry.sha256 else "crc32") as file:
-            try:
-                yield file
-            except Exception:
-                _compare(file, path, entry)
-                raise
-            _compare(file, path, entry)
-    except OSError as error:
-        if error.errno in _NOT_NOW:
-            raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a link; only what was written here is read") from error
-        raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error
-
-
-def _compare(file: ChecksumReader, path: Path, entry: FileEntry) -> None:
-    file.finish()
-    if file.crc32 != entry.crc32 or file.sha256 != entry.sha256:
-        raise CheckpointError(f"{path} is damaged: its checksum does not match")
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

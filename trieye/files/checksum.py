@@ -1,19 +1,39 @@
-"""Files whose checksum is taken while they are written, and looked at when they are read."""
+"""Files whose checksum is taken while they are written, and compared when they are read."""
 
+import contextlib
+import errno
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from trieye.exceptions import CheckpointError, SerializationError
 
 _CHUNK_BYTES = 1 << 22
 
 Checksum = Literal["crc32", "sha256"]
 """`sha256` in addition to CRC-32, which finds accidental damage as well, 2.4 times as fast (4.2 against 1.8 GB/s)."""
+
+NOT_NOW = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+}
+"""What says nothing about a file: it could not be read, and is not set aside for that."""
 
 
 class ChecksumFile:
@@ -127,6 +147,68 @@ def sums_of(path: Path, checksum: Checksum = "crc32") -> tuple[int, int, str | N
     with ChecksumReader(path, checksum) as file:
         file.finish()
     return file.size_bytes, file.crc32, file.sha256
+
+
+class FileEntry(BaseModel):
+    """Size and checksums of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size_bytes: int = Field(ge=0)
+    crc32: int = Field(ge=0)
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, file: ChecksumFile) -> "FileEntry":
+        """Describe a file that was just written."""
+        return cls(size_bytes=file.size_bytes, crc32=file.crc32, sha256=file.sha256)
+
+
+def verify_file(path: Path, entry: FileEntry) -> None:
+    """Compare one file with what the manifest says about it.
+
+    Raises:
+        CheckpointError: It is missing, cut, changed or a link.
+        SerializationError: It cannot be read now.
+    """
+    with verified(path, entry):
+        pass
+
+
+@contextlib.contextmanager
+def verified(path: Path, entry: FileEntry) -> Iterator[ChecksumReader]:
+    """Open a file to be read once; when the block ends, all its bytes are compared with what the manifest says.
+
+    What the block raises is raised on only if the file is whole: a damaged one says so, whatever was made of it.
+
+    Raises:
+        CheckpointError: It is missing, cut, changed or a link.
+        SerializationError: It cannot be read now.
+    """
+    try:
+        if path.stat().st_size != entry.size_bytes:  # before reading what is to be thrown away
+            raise CheckpointError(
+                f"{path} is damaged: it has {path.stat().st_size} bytes, {entry.size_bytes} were written"
+            )
+        with ChecksumReader(path, "sha256" if entry.sha256 else "crc32") as file:
+            try:
+                yield file
+            except Exception:
+                _compare(file, path, entry)
+                raise
+            _compare(file, path, entry)
+    except OSError as error:
+        if error.errno in NOT_NOW:
+            raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a link; only what was written here is read") from error
+        raise CheckpointError(f"{path} is damaged: {error.strerror or error}") from error
+
+
+def _compare(file: ChecksumReader, path: Path, entry: FileEntry) -> None:
+    file.finish()
+    if file.crc32 != entry.crc32 or file.sha256 != entry.sha256:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match")
 
 
 def _no_link(path: str, flags: int) -> int:
