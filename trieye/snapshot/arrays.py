@@ -1,16 +1,13 @@
 """Encode NumPy arrays and scalars; the dtypes that safetensors lacks travel as bytes with their description."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from trieye.snapshot.nodes import KIND, Node
-
-if TYPE_CHECKING:
-    from trieye.snapshot.encode import Encoder
+from trieye.snapshot.nodes import KIND, Collector, Node
 
 FORMATS: dict[np.dtype[Any], str] = {
     np.dtype(name): known
@@ -23,7 +20,7 @@ FORMATS: dict[np.dtype[Any], str] = {
 """The safetensors name of each NumPy dtype that safetensors knows."""
 
 
-def encode_array(encoder: "Encoder", value: NDArray[Any] | np.generic, path: str) -> Node | None:
+def encode_array(encoder: Collector, value: NDArray[Any] | np.generic, path: str) -> Node | None:
     """Return the node of an array or scalar, or None where only a pickle can hold it."""
     if isinstance(value, np.generic):
         return _encode_scalar(value)

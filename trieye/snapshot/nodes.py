@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -76,6 +76,24 @@ class EncodedState:
         """Bytes of the arrays and pickled objects, parts included that are in memory."""
         new = [array for part in self.parts.values() if isinstance(part, Mapping) for array in part.values()]
         return sum(array.nbytes for array in (*self.arrays.values(), *new)) + sum(map(len, self.objects.values()))
+
+
+class Collector(Protocol):
+    """What takes the arrays and pickled objects of a state while it is encoded; `Encoder` is one.
+
+    Attributes:
+        objects: Pickled objects by name.
+        tensors: By the memory of each tensor that was met, the tensor and its node.
+    """
+
+    objects: dict[str, bytes]
+    tensors: dict[Any, tuple[Any, Node]]
+
+    def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
+        """Keep an array and return the name it got; `owned` says that no user code can change it."""
+
+    def add_object(self, path: str, data: bytes) -> str:
+        """Keep a pickled part and return the name it got."""
 
 
 def is_text(value: str) -> bool:

@@ -6,15 +6,13 @@ import logging
 import pickle
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
 from trieye.exceptions import SerializationError
-from trieye.snapshot.nodes import KIND, Node
-
-if TYPE_CHECKING:
-    from trieye.snapshot.encode import Encoder
+from trieye.snapshot.nodes import KIND, Collector, Node
+from trieye.snapshot.tensors import encode_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ def is_named_tuple(cls: type) -> bool:
     return hasattr(cls, "_fields") and hasattr(cls, "_make")
 
 
-def encode_object(encoder: "Encoder", value: Any, path: str) -> Node:
+def encode_object(encoder: Collector, value: Any, path: str) -> Node:
     """Pickle `value`.
 
     Raises:
@@ -36,7 +34,7 @@ def encode_object(encoder: "Encoder", value: Any, path: str) -> Node:
     return {KIND: "object", "object": encoder.add_object(path, _pickle(encoder, value, path))}
 
 
-def encode_class(encoder: "Encoder", cls: type) -> str:
+def encode_class(encoder: Collector, cls: type) -> str:
     """Pickle a class once for the whole state and return the name of the part."""
     name = f"class {cls.__module__}.{cls.__qualname__} {id(cls):x}"
     if name not in encoder.objects:
@@ -73,7 +71,7 @@ def _warn_once(path: str, cls: type) -> None:
         )
 
 
-def _pickle(encoder: "Encoder", value: Any, path: str) -> bytes:
+def _pickle(encoder: Collector, value: Any, path: str) -> bytes:
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, encoder, path).dump(value)
@@ -88,7 +86,7 @@ def _pickle(encoder: "Encoder", value: Any, path: str) -> bytes:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Takes tensors out of the pickle, so that those on a GPU can be read without one."""
 
-    def __init__(self, file: io.BytesIO, encoder: "Encoder", path: str) -> None:
+    def __init__(self, file: io.BytesIO, encoder: Collector, path: str) -> None:
         super().__init__(file)
         self._encoder = encoder
         self._path = path
@@ -104,8 +102,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return self._seen[id(value)][1] or None
 
     def _described(self, tensor: Any) -> str:
-        from trieye.snapshot.tensors import encode_tensor
-
         node = encode_tensor(self._encoder, tensor, self._path + "/tensor")
         if node is None:
             return ""

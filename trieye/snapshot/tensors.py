@@ -3,16 +3,13 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
-from trieye.snapshot.nodes import KIND, Node
-
-if TYPE_CHECKING:
-    from trieye.snapshot.encode import Encoder
+from trieye.snapshot.nodes import KIND, Collector, Node
 
 _NUMPY_KNOWS = {"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 _SAFETENSORS_KNOWS = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
@@ -57,7 +54,7 @@ class TensorPacker:
         return self._seen[key][1] or value
 
 
-def encode_tensor(encoder: "Encoder", value: Any, path: str) -> Node | None:
+def encode_tensor(encoder: Collector, value: Any, path: str) -> Node | None:
     """Return the node of a tensor, or of a torch size, dtype or device; None for anything else."""
     if isinstance(value, PackedTensor):
         return _encode_once(encoder, id(value), value, lambda: value, path)
@@ -129,7 +126,7 @@ def _memory_of(tensor: Any) -> Any:
 
 
 def _encode_once(
-    encoder: "Encoder", key: Any, held: Any, pack: Callable[[], PackedTensor | None], path: str
+    encoder: Collector, key: Any, held: Any, pack: Callable[[], PackedTensor | None], path: str
 ) -> Node | None:
     """Return the node of a tensor; those of the same key get the same one."""
     if key not in encoder.tensors:
