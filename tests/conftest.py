@@ -32,6 +32,14 @@ def _own_environment(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
+def own_key_home(_own_environment, monkeypatch, tmp_path_factory):
+    """Let the test have a key of its own, and return the directory below which it is made."""
+    home = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    return home
+
+
+@pytest.fixture
 def make_config(tmp_path: Path) -> Callable[..., trieye.TrieyeConfig]:
     """Return a function that makes a config below a temporary root, in this process, without MLflow unless asked."""
 

@@ -7,14 +7,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_key_home(tmp_path_factory, monkeypatch):
-    """Every test signs with a key of its own, never with the key of whoever runs the tests."""
-    home = tmp_path_factory.mktemp("config")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
-    monkeypatch.delenv("TRIEYE_KEY", raising=False)
-    monkeypatch.delenv("TRIEYE_KEY_FILE", raising=False)
-    monkeypatch.delenv("TRIEYE_ALLOW_PICKLE", raising=False)
-    return home
+def _own_key(own_key_home):
+    """Every test signs with a key of its own."""
 
 
 def _assert_same(found, expected, path="state"):
