@@ -15,7 +15,6 @@ from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RUN_RECORD, RunFiles
-from trieye.journal.witness import Expected
 from trieye.schemas import MetricSummary, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -105,12 +104,6 @@ class RunRecord(BaseModel):
     def has_shown(self, tensorboard_dir: Path) -> bool:
         """Tell whether a sink was opened in some attempt; the journal knew of that attempt before."""
         return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
-
-    def expected(self, tensorboard_dir: Path) -> Expected:
-        """Return what the journal of the attempt that begins must be."""
-        # somebody may have deleted run.json: the new record goes on with the journal of the run before
-        is_new = self.attempt == 1 and self.mlflow_run_id is None
-        return Expected(run_id="" if is_new else self.run_id, is_begun=self.has_shown(tensorboard_dir))
 
     def close(self, path: Path, status: RunStatus) -> None:
         """Write the record with the status in which this attempt ended."""

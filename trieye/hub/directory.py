@@ -16,6 +16,7 @@ from trieye.history.history import History
 from trieye.hub.artifacts import Artifacts
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.journal.journal import Journal
+from trieye.journal.witness import Expected
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import restore_run
 from trieye.process.lock import RunLock
@@ -103,7 +104,7 @@ class HubFiles:
         return self.record
 
     def _open_stores(self, path: Path | None) -> None:
-        expected = self.record.expected(self.paths.tb_log_dir)
+        expected = Expected.of_attempt(self.record, self.paths.tb_log_dir)
         self.journal = Journal(path, durability=self._config.persistence.durability, expected=expected)
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
         self.states = SavedStates(self._config.persistence, self.paths, self._serializer, self.record.attempt)

@@ -11,10 +11,11 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
+from trieye.files.run_record import RunRecord
 from trieye.journal.schema import ATTEMPT, owner_of
 
 MAX_BYTES = 64 << 10
@@ -115,6 +116,13 @@ class Expected(NamedTuple):
     witness: Witness | None = None
     run_id: str = ""
     is_begun: bool = False
+
+    @classmethod
+    def of_attempt(cls, record: RunRecord, tensorboard_dir: Path) -> Self:
+        """Return what the journal of the attempt that begins must be."""
+        # somebody may have deleted run.json: the new record goes on with the journal of the run before
+        is_new = record.attempt == 1 and record.mlflow_run_id is None
+        return cls(run_id="" if is_new else record.run_id, is_begun=record.has_shown(tensorboard_dir))
 
     @property
     def journal(self) -> str | None:
