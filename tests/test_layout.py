@@ -2,9 +2,11 @@
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -12,116 +14,122 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
-LAYERS = [
-    {"exceptions", "schemas", "run_lock", "niceness", "waiting"},
-    {"config"},
-    {
-        "stats",
-        "replay",
-        "persistence",
-        "path_manager",
-        "serializer",
-        "progress",
-        "signals",
-        "pending_saves",
-        "stepping",
-        "event_values",
-        "media",
-    },
-    {"sinks", "testing"},
-    {
-        "actor_state",
-        "stats_processor",
-        "ledger_marks",
-        "fold",
-        "ledger",
-        "hub_files",
-        "saved_states",
-        "hub_status",
-        "ticker",
-        "tracking",
-        "actor_logic",
-        "detached_hub",
-        "actor_arguments",
-        "actor",
-    },
-    {"runtime", "delivery", "flusher", "recorder"},
-    {"application", "attempt", "run_client", "client"},
-    {"experiment", "finished"},
-    {"cli"},
-]
-LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+ROOMS = (
+    "cli", "testing", "integrations", "results", "sweeps", "training",
+    "experiment", "run", "hub", "sinks", "replay", "mirror", "checkpoints", "snapshot", "history", "journal", "stats",
+    "files", "config", "process", "exceptions", "schemas",
+)  # fmt: skip
+"""From the top to the bottom: a module imports from its own room and from those after it."""
+
+DOORS = {
+    "actor": {"TrieyeActor", "actor_name", "get_or_create"},
+    "actor_logic": {"ActorLogic"},
+    "actor_state": {"ActorState"},
+    "path_manager": {"PathManager"},
+    "serializer": {"Serializer"},
+    "stats_processor": {"StatsProcessor"},
+}
+"""The module names of trieye 0.1.5."""
 
 HOMES = {
-    "mlflow": {"sinks/mlflow/sink.py"},
-    "tensorboard": {"sinks/event_*.py"},
-    "hydra": {"config/hydra/compose.py", "config/_hydra_*.py"},
-    "omegaconf": {"config/hydra/compose.py", "config/_hydra_*.py"},
-    "ray": {"actor.py", "actor_arguments.py", "detached_hub.py", "runtime/ray_*.py"},
-    "torch": {"persistence/*.py", "replay/device.py"},
-    "cloudpickle": {"persistence/*.py"},
-    "safetensors": {"persistence/*.py"},
-    "pyarrow": {"persistence/history/*.py", "replay/exchange/parquet.py"},
-    "fsspec": {"mirror/store.py"},
-    "filelock": {"run_lock.py", "sinks/mlflow*.py"},
-    "cookiecutter": {"cli/template.py"},
-    "PIL": {"media.py", "sinks/wandb.py"},
+    "mlflow": {"sinks/mlflow/*"},
+    "tensorboard": {"sinks/tensorboard/*"},
     "wandb": {"sinks/wandb.py"},
-    "rich": {"progress.py", "config/hydra/tree.py", "cli/*.py"},
+    "hydra": {"config/hydra/*"},
+    "omegaconf": {"config/hydra/*"},
+    "ray": {"hub/actor.py", "hub/actor_arguments.py", "hub/detached.py", "hub/*ray*.py", "replay/remote/actor.py"},
+    "torch": {"snapshot/*", "checkpoints/legacy.py", "replay/device.py"},
+    "cloudpickle": {"snapshot/objects.py"},
+    "safetensors": {"snapshot/*"},
+    "pyarrow": {"history/*", "replay/exchange/parquet.py"},
+    "fsspec": {"mirror/store.py"},
+    "filelock": {"process/lock.py", "sinks/mlflow/*"},
+    "cookiecutter": {"cli/template.py"},
+    "PIL": {"run/media.py", "sinks/wandb.py"},
+    "rich": {"process/progress.py", "config/hydra/tree.py", "cli/*"},
 }
 
-MODULES = sorted(
-    path for path in PACKAGE.rglob("*.py") if not {"conf", "template"} & set(path.relative_to(PACKAGE).parts)
-)
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def parts_of(path):
-    return path.relative_to(PACKAGE).with_suffix("").parts
+MODULES = {
+    name_of(path): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.relative_to(PACKAGE).parts[0] not in {"conf", "template"}
+}
 
 
 @functools.cache
-def imported(path):
-    """Return every module that a file imports, inside functions too; type-checking blocks left out."""
-    return list(_imported(path))
+def imported(name):
+    """Return every module that a module imports, inside functions and for type checkers, too."""
+    return set(_imported(MODULES[name])) - {name}
 
 
 def _imported(path):
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-        for node in ast.walk(block)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names & MODULES.keys()
+            if names - MODULES.keys():
+                yield node.module
 
 
-def test_every_module_has_a_layer():
-    assert {parts_of(path)[0] for path in MODULES} - {"__init__"} == set(LAYER)
+def room_of(name):
+    return name.split(".")[1]
+
+
+def inside():
+    """Yield each module that lies in a room, and those of the package that it imports."""
+    for name in MODULES.keys() - {"trieye"} - {f"trieye.{door}" for door in DOORS}:
+        yield name, {other for other in imported(name) if other.startswith("trieye.")}
 
 
 def test_imports_point_down():
+    assert {room_of(name) for name in MODULES if "." in name} <= {*ROOMS, *DOORS}
     upwards = [
-        f"{path.relative_to(ROOT)} imports {name}, which lies above it"
-        for path in set(MODULES) - {PACKAGE / "__init__.py"}
-        for name in imported(path)
-        if name.startswith("trieye.") and LAYER[name.split(".")[1]] > LAYER[parts_of(path)[0]]
+        f"{name} imports {other}, which is a door or lies above it"
+        for name, others in inside()
+        for other in others
+        if room_of(other) in DOORS or ROOMS.index(room_of(other)) < ROOMS.index(room_of(name))
     ]
     assert upwards == []
 
 
+def test_no_modules_import_each_other():
+    try:
+        graphlib.TopologicalSorter(dict(inside())).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
 def test_a_heavy_library_has_one_home():
-    users = {(path.relative_to(PACKAGE), name.split(".")[0]) for path in MODULES for name in imported(path)}
-    known = [(user, library) for user, library in users if library in HOMES]
-    strays = [(user, library) for user, library in known if not any(user.match(place) for place in HOMES[library])]
+    users = {(name, other.split(".")[0]) for name in MODULES for other in imported(name)}
+    strays = [
+        f"{name} imports {library}, whose home is {' or '.join(sorted(HOMES[library]))}"
+        for name, library in users
+        if library in HOMES
+        if not any(fnmatchcase(MODULES[name].relative_to(PACKAGE).as_posix(), place) for place in HOMES[library])
+    ]
     assert strays == []
+
+
+def test_the_module_names_of_trieye_0_1_5_are_doors():
+    for door, names in DOORS.items():
+        docstring, *imports, exported = ast.parse((PACKAGE / f"{door}.py").read_text()).body
+        assert isinstance(docstring, ast.Expr), door
+        assert all(isinstance(node, ast.ImportFrom) for node in imports), door
+        assert {alias.name for node in imports for alias in node.names} == names, door
+        assert ast.unparse(exported) == f"__all__ = {sorted(names)}", door
+
+
+def test_tests_lie_where_the_modules_lie():
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [folder for folder in folders if not (PACKAGE / folder).is_dir()] == []
 
 
 def modules_after(code):
@@ -181,7 +189,7 @@ def test_architecture_names_only_what_exists():
 
 
 def test_files_and_functions_stay_small():
-    for path in MODULES:
+    for path in MODULES.values():
         text = path.read_text()
         assert text.count("\n") <= 400, f"{path} is longer than 400 lines"
         for node in ast.walk(ast.parse(text)):
