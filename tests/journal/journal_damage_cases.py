@@ -3,8 +3,10 @@
 A soak runs the complete form: `problems(directory, stride=1, bits=8)`. The tests run short ones.
 """
 
+import contextlib
 import random
 import shutil
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +115,7 @@ def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
     Args:
         directory: Where; it is made.
         kind: Where it is: all in the `file`, nearly all in the write-ahead `log`, some here and some there (`both`), or
-            in the log and `copied` into the file already.
+            in the log and `copied` into the file already, but for what came after a reader had begun.
         rounds: How much is written.
         seed: Of the contents.
     """
@@ -123,25 +125,36 @@ def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
         writer.append(12)
         writer.commit()
         writer.note()
+    reader = sqlite3.connect(scratch / NAME, isolation_level=None)
+    if kind == "copied":
+        reader.execute("BEGIN")
+        reader.execute("SELECT 1 FROM meta").fetchone()
     writer.roll()
     writer.append(12)
     if kind == "both":
-        writer.journal._store._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        checkpoint(scratch / NAME, "RESTART")
         writer.append(4)
         writer.note()
     for _ in range(5):
         writer.append(1)
         writer.truth.latest.append(contents(writer.journal, writer.truth))
     if kind == "copied":
-        writer.journal._store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        checkpoint(scratch / NAME, "PASSIVE")
     if kind == "file":
         writer.journal.close()
     for name in (NAME, WAL, WITNESS):
         if (scratch / name).exists():
             shutil.copyfile(scratch / name, directory / name)
+    reader.close()
     writer.journal.close()
     shutil.rmtree(scratch)
     return writer.truth
+
+
+def checkpoint(path: Path, mode: str) -> None:
+    """Let SQLite copy the write-ahead log into the file while the writer has both open."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def cuts(data: bytes, stride: int) -> Iterator[tuple[str, bytes]]:

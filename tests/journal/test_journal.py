@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import random
 import threading
@@ -8,6 +9,7 @@ import pytest
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal import keys as journal_keys
 from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.journal.look import connect_read_only
 
 PAYLOAD = b"events"
 
@@ -221,9 +223,6 @@ def test_a_commit_that_fails_changes_nothing(journal):
     journal.append("events", PAYLOAD, at=0.0)
     journal.commit(snapshot_at(journal), keep_after=1)
     journal.append("events", PAYLOAD, at=0.0)
-    with pytest.raises(JournalError, match="no such table"), journal._store.transaction() as connection:
-        connection.execute("DELETE FROM records")
-        connection.execute("INSERT INTO no_such_table VALUES (1)")
     with pytest.raises(TypeError):
         journal.commit(snapshot_at(journal, b"newer"), chunks=[None], keep_after=2, meta={"a": b"b"})
     assert journal.snapshot().payload == b"state"
@@ -238,8 +237,8 @@ def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
         journal.append("events", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal, b"before"), keep_after=0)
     journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, superseded=[(0, 4)])
-    held = journal._store.rows("snapshots")
-    assert [row[1:] for row in held] == [(2, 0, 1.5, b"rewound")] * 2
+    with contextlib.closing(connect_read_only(reopened.path)) as connection:
+        assert connection.execute("SELECT pos, payload FROM snapshots").fetchall() == [(2, b"rewound")] * 2
     assert positions(journal) == []
     journal.append("events", PAYLOAD, at=0.0)
     journal.commit(snapshot_at(journal, b"after"), keep_after=3)

@@ -6,13 +6,14 @@ from journal_damage_cases import KINDS, problems
 
 
 @pytest.fixture
-def directory(tmp_path):
-    """A directory in memory where there is one: hundreds of journals are opened, and each is synced."""
+def directory(tmp_path, monkeypatch):
+    """A directory in memory where there is one: hundreds of journals are copied and opened, and each is synced."""
     memory = Path("/dev/shm")
     if not memory.is_dir():
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(dir=memory) as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
         yield Path(made)
 
 

@@ -3,13 +3,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from trieye.exceptions import JournalError
 from trieye.files import filesystem
-from trieye.journal.file import open_for_reading, rollback_path, wal_path
+from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal, Snapshot
+from trieye.journal.look import connect_read_only
 
 WRITE_UNTIL_KILLED = """
 import os, sys
@@ -75,7 +78,7 @@ def test_others_can_read_while_it_is_written_on_a_network_file_system(tmp_path, 
     journal = Journal(path)
     for count in (20, 40):
         fill(journal)
-        reader = open_for_reading(path)
+        reader = connect_read_only(path)
         assert reader.execute("SELECT count(*) FROM records").fetchone() == (count,)
         reader.close()
     journal.close()
@@ -105,7 +108,7 @@ def test_a_reader_changes_nothing(tmp_path):
     journal = Journal(path)
     fill(journal)
     before = path.read_bytes(), wal_path(path).read_bytes()
-    reader = open_for_reading(path)
+    reader = connect_read_only(path)
     assert reader.execute("SELECT count(*) FROM records").fetchone() == (20,)
     reader.close()
     assert (path.read_bytes(), wal_path(path).read_bytes()) == before
@@ -119,3 +122,60 @@ def test_a_directory_that_cannot_be_written_is_an_error_that_names_the_journal(t
     (tmp_path / "journal.db").mkdir()
     with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be read"):
         Journal(tmp_path / "journal.db")
+
+
+@pytest.fixture
+def synced(tmp_path, monkeypatch):
+    """A journal that is brought to the disk at intervals, and a list with an item for each time that it was tried."""
+    tries = []
+
+    def sync(_descriptor):
+        tries.append(None)
+        if (tmp_path / "broken").exists():
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    journal = Journal(tmp_path / "journal.db", durability="interval")
+    yield journal, tries
+    journal.close()
+
+
+def wait_until(condition):
+    until = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < until
+        threading.Event().wait(0.005)
+
+
+def test_what_was_written_is_brought_to_the_disk_soon(synced):
+    journal, tries = synced
+    for _ in range(2):
+        before = len(tries)
+        journal.append("events", b"", at=0.0)
+        wait_until(lambda before=before: len(tries) > before)
+
+
+def test_a_file_that_cannot_be_synced_is_reported_to_the_next_writer_and_costs_no_record(synced, tmp_path):
+    journal, tries = synced
+    (tmp_path / "broken").touch()
+    journal.append("events", b"first", at=0.0)
+    wait_until(lambda: tries)
+    (tmp_path / "broken").unlink()
+
+    def is_reported():
+        try:
+            journal.append("events", b"more", at=0.0)
+        except JournalError as error:
+            return "cannot be brought to the disk: Input/output error" in str(error)
+        return False
+
+    wait_until(is_reported)
+    last = journal.append("events", b"last", at=0.0)
+    assert [record.pos for record in journal.records(0)] == list(range(1, last + 1))
+
+
+def test_the_thread_that_syncs_ends_with_the_journal(synced):
+    names = [thread.name for thread in threading.enumerate()]
+    assert "trieye-journal-sync" in names
+    synced[0].close()
+    assert "trieye-journal-sync" not in [thread.name for thread in threading.enumerate()]

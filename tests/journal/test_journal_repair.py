@@ -225,23 +225,40 @@ def test_the_damaged_files_are_set_aside_and_never_overwritten(path):
     assert [path.with_name(f"journal.db.damaged-{number}").read_bytes() for number in (1, 2, 3)] == copies
 
 
-def test_a_write_ahead_log_is_set_aside_with_the_file(tmp_path, path):
+@pytest.fixture
+def killed(tmp_path, path):
+    """The files of a journal as a killed process leaves them, with a damaged frame in the log."""
     journal = write(path)
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    for file in (path, wal_path(path)):
-        shutil.copyfile(file, killed / file.name)
+    journal.set_cursor("sink", 3, None)
+    shutil.copytree(tmp_path, tmp_path / "killed")
     journal.close()
-    path = killed / path.name
-    flip(wal_path(path), 5 * (PAGE + 24))
-    before = path.read_bytes(), wal_path(path).read_bytes()
-    journal = opened(path)
-    assert journal.num_lost >= 1
-    assert "stand after damaged bytes" in journal.damage[0]
-    assert len(list(journal.records(0))) >= 29
+    flip(wal_path(tmp_path / "killed" / path.name), 12 * (PAGE + 24))
+    return tmp_path / "killed" / path.name
+
+
+def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(killed):
+    before = killed.read_bytes(), wal_path(killed).read_bytes()
+    journal = opened(killed)
+    kept = [record.pos for record in journal.records(0)]
+    assert 1 <= len(kept) < 30
+    assert kept == list(range(1, len(kept) + 1)), "SQLite takes what is before it"
+    assert (journal.num_lost, journal.last_pos) == (30 - len(kept), 30), "as the witness says"
+    assert f"(positions {len(kept) + 1}-30); what was accepted last, perhaps" in journal.damage[0]
+    assert journal.cursor("sink") == (3, None), "as the witness says"
     journal.close()
-    aside = killed / "journal.db.damaged-1"
+    aside = killed.with_name("journal.db.damaged-1")
     assert (aside.read_bytes(), wal_path(aside).read_bytes()) == before
+
+
+def test_what_was_copied_from_a_damaged_log_into_the_file_is_not_lost(killed):
+    frames = wal_path(killed).read_bytes()
+    flip(wal_path(killed), 12 * (PAGE + 24))  # as it was
+    change(killed, "PRAGMA wal_checkpoint")  # and closed: there is no log any more
+    wal_path(killed).write_bytes(frames)
+    journal = opened(killed)
+    assert [record.pos for record in journal.records(0)] == list(range(1, 31))
+    assert "what was accepted last, perhaps" in journal.damage[0]
+    journal.close()
 
 
 def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
@@ -303,16 +320,22 @@ def test_a_damaged_header_costs_nothing(path, place):
     journal.close()
 
 
-@pytest.mark.parametrize("page", range(10))
-def test_a_first_page_of_a_table_that_is_gone_costs_what_is_on_it_only(path, page):
+@pytest.mark.parametrize("page", range(12))
+def test_a_page_that_is_gone_costs_what_is_on_it_and_that_is_counted(path, page):
     journal = write(path)
     journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=[Chunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"})
     journal.close()
     data = path.read_bytes()
     path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])
     journal = opened(path)
-    # the root of `records` says where they are, and nothing else
-    assert [record.pos for record in journal.records(0)] == list(range(1, 31))
+    kept = [record.pos for record in journal.records(0)]
+    if page == 1:  # the root of `records` says where they are
+        assert kept == []
+        assert journal.num_lost == 30
+    elif page < 10:
+        assert kept == list(range(1, 31))
+    else:
+        assert len(kept) == 30 - journal.num_lost == 29
     assert journal.last_pos == 30
     journal.close()
 
@@ -324,6 +347,7 @@ from trieye.journal.journal import Journal
 
 STEPS = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
 originals, name = Path(sys.argv[1]), sys.argv[2]
+files = [(originals / (name + suffix)).read_bytes() for suffix in ("", "-wal")]
 
 def repair_killed_at(path, kill_at):
     count = 0
@@ -347,25 +371,23 @@ for kill_at in range(1, 1000):
     if code == 0:
         break
     assert code == -signal.SIGKILL, code
+    lost = 0
     for is_first in (True, False):
         journal = Journal(path)
         assert (len(journal.damage), journal.num_lost >= 1) == (is_first, is_first), (kill_at, journal.damage)
-        assert len(list(journal.records(0))) >= 29, kill_at
+        assert len(list(journal.records(0))) + max(journal.num_lost, lost) == 30, kill_at
+        lost = journal.num_lost
         journal.close()
+    aside = sorted(path.parent.glob(f"{name}.damaged-*"))
+    assert [file.read_bytes() for file in aside] == files, (kill_at, aside)
     shutil.rmtree(path.parent)
 print(kill_at - 1)
 """
 
 
-def test_a_repair_that_is_killed_at_any_step_is_done_again_or_completed(tmp_path, path):
-    journal = write(path)
-    originals = tmp_path / "originals"
-    originals.mkdir()
-    for file in (path, wal_path(path)):
-        shutil.copyfile(file, originals / file.name)
-    journal.close()
-    flip(originals / wal_path(path).name, 5 * (PAGE + 24))
-    command = [sys.executable, "-c", REPAIR_KILLED_AT_EACH_STEP, str(originals), path.name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_repair_that_is_killed_at_any_step_is_done_again_or_completed(tmp_path, killed):
+    command = [sys.executable, "-c", REPAIR_KILLED_AT_EACH_STEP, str(killed.parent), killed.name]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10, "steps at which it was killed"

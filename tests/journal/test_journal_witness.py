@@ -6,8 +6,8 @@ import pytest
 
 from trieye.history.history import read_history
 from trieye.journal.file import create, wal_path
-from trieye.journal.inspection import inspect
 from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.look import inspect
 from trieye.journal.witness import Expected, read_witness, witness_path
 
 BEGUN = Expected(run_id="mine", is_begun=True)

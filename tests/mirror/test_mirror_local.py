@@ -5,9 +5,8 @@ import pytest
 
 from tests.mirror.mirrored_run import MirroredRun
 from trieye.exceptions import JournalError, SerializationError
-from trieye.journal.check import examine
-from trieye.journal.inspection import inspect
 from trieye.journal.journal import Journal
+from trieye.journal.look import examine, inspect
 from trieye.journal.schema import Segment
 from trieye.journal.witness import Expected
 from trieye.mirror.local import LocalRun, MirrorRecord
@@ -35,7 +34,7 @@ def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_pa
         for number in range(10):
             copy = tmp_path / f"{number}.db"
             LocalRun(run.paths).copy_journal(copy)
-            assert examine(copy, Expected()) == []
+            assert examine(copy, Expected()).damage == []
             held = Journal(copy)
             sizes.append(held.last_pos)
             assert [record.pos for record in held.records(0)] == list(range(1, held.last_pos + 1))

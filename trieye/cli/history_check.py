@@ -8,14 +8,14 @@ from trieye.files.checksum import sums_of
 from trieye.history.files import survey
 from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile
-from trieye.journal.inspection import Inspection
 from trieye.journal.journal import Segment
+from trieye.journal.look import Contents
 
 _MEANING = "sinks that have them keep them; one that is written anew, or comes later, does not get them"
 _ADVICE = "restore {} from a backup; otherwise nothing is to be done"
 
 
-def check_history(directory: Path, held: Inspection | None) -> Part:
+def check_history(directory: Path, held: Contents | None) -> Part:
     """Look at the files of a history, and at what the journal knows of it.
 
     Args:

@@ -19,7 +19,7 @@ from trieye.hub.directory import HubFiles
 from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
-from trieye.journal.inspection import inspect
+from trieye.journal.look import inspect
 from trieye.process.lock import RunLock
 from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.schemas import RunStatus

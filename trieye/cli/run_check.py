@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import read_status
-from trieye.journal.inspection import Inspection, inspect
+from trieye.journal.look import Contents, inspect
 from trieye.journal.witness import Expected, read_witness, witness_path
 
 MAX_TRIES = 5
@@ -125,7 +125,7 @@ def _config(run_dir: Path) -> tuple[Part, PersistenceConfig, list[str]]:
 
 def _journal_and_history(
     run_dir: Path, record: RunRecord | None, tensorboard: Path
-) -> tuple[Inspection | None, Part, Part]:
+) -> tuple[Contents | None, Part, Part]:
     """Look at both, and again as long as a living run changes the files of the history."""
     before: list[Damage] | None = None
     for _ in range(MAX_TRIES):
@@ -137,7 +137,7 @@ def _journal_and_history(
     return held, journal, history
 
 
-def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Inspection | None, Part]:
+def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Contents | None, Part]:
     path = run_dir / JOURNAL
     expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
     size_bytes = sum(size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
@@ -216,7 +216,7 @@ def _part_lost(state: Saved) -> tuple[str, str]:
     return meaning, f"{advice}; with persistence.damaged_replay=refuse it stops instead"
 
 
-def _sinks(run_dir: Path, held: Inspection | None, enabled: list[str]) -> list[SinkPlace]:
+def _sinks(run_dir: Path, held: Contents | None, enabled: list[str]) -> list[SinkPlace]:
     try:
         status = read_status(run_dir)
     except (JournalError, ValueError):

@@ -1,7 +1,9 @@
-"""Make and open the SQLite file of a journal, and word what SQLite says."""
+"""Make and open the SQLite file of a journal, bring it to the disk, and word what SQLite says of it."""
 
 import logging
+import os
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +18,9 @@ Durability = Literal["process", "interval", "always"]
 """What an accepted record survives: the death of any process; power loss, but for the last 100 ms; power loss."""
 
 BUSY_TIMEOUT_S = 10.0
-"""How long a reader in another process is waited for."""
+"""How long a writer waits for a reader in another process."""
+
+INTERVAL_S = 0.1
 
 # what SQLite reports when there is no room: it ends a transaction as if it had never begun
 _FULL = frozenset(
@@ -31,22 +35,8 @@ _FULL = frozenset(
         sqlite3.SQLITE_IOERR_SHMMAP,
     }
 )
-# what says nothing about the bytes in the file
-_CIRCUMSTANCES = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_IOERR_LOCK,
-        sqlite3.SQLITE_IOERR_RDLOCK,
-        sqlite3.SQLITE_IOERR_UNLOCK,
-        sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK,
-    }
-)
+# what SQLite reports when the bytes in the file are not what it wrote; errors of Python's module have no code
+_DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def wal_path(path: Path) -> Path:
@@ -86,11 +76,6 @@ def open_for_writing(path: Path | None, durability: Durability) -> Connection:
     return connection
 
 
-def open_for_reading(path: Path) -> Connection:
-    """Open a journal and change neither the file nor its write-ahead log."""
-    return _connect(f"{path.absolute().as_uri()}?mode=ro")
-
-
 def create(path: Path, journal: str) -> None:
     """Write an empty journal with an identity, on the disk when this returns; what was there is replaced."""
     path.unlink(missing_ok=True)
@@ -102,17 +87,16 @@ def create(path: Path, journal: str) -> None:
     fsync_directory(path.parent)
 
 
+def text_of(data: bytes) -> str:
+    """Decode a text: damage is found by the checksum of its row, not by an error of the decoder."""
+    return data.decode(errors="replace")
+
+
 def _connect(name: str) -> Connection:
     connection = sqlite3.connect(
-        name,
-        isolation_level=None,
-        check_same_thread=False,
-        timeout=BUSY_TIMEOUT_S,
-        uri=name.startswith("file:"),
-        factory=Connection,
+        name, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S, factory=Connection
     )
-    # text that was damaged is found by the checksum of its row, not by an error of the decoder
-    connection.text_factory = lambda data: data.decode(errors="replace")
+    connection.text_factory = text_of
     return connection
 
 
@@ -120,7 +104,7 @@ def _with_wal(connection: sqlite3.Connection, durability: Durability) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'always' else 'NORMAL'}")
     # Each round of the log ends where the file ends, and no transaction leaves frames behind before it is committed:
-    # so whatever is there after the last whole transaction is a torn write or damage (`journal_wal`).
+    # so whatever is there after the last whole transaction is a torn write or damage (`wal.py`).
     connection.execute("PRAGMA journal_size_limit = 0")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     _economize(connection)
@@ -141,9 +125,57 @@ def _economize(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA secure_delete = OFF")  # Debian's SQLite else writes zeros over 50 MB of old records
 
 
+class IntervalSync:
+    """A thread that brings what was written to a file to the disk, every 100 ms if there is something.
+
+    Args:
+        path: The file; it may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._error: OSError | None = None  # set by the thread, taken by the writer: each in one step, without a lock
+        self._path = path
+        self._written = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="trieye-journal-sync", daemon=True)
+        self._thread.start()
+
+    def note_written(self) -> None:
+        """Let the thread know that there is something to be synced.
+
+        Raises:
+            JournalError: What was written before could not be synced.
+        """
+        self._written.set()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise JournalError(f"{self._path} cannot be brought to the disk: {error.strerror}") from error
+
+    def stop(self) -> None:
+        """End the thread; SQLite syncs the rest when it closes the file."""
+        self._stopped.set()
+        self._written.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while self._written.wait() and not self._stopped.wait(INTERVAL_S):
+            self._written.clear()
+            try:
+                # opened each time: SQLite deletes the file and makes another one
+                descriptor = os.open(self._path, os.O_RDONLY)
+                try:
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._error = error
+
+
 def worded(error: sqlite3.Error, path: Path | None) -> JournalError:
     """Return an error that says what SQLite's means."""
-    code = _code(error)
+    code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))
     if code in _FULL:
         return JournalFullError(
             f"the journal {path} cannot grow ({error}): make room on its disk, or raise the limit of the file size; "
@@ -151,16 +183,6 @@ def worded(error: sqlite3.Error, path: Path | None) -> JournalError:
         )
     if isinstance(error, sqlite3.ProgrammingError):
         return JournalError(f"the journal {path} is closed")
-    if is_circumstance(error):
-        return JournalError(f"the journal {path} cannot be used now: {error}")
-    return JournalError(f"the journal {path} was damaged while in use ({error}): start the run again, to repair it")
-
-
-def is_circumstance(error: sqlite3.Error) -> bool:
-    """Return whether an error says nothing about the bytes of the file: it is in use, may not be read, and so on."""
-    return not {_code(error), _code(error) & 0xFF}.isdisjoint(_CIRCUMSTANCES)
-
-
-def _code(error: sqlite3.Error) -> int:
-    # errors that Python's module raises by itself have none
-    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))
+    if code & 0xFF in _DAMAGED:
+        return JournalError(f"the journal {path} was damaged while in use ({error}): start the run again, to repair it")
+    return JournalError(f"the journal {path} cannot be used now: {error}")

@@ -45,7 +45,7 @@ class Journal:
         known = (expected or Expected())._replace(witness=None if path is None else read_witness(path))
         self._store = JournalStore(path, durability, known)
         self._witness = None if path is None else WitnessFile(path)
-        self._lock = self._store.lock
+        self._lock = self._store.lock  # guards last_pos, last_at and _taken, too: they change with the file
         self._taken = TakenKeys()
         try:
             self._identity = self._store.identity
@@ -63,7 +63,7 @@ class Journal:
             self._taken.add(client, seq, pos)
         for pos, task in self._store.rows("calls", "ORDER BY pos"):
             self._taken.add(task, 0, pos)
-        self._taken.saved()
+        self._saved_to = self._state.deleted_to  # of what a repair lost, the records may know
         self._note_records()
 
     def _note_records(self) -> None:
@@ -159,8 +159,7 @@ class Journal:
             state = State(deleted_to, self.last_pos, self.last_at, gaps)
             put(connection, "meta", (STATE, state.to_bytes()))
             connection.execute("DELETE FROM records WHERE pos <= ?", (deleted_to,))
-        self._state = state
-        self._taken.saved()
+        self._state, self._saved_to = state, state.last_pos
         self._testify()
 
     def _put_snapshot(self, connection: Connection, snapshot: Snapshot, *, alone: bool) -> int:
@@ -179,12 +178,12 @@ class Journal:
         return int(pos)
 
     def _put_taken(self, connection: Connection) -> None:
-        clients, calls, oldest = self._taken.unsaved()
+        clients, calls = self._taken.since(self._saved_to)
         for client in clients:
             put(connection, "clients", client)
         for call in calls:
             put(connection, "calls", call)
-        connection.execute("DELETE FROM calls WHERE pos < ?", (oldest,))
+        connection.execute("DELETE FROM calls WHERE pos < ?", (self._taken.oldest_call,))
 
     def _put_superseded(self, connection: Connection, first: int, end: int) -> None:
         for other_first, other_end in self.superseded():

@@ -1,7 +1,5 @@
 """What the journal took already: the last number of each sender, and the keys that are used once."""
 
-from itertools import islice
-
 from trieye.exceptions import SequenceGapError
 
 MAX_CALLS = 100_000
@@ -19,8 +17,6 @@ class TakenKeys:
     def __init__(self) -> None:
         self.clients: dict[str, tuple[int, int]] = {}
         self.calls: dict[str, int] = {}
-        self._new_clients: set[str] = set()
-        self._new_calls: list[tuple[int, str]] = []
 
     def has(self, client: str, seq: int | None) -> bool:
         """Tell whether something was taken before.
@@ -39,19 +35,17 @@ class TakenKeys:
         """Remember what was taken; `seq` is 0 for a key that is used once."""
         if seq:
             self.clients[client] = (seq, pos)
-            self._new_clients.add(client)
         elif client:
             self.calls[client] = pos
-            self._new_calls.append((pos, client))
             if len(self.calls) > MAX_CALLS:
                 del self.calls[next(iter(self.calls))]
 
-    def unsaved(self) -> tuple[list[tuple[str, int, int]], list[tuple[int, str]], int]:
-        """Return what `saved` was not told yet: rows of `clients`, rows of `calls`, and the oldest call's position."""
-        clients = [(client, *self.clients[client]) for client in sorted(self._new_clients)]
-        return clients, self._new_calls[-MAX_CALLS:], next(islice(self.calls.values(), 1), 0)
+    def since(self, pos: int) -> tuple[list[tuple[str, int, int]], list[tuple[int, str]]]:
+        """Return rows of `clients` and rows of `calls`: what was taken after a position."""
+        clients = [(client, *held) for client, held in sorted(self.clients.items()) if held[1] > pos]
+        return clients, [(at, call) for call, at in self.calls.items() if at > pos]
 
-    def saved(self) -> None:
-        """Note that all is stored."""
-        self._new_clients.clear()
-        self._new_calls.clear()
+    @property
+    def oldest_call(self) -> int:
+        """Position of the oldest key that is remembered; 0 if there is none."""
+        return next(iter(self.calls.values()), 0)

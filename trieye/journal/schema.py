@@ -2,7 +2,6 @@
 
 import functools
 import sqlite3
-import struct
 import zlib
 from typing import Any, NamedTuple
 
@@ -243,11 +242,6 @@ def empty_first_page() -> bytes:
     page = connection.serialize()[:PAGE_SIZE]
     connection.close()
     return page
-
-
-def with_size(first_page: bytes, num_pages: int) -> bytes:
-    """Return the first page of a file of another size."""
-    return first_page[:28] + struct.pack(">I", num_pages) + first_page[32:]
 
 
 def make_tables(connection: Connection, journal: str = "") -> None:

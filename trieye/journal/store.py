@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from trieye.exceptions import JournalError, JournalFullError
-from trieye.journal.file import Durability, open_for_writing, wal_path, worded
+from trieye.journal.file import Durability, IntervalSync, open_for_writing, wal_path, worded
 from trieye.journal.repair import prepare
 from trieye.journal.schema import REPAIR, Connection, Row, identity, insert, is_whole, row_crc, select
-from trieye.journal.sync import IntervalSync
 from trieye.journal.witness import Expected
 
 
@@ -25,14 +24,14 @@ class JournalStore:
         expected: What is known of the journal; one that contradicts it is damaged.
 
     Attributes:
-        lock: Held while the file is read or written; may be taken again by who has it.
+        lock: Guards the connection and whether the log is clean; its holder may take it again.
 
     Raises:
         JournalError: The file is no journal, or it cannot be used.
     """
 
     def __init__(self, path: Path | None, durability: Durability, expected: Expected | None = None) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # guards _connection and _is_clean; taken after WitnessFile.lock
         self._path = path
         self._is_clean = True
         self._sync: IntervalSync | None = None

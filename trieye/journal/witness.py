@@ -8,7 +8,6 @@ journal that ends before it has lost what the run was told is safe.
 import os
 import threading
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -16,7 +15,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from trieye.files.run_record import RunRecord
-from trieye.journal.schema import ATTEMPT, owner_of
+from trieye.journal.schema import owner_of
 
 MAX_BYTES = 64 << 10
 """Beyond this the file begins anew."""
@@ -75,12 +74,13 @@ class WitnessFile:
         path: The journal.
 
     Attributes:
-        lock: Held while what is written is read and written; taken before that of the journal.
+        lock: The journal holds it while it reads what it writes here, and writes it, so that no line is older than
+            the one before.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = witness_path(path)
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # guards the order of the lines; taken before JournalStore.lock
 
     def write(self, witness: Witness) -> None:
         """Add a line; where there is no room, the one before stays the newest."""
@@ -137,9 +137,8 @@ class Expected(NamedTuple):
         """Return what is wrong with the identity of a journal."""
         return [] if self.journal in {None, journal} else ["it is not the journal that this run wrote"]
 
-    def of_content(self, meta: Mapping[str, bytes], last_pos: int) -> list[str]:
-        """Return what is wrong with the content of a journal that is whole in itself."""
-        mark = meta.get(ATTEMPT)
+    def of_content(self, mark: bytes | None, last_pos: int) -> list[str]:
+        """Return what is wrong with a journal that is whole in itself, has this mark of an attempt and ends there."""
         if mark is None and self.is_begun:
             return ["it knows of no attempt of this run"]
         if mark is not None and self.is_of_another_run(mark):

@@ -17,7 +17,7 @@ from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest
 from trieye.exceptions import JournalError, SerializationError
 from trieye.files.atomic import remove, write_atomic
 from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RunFiles
-from trieye.journal.reading import connect_read_only
+from trieye.journal.look import connect_read_only
 from trieye.journal.schema import checked_name
 from trieye.mirror.layout import BUFFERS, CHECKPOINTS, PARTS, Folder, SavedName, save_directory
 
