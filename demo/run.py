@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.template import answers_of, bake
+from trieye.cli.new import answers_of, bake
 
 SLUG = "demo_agent"
 SOLVED_RETURN = 195.0

@@ -26,7 +26,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import trieye
 from trieye.checkpoints.store import CheckpointStore
-from trieye.cli.template import answers_of, bake
+from trieye.cli.new import answers_of, bake
 from trieye.history.history import read_history
 from trieye.snapshot.generators import generator_state
 

@@ -27,7 +27,7 @@ from curves import Curve, curves_in_history, curves_in_mlflow, curves_in_tensorb
 
 import trieye
 from trieye.cli import main as trieye_command
-from trieye.cli.run_check import check_run
+from trieye.cli.inspect import check_run
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
 from trieye.journal.journal import Journal

@@ -44,7 +44,7 @@ HOMES = {
     "pyarrow": {"history/*", "replay/exchange/parquet.py"},
     "fsspec": {"mirror/store.py"},
     "filelock": {"process/lock.py", "sinks/mlflow/*"},
-    "cookiecutter": {"cli/template.py"},
+    "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "sinks/wandb.py"},
     "rich": {"process/progress.py", "config/hydra/tree.py", "cli/*"},
 }

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests import warm
-from trieye.cli.template import TEMPLATE, answers_of, bake, questions
+from trieye.cli.new import TEMPLATE, answers_of, bake, questions
 
 SLUG = "my_agent"
 FILES = {

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import trieye
 from trieye.files.run_record import RunRecord
 
 STEPS = 300
 KILLED = """
 import os, signal, sys, time
 import trieye
-from trieye.cli.run_check import check_run
+from trieye.cli.inspect import check_run
 
 saves = "saves" in sys.argv
 config = trieye.TrieyeConfig(
@@ -78,6 +79,14 @@ def killed_run(_killed, tmp_path):
     return make
 
 
+@pytest.fixture
+def run(make_config):
+    """A run that publishes how it is every 10 ms."""
+    config = make_config(sinks={"tensorboard": {"enabled": True}}, stats={"processing_interval_seconds": 0.01})
+    with trieye.Run(config) as run:
+        yield run
+
+
 def record_of(run_dir):
     record = RunRecord.read(run_dir / "run.json")
     assert record is not None
@@ -115,6 +124,12 @@ def contents(directory):
     """Return what is in every file below a directory; SQLite's shared memory is nothing that is kept."""
     files = [path for path in sorted(Path(directory).rglob("*")) if path.is_file() and path.suffix != ".db-shm"]
     return {path: path.read_bytes() for path in files}
+
+
+def flip(path, place=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1
+    path.write_bytes(data)
 
 
 def wait_until(condition):

@@ -5,33 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import contents
+from tests.cli.conftest import contents, flip
+from tests.snapshot.growing import Log
+from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
 from trieye.files.run_files import BUFFER_PREFIX
 from trieye.files.run_record import RunRecord
 from trieye.snapshot.encode import encode
-from trieye.snapshot.nodes import StateParts
 
 DATA = Path(__file__).parents[1] / "checkpoints" / "data"
-
-
-class Growing:
-    """Rows that are saved in parts of 1000."""
-
-    def __init__(self):
-        self.parts = {}
-
-    def grow(self):
-        number = len(self.parts)
-        self.parts[f"seg-{number}-{number + 1}-0123abcd"] = {"a": np.full(1000, number)}
-
-    def state_parts(self, known):
-        new = {name: part for name, part in self.parts.items() if name not in known}
-        return StateParts({}, tuple(name for name in self.parts if name in known), new)
-
-    def load_state_dict(self, held):
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -39,26 +22,26 @@ def run_dir(tmp_path):
     """A run `first` of the app `agents` with checkpoints of steps 10, 20 and 30, the second one the best."""
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     RunRecord(app_name="agents", run_name="first").save(run_dir / "run.json")
-    store, replay = CheckpointStore(run_dir / "checkpoints"), Growing()
+    store, replay = CheckpointStore(run_dir / "checkpoints"), Log()
     known = set()
     for step, objective in ((10, 1.5), (20, 7.25), (30, None)):
-        replay.grow()
+        replay.extend(100)
         metadata = {"objective": objective, "mode": "max", "attempt": 1}
-        store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=known), metadata=metadata)
-        known = set(replay.parts)
+        path = store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=known), metadata=metadata)
+        known = read_manifest(path).part_names
     return run_dir
+
+
+def part(run_dir, step):
+    """Return the file of the rows that were new at a step, as the checkpoint of that step has it."""
+    (path,) = run_dir.glob(f"checkpoints/checkpoint_step_{step}/parts/seg-{10 * step - 100}-*")
+    return path
 
 
 def listed(run_dir, capsys, *words):
     code = main(["checkpoints", str(run_dir), "--json", *words])
     found = json.loads(capsys.readouterr().out)
     return code, found, {row["step"]: row for row in found["checkpoints"]}
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, capsys):
@@ -87,38 +70,35 @@ def test_json_has_all_of_it(run_dir, capsys):
 
 def test_shared_bytes_are_those_that_are_on_the_disk_once(run_dir, capsys):
     _, found, rows = listed(run_dir, capsys)
-    part = (run_dir / "checkpoints" / "checkpoint_step_10" / "parts" / "seg-0-1-0123abcd.safetensors").stat().st_size
-    assert [rows[step]["shared_bytes"] for step in (10, 20, 30)] == [part, 2 * part, 2 * part]
+    size = part(run_dir, 10).stat().st_size
+    assert [rows[step]["shared_bytes"] for step in (10, 20, 30)] == [size, 2 * size, 2 * size]
     apart = sum(row["size_bytes"] for row in found["checkpoints"])
-    assert apart - found["disk_bytes"] == 3 * part
-    assert found["disk_bytes"] == sum({f.stat().st_ino: f.stat().st_size for f in files(run_dir)}.values())
-
-
-def files(run_dir):
-    return [path for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
+    assert apart - found["disk_bytes"] == 3 * size
+    files = [path.stat() for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
+    assert found["disk_bytes"] == sum({about.st_ino: about.st_size for about in files}.values())
 
 
 def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
-    flip(run_dir / "checkpoints" / "checkpoint_step_30" / "parts" / "seg-2-3-0123abcd.safetensors")
+    flip(part(run_dir, 30))
     assert listed(run_dir, capsys)[0] == 0
     code, _, rows = listed(run_dir, capsys, "--verify")
     assert (code, rows[30]["state"], rows[30]["marks"]) == (1, "partial", ["latest"])
     assert rows[20]["marks"] == ["best"]
     (problem,) = rows[30]["problems"]
-    assert "seg-2-3-0123abcd.safetensors is damaged: its checksum does not match" in problem
-    assert rows[30]["lost_rows"] == ["2-2"]
+    assert f"{part(run_dir, 30)} is damaged: its checksum does not match" in problem
+    assert rows[30]["lost_rows"] == ["200-299"]
     assert main(["checkpoints", str(run_dir), "--verify"]) == 1
-    assert "checkpoint_step_30: rows 2-2 of its replay are lost, all else is whole" in capsys.readouterr().out
+    assert "checkpoint_step_30: rows 200-299 of its replay are lost" in capsys.readouterr().out
     assert main(["verify", str(run_dir)]) == 1
-    assert "rows 2-2 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
+    assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
     directory = run_dir / "checkpoints" / "checkpoint_step_30"
     (directory / "state.json").unlink()
     (directory / "state.safetensors").write_bytes(b"")
-    flip(directory / "parts" / "seg-2-3-0123abcd.safetensors")
-    names = ("state.json", "state.safetensors", "parts/seg-2-3-0123abcd.safetensors")
+    flip(part(run_dir, 30))
+    names = ("state.json", "state.safetensors", f"parts/{part(run_dir, 30).name}")
     _, _, rows = listed(run_dir, capsys, "--verify")
     for name, problem in zip(names, sorted(rows[30]["problems"], key=lambda text: "parts/" in text), strict=True):
         assert str(directory / name) in problem
@@ -130,7 +110,7 @@ def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsy
 
 
 def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):
-    flip(run_dir / "checkpoints" / "checkpoint_step_10" / "parts" / "seg-0-1-0123abcd.safetensors")
+    flip(part(run_dir, 10))
     code, found, _ = listed(run_dir, capsys, "--verify")
     assert code == 1
     assert [row["state"] for row in found["checkpoints"]] == ["partial"] * 3

@@ -1,20 +1,14 @@
 import contextlib
 import json
 import os
+import re
 import socket
 
 import msgspec
 import pytest
 
 import trieye
-from tests.cli.conftest import (
-    contents,
-    curves_in_mlflow,
-    curves_in_tensorboard,
-    losses,
-    mlflow_runs,
-    record_of,
-)
+from tests.cli.conftest import contents, curves_in_mlflow, curves_in_tensorboard, flip, losses, mlflow_runs, record_of
 from trieye.cli import main
 from trieye.hub.status import read_status
 from trieye.journal.journal import Journal, Snapshot
@@ -50,7 +44,7 @@ def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
     before = contents(run)
     assert main(["close", str(run)]) == 0
     assert contents(run) == before
-    assert "'first' is recorded as KILLED, and its sinks have everything" in capsys.readouterr().out
+    assert "'first' is recorded as KILLED" in capsys.readouterr().out
 
 
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
@@ -61,19 +55,13 @@ def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
     assert [step for step, _ in shown["reward/mean"]] == [0, 70, 140, 210, 280]
 
 
-def test_names_that_nobody_declared_are_delivered_as_the_run_would_have_done(killed_run):
-    run = killed_run()
-    assert json.loads((run / "configs.json").read_text())["stats"]["undeclared"] is None
-    assert main(["close", str(run)]) == 0
-    assert "loss" in curves_in_tensorboard(run)
-
-
-def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, capsys):
-    with trieye.Run(make_config()) as run:
-        assert main(["close", str(run.dir)]) == 3
+@pytest.mark.parametrize("command", ["close", "rebuild"])
+def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, capsys, command):
+    with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
+        assert main([command, str(run.dir)]) == 3
         assert run.health()["accepted"] == 0
     told = capsys.readouterr().err
-    assert f"run 'run' is being written by process {os.getpid()} on {socket.gethostname()}" in told
+    assert all(part in told for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
 
 
 def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_later(killed_run, capsys):
@@ -82,9 +70,8 @@ def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_
     change_config(run, "persistence", mlflow_tracking_uri=NOWHERE)
     assert main(["close", str(run), "--timeout", "0.2"]) == 1
     told = capsys.readouterr().err
-    assert "error: mlflow: 3" in told
-    assert f"items are missing: MLflow at {NOWHERE} failed to open" in told
-    assert "`trieye close` goes on where this ended" in told
+    assert re.search(rf"mlflow: 3\d\d items are missing: .*{NOWHERE}", told)
+    assert "`trieye close` goes on" in told
     assert record_of(run).status == "KILLED"
     assert curves_in_tensorboard(run)["loss"] == losses()
     change_config(run, "persistence", mlflow_tracking_uri=None)
@@ -96,10 +83,7 @@ def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_
 def test_what_is_whole_in_a_damaged_journal_is_delivered_and_the_loss_is_told(killed_run, capsys):
     run = killed_run()
     log = run / "journal.db-wal"
-    data = bytearray(log.read_bytes())
-    place = data.index(b"pass", len(data) // 2)
-    data[place] ^= 1
-    log.write_bytes(data)
+    flip(log, log.read_bytes().index(b"pass", log.stat().st_size // 2))
     assert main(["close", str(run)]) == 0
     assert "warning: the journal" in capsys.readouterr().err
     assert (run / "journal.db.damaged-1").exists()
@@ -107,14 +91,13 @@ def test_what_is_whole_in_a_damaged_journal_is_delivered_and_the_loss_is_told(ki
     assert curves_in_tensorboard(run)["loss"][:200] == losses(end=200)
 
 
-def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run, capsys):
+def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run):
     run = killed_run()
     for path in run.glob("journal.db*"):
         path.unlink()
     assert main(["close", str(run)]) == 0
     assert record_of(run).status == "KILLED"
     assert Journal(run / "journal.db").damage == []
-    capsys.readouterr()
 
 
 def test_a_run_that_cannot_be_opened_stays_one_to_be_closed(killed_run):
@@ -144,5 +127,5 @@ def test_a_config_that_cannot_be_read_is_named(killed_run, capsys, content):
         (run / "configs.json").write_text(content)
     assert main(["close", str(run)]) == 2
     told = capsys.readouterr().err
-    assert "configs.json, the config of the run, cannot be read" in told
-    assert "Traceback" not in told
+    assert told.startswith(f"error: {run / 'configs.json'}")
+    assert "cannot be read: " in told

@@ -7,7 +7,7 @@ import trieye
 from trieye.checkpoints.directory import VERIFIED_EVERY
 from trieye.checkpoints.manifest import verify
 from trieye.checkpoints.store import load_checkpoint
-from trieye.cli.saved_files import saved_in
+from trieye.cli.saved import saved_in
 from trieye.exceptions import CheckpointError
 from trieye.files.run_files import CHECKPOINT_PREFIX
 from trieye.replay import ReplayBuffer

@@ -1,12 +1,25 @@
-"""The `trieye` command: one module for each subcommand."""
+"""The `trieye` command: one module for each subcommand, imported when that one is typed.
+
+The module has `add_arguments(parser)` and `run(options)`, which returns the exit code or raises a TrieyeError.
+Its docstring is its help: after its first line, the description, and what stands below the options.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from trieye.exceptions import TrieyeError
 
-COMMANDS = ("new", "watch", "checkpoints", "verify", "close", "rebuild", "convert")
+COMMANDS = {
+    "new": "make a new project",
+    "watch": "live view of a run: metrics, rates, sinks, checkpoints",
+    "checkpoints": "list what a run has saved",
+    "verify": "check that everything of a run is whole",
+    "close": "deliver what a killed run left, and record it as KILLED",
+    "rebuild": "write the sinks of a run anew, from its history",
+    "convert": "make checkpoints of those of trieye 0.1.5",
+}
 EXIT_INTERRUPTED = 130
 
 
@@ -16,21 +29,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the name of the program; those of the process if None.
     """
-    parser = _parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    parser = _parser(name)
+    if name is not None and name not in COMMANDS:
         from trieye.config.base import did_you_mean
 
-        hint = did_you_mean(arguments[0], COMMANDS)
-        parser.error(f"unknown command {arguments[0]!r}{hint} (known: {', '.join(COMMANDS)})")
+        hint = did_you_mean(name, COMMANDS)
+        parser.error(f"unknown command {name!r}{hint} (known: {', '.join(COMMANDS)})")
     options = parser.parse_args(arguments)
+    if options.version:
+        from importlib.metadata import version
+
+        print(f"trieye {version('trieye')}")
+        return 0
     if options.run is None:
         parser.print_help()
         return 0
     try:
         code: int = options.run(options)
     except TrieyeError as error:
-        _tell(error)
+        from trieye.config.redaction import redacted_text
+
+        print(f"error: {redacted_text(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
@@ -38,31 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _tell(error: TrieyeError) -> None:
-    from trieye.config.redaction import redacted_text
-
-    print(f"error: {redacted_text(str(error))}", file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    from trieye.cli import checkpoints, close, convert, new, rebuild, verify, watch
-
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return a parser that knows the name of every command, and the arguments of the chosen one."""
     parser = argparse.ArgumentParser(
         prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(run=None, when_interrupted="interrupted")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (new, watch, checkpoints, verify, close, rebuild, convert):
-        command.add_command(commands)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        if name == chosen:
+            module = import_module(f"trieye.cli.{name}")
+            _, command.description, command.epilog = (module.__doc__ or "\n\n\n\n").split("\n\n", 2)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
     return parser
-
-
-class _Version(argparse.Action):
-    """Reads the version only when asked: looking for it costs more than the rest of `--help`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"trieye {version('trieye')}")
-        parser.exit()

@@ -1,100 +1,176 @@
-"""`trieye new`: a project of one's own, made from trieye's template."""
+"""`trieye new`: a project of one's own, made from trieye's template.
 
-import argparse
-import shlex
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+Make a new project: a real algorithm of your own, config, tests and everything around it.
 
-if TYPE_CHECKING:
-    from trieye.cli.template import Question
-
-_EPILOG = """\
 In a terminal, trieye asks what was not given; elsewhere, and with --no-input, it takes the defaults.
 
-examples:
+Examples:
   trieye new my_agent                                a package my_agent in the folder my_agent
   trieye new "Swing Up" --env-id Acrobot-v1          the package swing_up
   trieye new my_agent --no-input --ci none -o work   without questions, in the folder work
 """
-_OPTIONS = {
-    "slug": "package and folder name (default: from NAME)",
-    "description": "what it is for, in one line",
-    "author": "who writes it",
-    "algorithm": "algorithm to begin with: dqn",
-    "env_id": "Gymnasium id of the environment (default: CartPole-v1)",
-    "python_version": "oldest Python that it supports",
-    "license": "MIT, BSD-3-Clause, Apache-2.0 or Proprietary",
-    "ci": "continuous integration: github or none",
-}
+
+import argparse
+import json
+import re
+import runpy
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+
+TEMPLATE = Path(__file__).resolve().parent.parent / "template"
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `new` to the commands of the parser."""
-    parser = commands.add_parser(
-        "new",
-        help="make a new project",
-        description="Make a new project: a real algorithm of your own, config, tests and everything around it.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("project_name", nargs="?", metavar="NAME", help="name of the project")
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of the template.
+
+    Attributes:
+        name: The key of its answer.
+        text: How to ask it.
+        default: The answer if none is given; may be a Jinja expression.
+        choices: The only answers allowed; empty if anything goes.
+    """
+
+    name: str
+    text: str
+    default: str
+    choices: tuple[str, ...]
+
+    @property
+    def help(self) -> str:
+        """The question as `--help` shows it, with its default or its choices."""
+        default = "from NAME" if "{{" in self.default else self.default
+        return f"{self.text} ({', '.join(self.choices) or f'default: {default}'})"
+
+
+@cache
+def questions() -> list[Question]:
+    """Return the questions of the template in their order."""
+    context = json.loads((TEMPLATE / "cookiecutter.json").read_text("utf-8"))
+    choices = {name: tuple(held) if isinstance(held, list) else () for name, held in context.items()}
+    asked = {name: (*choices[name], held)[0] for name, held in context.items() if not name.startswith("_")}
+    return [Question(name, context["__prompts__"][name], default, choices[name]) for name, default in asked.items()]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    name, *others = questions()
+    parser.add_argument(name.name, nargs="?", metavar="NAME", help="name of the project")
     parser.add_argument(
         "-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help="folder to make it in (default: here)"
     )
-    for name, text in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(), help=text)
+    for question in others:
+        option = f"--{question.name.replace('_', '-')}"
+        parser.add_argument(option, metavar=question.name.upper(), help=question.help)
     parser.add_argument("--no-input", action="store_true", help="ask nothing, take the defaults")
     parser.add_argument(
         "--overwrite", action="store_true", help="write into an existing folder, over files of the same name"
     )
-    parser.set_defaults(run=run, when_interrupted="interrupted; nothing was written")
+    parser.set_defaults(when_interrupted="interrupted; nothing was written")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the project that the options describe, and say how to begin.
+    """Make the project that the options describe, and say how to begin."""
 
-    Raises:
-        ConfigurationError: An answer cannot be used, or the folder exists; nothing was written.
-    """
-    from trieye.cli.template import answers_of, bake, check_target
+    def check_folder(slug: str) -> None:
+        _check_target(options.output_dir / slug, overwrite=options.overwrite)
 
-    given = {name: value for name in ("project_name", *_OPTIONS) if (value := getattr(options, name)) is not None}
+    given = {question.name: getattr(options, question.name) for question in questions()}
+    answers = {name: answer for name, answer in given.items() if answer is not None}
     if not options.no_input and sys.stdin.isatty():
-        given = _ask(given, lambda slug: check_target(options.output_dir / slug, overwrite=options.overwrite))
-    answers = answers_of(given)
-    check_target(options.output_dir / answers["slug"], overwrite=options.overwrite)
+        answers = _ask(answers, check_folder)
+    answers = answers_of(answers)
+    check_folder(answers["slug"])
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
     print(_closing(project, answers["slug"]))
     return 0
 
 
-def _ask(given: dict[str, str], check_slug: Callable[[str], None]) -> dict[str, str]:
-    """Ask for what was not given, each question until its answer can be used.
+def answers_of(given: dict[str, str]) -> dict[str, str]:
+    """Return an answer to every question: those given, by name of the question, and the defaults.
+
+    Raises:
+        ConfigurationError: An answer cannot be used.
+    """
+    _check_answers(given)  # first, because a default that follows from a bad answer is bad, too
+    answers: dict[str, str] = {}
+    for question in questions():
+        answers[question.name] = given[question.name] if question.name in given else _default(question, answers)
+    _check_answers(answers)
+    return answers
+
+
+def complaint_about(name: str, answer: str) -> str | None:
+    """Say what is wrong with one answer, or None."""
+    question = next(question for question in questions() if question.name == name)
+    if question.choices and answer not in question.choices:
+        known = ", ".join(question.choices)
+        return f"{name} {answer!r} is unknown{did_you_mean(answer, question.choices)} (known: {known})"
+    check = _rules().get(name)
+    return check(answer) if check else None
+
+
+def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) -> Path:
+    """Write the project and return its folder.
 
     Args:
-        given: Answers by name of the question.
-        check_slug: Called as soon as the slug is known, to stop before further questions.
-    """
-    from trieye.cli.template import check_answers, questions
+        answers: A checked answer to every question.
+        output_dir: The folder to make it in; made if missing.
+        overwrite: Whether files of an existing folder may be replaced.
 
-    check_answers(given)
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    from cookiecutter.exceptions import CookiecutterException
+    from cookiecutter.main import cookiecutter
+
+    with tempfile.TemporaryDirectory() as scratch:
+        # cookiecutter would keep its memory in the home directory, and take answers from the user's file there
+        settings = Path(scratch) / "config.yaml"
+        settings.write_text(json.dumps({"cookiecutters_dir": scratch, "replay_dir": scratch}), "utf-8")
+        try:
+            project = cookiecutter(
+                str(TEMPLATE),
+                no_input=True,
+                extra_context={name: _literal(answer) for name, answer in answers.items()},
+                output_dir=str(output_dir),
+                overwrite_if_exists=overwrite,
+                config_file=str(settings),
+            )
+        except (CookiecutterException, OSError) as error:
+            raise ConfigurationError(f"the project cannot be written to {str(output_dir)!r}: {error}") from error
+    return Path(project)
+
+
+def checkout_line(project: Path) -> str | None:
+    """Return the line of pyproject.toml that makes a project depend on a checkout on this disk, or None."""
+    lines = (project / "pyproject.toml").read_text("utf-8").splitlines()
+    return next((line.strip() for line in lines if re.match(r' +"trieye\S* @ file://', line)), None)
+
+
+def _ask(given: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
+    """Ask for what was not given; a folder that cannot be written to ends it as soon as its name is known."""
+    _check_answers(given)
     answers = dict(given)
     for question in questions():
         if question.name not in answers:
             answers[question.name] = _answer(question, answers)
         if question.name == "slug":
-            check_slug(answers["slug"])
+            check_folder(answers["slug"])
     return answers
 
 
-def _answer(question: "Question", answers: dict[str, str]) -> str:
+def _answer(question: Question, answers: dict[str, str]) -> str:
     """Ask one question until its answer can be used."""
-    from trieye.cli.template import answers_of, complaint_about
-
-    default = answers_of(answers, check=False)[question.name]
+    default = _default(question, answers)
     choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""
     while True:
         try:
@@ -107,10 +183,52 @@ def _answer(question: "Question", answers: dict[str, str]) -> str:
         print(f"  {complaint}", file=sys.stderr)
 
 
+def _check_answers(answers: dict[str, str]) -> None:
+    complaints = [complaint for name, answer in answers.items() if (complaint := complaint_about(name, answer))]
+    if complaints:
+        raise ConfigurationError("; ".join(complaints))
+
+
+def _check_target(project: Path, *, overwrite: bool) -> None:
+    """Check that the project can be written: there is no such folder, and no file above it."""
+    is_folder = project.is_dir()
+    if project.exists() and not (overwrite and is_folder):
+        kind, advice = ("folder", ", or --overwrite to write into it") if is_folder else ("file", "")
+        raise ConfigurationError(f"there is a {kind} {str(project)!r} already; choose another name or -o DIR{advice}")
+    above = next(parent for parent in project.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise ConfigurationError(f"{str(project)!r} cannot be made: {str(above)!r} is a file; choose another -o DIR")
+
+
+def _default(question: Question, answers: dict[str, str]) -> str:
+    """Return the default of a question, which may follow from the answers to those before it."""
+    if "{{" not in question.default:
+        return question.default
+    from cookiecutter.environment import StrictEnvironment
+
+    # as cookiecutter renders it, so that plain cookiecutter and `trieye new` cannot disagree
+    environment = StrictEnvironment(context={"cookiecutter": answers})
+    default: str = environment.from_string(question.default).render(cookiecutter=answers)
+    return default
+
+
+def _literal(answer: str) -> str:
+    """Return a template that renders to the answer: cookiecutter renders defaults, and an answer may hold braces."""
+    if answer.replace("_", "").replace(".", "").replace("-", "").isalnum() and answer.isascii():
+        return answer  # choices are compared before they are rendered
+    return '{{ "' + "".join(f"\\U{ord(character):08x}" for character in answer) + '" }}'
+
+
+@cache
+def _rules() -> dict[str, Callable[[str], str | None]]:
+    """Read the rules from the hook, so that plain cookiecutter and `trieye new` cannot disagree."""
+    hook = runpy.run_path(str(TEMPLATE / "hooks" / "pre_gen_project.py"), run_name="trieye_template_rules")
+    rules: dict[str, Callable[[str], str | None]] = hook["CHECKS"]
+    return rules
+
+
 def _closing(project: Path, slug: str) -> str:
     """Return what to do next."""
-    from trieye.cli.template import checkout_line
-
     text = (
         f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
         f"  python -m {slug}.train --help\n  python -m {slug}.train"

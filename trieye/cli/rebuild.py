@@ -1,50 +1,54 @@
-"""`trieye rebuild`: write the sinks of a run anew."""
+"""`trieye rebuild`: write the sinks of a run anew.
 
-import argparse
+Write the sinks of a run anew, from its history and its journal.
 
-from trieye.cli.close import WHEN_INTERRUPTED, add_timeout, deliver
-from trieye.cli.run_argument import add_run_argument, find_run
-
-_EPILOG = """\
 TensorBoard's event files are removed and written anew. MLflow gets everything again and drops what it has already; if
 its store was deleted, it is filled again. Weights & Biases would show everything twice, so it is left out unless --sink
 names it. Nobody may be writing to the run; one that was killed is recorded as KILLED, as with `trieye close`.
 
-examples:
+Examples:
   trieye rebuild first                                 all sinks of the run
   trieye rebuild my_agent/first --sink tensorboard     one of them
 """
+
+import argparse
+from collections.abc import Sequence
+
+from trieye.cli.close import add_timeout, deliver, idle_run
+from trieye.cli.given_run import add_run_argument, find_run, sinks_of
+from trieye.config.base import did_you_mean
+from trieye.config.sinks import SinksConfig
+from trieye.exceptions import ConfigurationError
+
 SHOW_ALL_TWICE = ("wandb",)
 """Sinks that cannot tell what they have already."""
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `rebuild` to the commands of the parser."""
-    parser = commands.add_parser(
-        "rebuild",
-        help="write the sinks of a run anew, from its history",
-        description="Write the sinks of a run anew, from its history and its journal.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
     add_run_argument(parser)
     parser.add_argument(
         "--sink", action="append", dest="sinks", metavar="NAME", help="only this one; may be given several times"
     )
     add_timeout(parser)
-    parser.set_defaults(run=run, when_interrupted=WHEN_INTERRUPTED)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Let the sinks begin anew, and wait until they have everything.
+    """Let the sinks begin anew, and wait until they have everything."""
+    record, config = idle_run(find_run(options.run_name, options.root))
+    known = sinks_of(config)
+    chosen = options.sinks or [name for name in known if name not in SHOW_ALL_TWICE]
+    for name in chosen:
+        if name not in known:
+            has = f"it has: {', '.join(known)}" if known else "it has none"
+            raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, known)} ({has})")
+    if record.status != "RUNNING":  # else all sinks are to be told how the run ended
+        config.sinks = _only(config.sinks, chosen)
+    return deliver(config, options.timeout, anew=chosen)
 
-    Raises:
-        ConfigurationError: There is no such run or sink.
-        RunLockedError: The run is alive.
-    """
-    from trieye.cli.offline_hub import OfflineHub
 
-    hub = OfflineHub(find_run(options.run_name, options.root))
-    hub.forget(options.sinks or [name for name in hub.sinks() if name not in SHOW_ALL_TWICE])
-    return deliver(hub, options.timeout)
+def _only(sinks: SinksConfig, names: Sequence[str]) -> SinksConfig:
+    held = {kind: getattr(sinks, kind) for kind in SinksConfig.model_fields}
+    return sinks.model_copy(
+        update={kind: own.model_copy(update={"enabled": kind in names}) for kind, own in held.items()}
+    )

@@ -1,0 +1,57 @@
+import subprocess
+import sys
+
+import pytest
+
+from trieye.cli import COMMANDS, main
+
+HELP = """
+import contextlib, sys
+from trieye.cli import main
+for command in {commands}:
+    with contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+print("loaded", [name for name in {heavy} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "heavy"),
+    [
+        ([[]], ["pydantic", "numpy", "rich", "ray", "torch", "mlflow"]),
+        ([[name] for name in COMMANDS], ["cookiecutter", "hydra", "mlflow", "ray", "tensorboard", "torch"]),
+    ],
+    ids=["trieye", "commands"],
+)
+def test_help_loads_nothing_heavy(commands, heavy):
+    code = HELP.format(commands=commands, heavy=heavy)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("usage: trieye") == len(commands)
+    assert done.stdout.rstrip().endswith("loaded []")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_says_what_it_does_and_shows_examples(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    usage, description, *_, examples = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith(f"usage: trieye {name} [-h] ")
+    assert description.endswith(".")
+    assert f"Examples:\n  trieye {name} " in examples
+
+
+def test_version_and_bare_command(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "trieye 0.2.0\n"
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n    {name}" in shown for name in COMMANDS)
+
+
+def test_an_unknown_command_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["nwe"])
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "known: new, watch, "))

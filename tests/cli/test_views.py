@@ -1,0 +1,151 @@
+import dataclasses
+import io
+import secrets
+import shutil
+
+import pytest
+from rich.console import Console
+
+import trieye
+from tests.cli.conftest import wait_until
+from trieye.cli.views import duration, read_view, render_run
+from trieye.exceptions import ConfigurationError
+from trieye.hub.status import read_status
+
+
+def log(run, count, *, names=1):
+    before = read_status(run.dir).get("accepted", 0)
+    for step in range(count):
+        run.log({f"loss/{number:02}": step / 4 for number in range(names)}, step=step)
+    run.flush()
+    wait_until(lambda: read_status(run.dir).get("accepted", 0) == before + count * names)
+
+
+def shown(view, width=250, height=24):
+    console = Console(width=width, height=height, record=True, file=io.StringIO())
+    console.print(render_run(view, console))
+    return console.export_text()
+
+
+def shown_now(run):
+    return shown(read_view(run.dir, None))
+
+
+def test_the_view_fits_the_terminal(run):
+    log(run, 3, names=60)
+    view = read_view(run.dir, None)
+    for width, height in ((80, 24), (120, 40), (60, 15)):
+        lines = shown(view, width, height).rstrip("\n").splitlines()
+        assert len(lines) < height
+        assert max(map(len, lines)) <= width
+        assert " more" in lines[-1]
+    assert "loss/59" in shown(view, 80, 100)
+
+
+def test_rates_are_those_of_the_last_seconds(run):
+    log(run, 5)
+    first = read_view(run.dir, None)
+    assert "/s)" not in shown(first)
+    log(run, 50)
+    second = read_view(run.dir, first)
+    rate = 50 / (second.looks[-1][0] - second.looks[0][0])
+    assert f"events 55 ({rate:,.0f}/s)" in shown(second)
+
+
+def test_the_last_checkpoint_what_was_dropped_and_what_came_late_are_shown(run):
+    log(run, 9)
+    run.step = 7
+    run.save(weights=[1.0])
+    run.log({"loss/00": float("nan")}, step=20)
+    run.log({"loss/00": 1.0}, step=1)
+    run.flush()
+    wait_until(lambda: "checkpoint step 7, " in shown_now(run))
+    text = shown_now(run)
+    assert "late 1 " in text
+    assert "(non_finite) 1" in text
+
+
+def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(make_config):
+    config = make_config(
+        sinks={"mlflow": {"enabled": True}},
+        persistence={"mlflow_tracking_uri": "http://127.0.0.1:9"},
+        stats={"processing_interval_seconds": 0.01},
+    )
+    with trieye.Run(config) as run:
+        wait_until(lambda: any(sink["error"] for sink in read_status(run.dir).get("sinks", ())))
+        text = shown_now(run)
+    assert "http://127.0.0.1:9" in text
+    assert " ..." in text
+
+
+def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
+    (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
+    text = shown(read_view(tmp_path, None))
+    assert "not published anything yet" in text
+    assert "no metrics yet" in text
+
+
+def test_a_journal_that_cannot_be_read_for_a_moment_leaves_the_last_values(run):
+    log(run, 9)
+    before = read_view(run.dir, None)
+    run.close()
+    (run.dir / "journal.db").write_bytes(b"no journal" * 1000)
+    text = shown(read_view(run.dir, before))
+    assert "cannot be read" in text
+    assert "loss/00" in text
+
+
+def test_a_run_that_is_deleted_meanwhile_ends_the_view(run):
+    view = read_view(run.dir, None)
+    run.close()
+    shutil.rmtree(run.dir)
+    with pytest.raises(ConfigurationError, match=f"{run.dir} is gone"):
+        read_view(run.dir, view)
+
+
+def test_what_is_not_finite_is_said_to_be(run):
+    log(run, 1)
+    view = read_view(run.dir, None)
+    status = {**view.status, "metrics": {"a": {"last": None, "min": 1.0, "max": None, "step": 3}}}
+    text = shown(dataclasses.replace(view, looks=((0.0, status),)))
+    assert ["a", "not", "finite", "1", "not", "finite", "3"] in [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3660, "1 h 01 min"), (90_000, "1 d 1 h")],
+)
+def test_times_are_told_in_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+def put_a_file_there(mirror):
+    if mirror.exists():  # the run may make it again at any moment
+        mirror.rename(mirror.with_name(secrets.token_hex(8)))
+    try:
+        mirror.open("xb").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_config, tmp_path):
+    mirror = tmp_path / "mirror"
+    persistence = {"mirror": f"file://{mirror}", "mirror_every_s": 1}
+    with trieye.Run(make_config(persistence=persistence, stats={"processing_interval_seconds": 0.01})) as run:
+        wait_until(lambda: (read_status(run.dir).get("mirror") or {}).get("mirrored_at"))
+        assert f"mirror file://{mirror}: no checkpoint yet · journal as of 0 s ago\n" in shown_now(run)
+        run.step = 5
+        run.save(weights=[1.0])
+        wait_until(lambda: read_status(run.dir)["mirror"]["committed"])
+        assert f"mirror file://{mirror}: checkpoint_step_5 · " in shown_now(run)
+        wait_until(lambda: put_a_file_there(mirror))
+        wait_until(lambda: read_status(run.dir)["mirror"]["error"])
+        assert "NotADirectoryError" in shown_now(run)
+        mirror.unlink()
+
+
+def test_a_run_without_mirror_shows_none(run):
+    log(run, 1)
+    assert "mirror" not in shown_now(run)
+    assert run.health()["mirror"] is None

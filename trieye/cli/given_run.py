@@ -1,0 +1,161 @@
+"""The run that a command is given: its directory, its config, and whether a process writes to it."""
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
+from trieye.config.fingerprint import json_of
+from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.files.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
+from trieye.process.lock import RunLock
+from trieye.sinks.registry import make_sinks
+
+CONFIGS = "configs.json"
+SAVED_DIRECTORIES = (CHECKPOINTS, BUFFERS)
+DEFAULT_ROOT = ".trieye_data"
+MAX_SHOWN = 10
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Add RUN and --root to a command."""
+    parser.add_argument("run_name", metavar="RUN", help="directory of a run, or its name below --root: run or app/run")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path(DEFAULT_ROOT),
+        metavar="DIR",
+        help=f"directory of all apps (default: {DEFAULT_ROOT})",
+    )
+
+
+def find_run(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
+    """Return the absolute directory of a run, of which links are followed: its names are those on the disk.
+
+    Args:
+        given: Its directory, or its name below `root`.
+        root: Directory of all apps.
+        marks: What tells the directory of a run from another one: it has one of these.
+
+    Raises:
+        ConfigurationError: There is no such run, or there are several; the message names those that there are.
+    """
+    path = Path(given)
+    if any((path / mark).exists() for mark in marks):
+        return path.resolve()
+    runs = sorted({found.parent for mark in marks for found in root.glob(f"*/*/*/{mark}")})
+    found = [run for run in runs if given in {_full_name(run), run.name}]
+    if len(found) == 1:
+        return found[0].resolve()
+    if found:
+        names = [_full_name(run) for run in found]
+        shown = names if len(set(names)) == len(names) else [str(run) for run in found]
+        raise ConfigurationError(f"run {given!r}: there are several of that name; say which: {', '.join(shown)}")
+    if path.is_dir():
+        raise ConfigurationError(f"run {given!r}: that directory is no run, it has no {' and no '.join(marks)}")
+    raise ConfigurationError(f"run {given!r}: {_nothing_found(given, root, runs)}")
+
+
+def _full_name(run_dir: Path) -> str:
+    return f"{run_dir.parents[1].name}/{run_dir.name}"
+
+
+def _nothing_found(given: str, root: Path, runs: list[Path]) -> str:
+    advice = "give its directory, or with --root the directory of all apps"
+    if not root.is_dir():
+        missing = f"there is neither such a directory nor {root.resolve()} with runs in it"
+        return f"{missing}; go where the run was started, or {advice}"
+    names = sorted(_full_name(run) for run in runs)
+    hint = did_you_mean(given, {*names, *(run.name for run in runs)})
+    shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if names[MAX_SHOWN:] else "")
+    return f"there is none in {root.resolve()}{hint} (runs there: {shown or 'none'}); {advice}"
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Tell whether a process writes to a run."""
+    try:
+        # not run.lock: a run that starts at this very moment does not wait for that one
+        RunLock.check(run_dir / "hub.lock")
+    except RunLockedError:
+        return True
+    holder = RunLock(run_dir / "run.lock").holder()
+    if holder is None or holder.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except PermissionError:  # the process is another user's
+        return True
+    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def recorded_config(run_dir: Path) -> TrieyeConfig:
+    """Return the config of a run as its configs.json has it.
+
+    Raises:
+        ConfigurationError: configs.json is missing or damaged.
+    """
+    return _config_of(run_dir, is_here=False)
+
+
+def config_of(run_dir: Path) -> TrieyeConfig:
+    """Return the config of a run for the directory in which the run is now, without what belongs to training only.
+
+    Raises:
+        ConfigurationError: configs.json is missing or damaged, or the directory is not where runs are.
+    """
+    return _config_of(run_dir, is_here=True)
+
+
+def sinks_of(config: TrieyeConfig) -> list[str]:
+    """Return the names of the sinks that get the history of a run, not only what is new.
+
+    Raises:
+        ConfigurationError: The library of a sink is not installed.
+    """
+    return [sink.name for sink in make_sinks(config.sinks) if not getattr(sink, "live_only", False)]
+
+
+def _config_of(run_dir: Path, *, is_here: bool) -> TrieyeConfig:
+    path = run_dir / CONFIGS
+    try:
+        # a project has groups of its own, which trieye does not know
+        fields = {name: value for name, value in json_of(path).items() if name in TrieyeConfig.model_fields}
+        return TrieyeConfig.model_validate(_moved(fields, run_dir) if is_here else fields)
+    except ConfigurationError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ConfigurationError(f"{path}, the config of the run, cannot be read: {reason}") from error
+
+
+def _moved(fields: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Return the fields of a config for the directory of the run, and without the sinks that only training needs."""
+    sinks = dict(fields["sinks"])
+    for name, key in (("console", "enabled"), ("mlflow", "system_metrics"), ("wandb", "system_metrics")):
+        sinks[name] = {**sinks.get(name, {}), key: False}
+    names = {"app_name": run_dir.parents[1].name, "run_name": run_dir.name}
+    return {**fields, **names, "persistence": _persistence(fields["persistence"], run_dir), "sinks": sinks}
+
+
+def _persistence(held: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    runs, app_dir = held["runs_dir_name"], run_dir.parents[1]
+    if run_dir.parent.name != runs or app_dir == app_dir.parent:
+        raise ConfigurationError(
+            f"{run_dir} is not where a run belongs, and what its sinks write lies beside it: "
+            f"move it to <root>/<app>/{runs}/{run_dir.name}"
+        )
+    uri, own = held["mlflow_tracking_uri"], f"{held['mlflow_dir_name']}/mlflow.db"
+    if (
+        uri is None
+    ):  # the store that the run used counts, not the environment of this command; its own one moves with it
+        used = str(held["MLFLOW_TRACKING_URI"])
+        is_own = used.startswith("sqlite:///") and used.endswith(f"/{own}")
+        uri = f"sqlite:///{app_dir / own}" if is_own else used
+    kept = {key: value for key, value in held.items() if key != "MLFLOW_TRACKING_URI"}
+    return {**kept, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": uri}

@@ -1,0 +1,304 @@
+"""What `trieye verify` looks at: whether everything that a run keeps on the disk is whole; nothing is changed."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trieye.cli.given_run import CONFIGS, is_alive, recorded_config, sinks_of
+from trieye.cli.saved import Saved, saved_in
+from trieye.config import PersistenceConfig, TrieyeConfig
+from trieye.exceptions import ConfigurationError, JournalError, SerializationError
+from trieye.files.checksum import sums_of
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, JOURNAL, RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.history.files import survey
+from trieye.history.ranges import Range, merged, overlapping, uncovered
+from trieye.history.segments import SegmentFile
+from trieye.hub.status import read_status
+from trieye.journal.journal import Segment
+from trieye.journal.look import Contents, inspect
+from trieye.journal.witness import Expected, read_witness, witness_path
+
+MAX_TRIES = 5
+"""How often what a living run changes under the check is looked at again."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was written: what was found, what is lost by it, and what to do."""
+
+    what: str
+    meaning: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that a run keeps on the disk.
+
+    Attributes:
+        found: What is in it, in words.
+        damage: What is damaged; empty if it is whole.
+        is_there: Whether there is anything.
+    """
+
+    name: str
+    found: str
+    size_bytes: int
+    damage: list[Damage] = field(default_factory=list)
+    is_there: bool = True
+
+
+@dataclass(frozen=True)
+class SinkPlace:
+    """How far a sink is.
+
+    Attributes:
+        index: Everything in the history before it has arrived.
+        behind: Items of the history that it has not got, as far as known.
+        error: Why it did not work when the hub said so last, or None.
+    """
+
+    name: str
+    index: int
+    behind: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """What was found.
+
+    Attributes:
+        status: How the run ended, or RUNNING; None if its record cannot be read.
+        is_alive: Whether a process writes to it.
+        notes: What is no damage, and good to know.
+    """
+
+    run_dir: Path
+    status: str | None
+    is_alive: bool
+    parts: list[Part]
+    sinks: list[SinkPlace]
+    notes: list[str]
+
+    @property
+    def damage(self) -> list[Damage]:
+        """What is damaged, of all parts."""
+        return [damage for part in self.parts for damage in part.damage]
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether nobody writes to the run, and nobody recorded how it ended."""
+        return self.status == "RUNNING" and not self.is_alive
+
+
+def check_run(run_dir: Path) -> RunCheck:
+    """Look at everything that a run keeps on the disk, also while it is alive."""
+    record, of_record = _record(run_dir / RUN_RECORD)
+    config, of_config = _config(run_dir)
+    persistence = PersistenceConfig() if config is None else config.persistence
+    held, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
+    checkpoints = run_dir / persistence.checkpoint_save_dir_name
+    buffers = run_dir / persistence.buffer_save_dir_name
+    saved = [_states(CHECKPOINTS, checkpoints, CHECKPOINT_PREFIX), _states(BUFFERS, buffers, BUFFER_PREFIX)]
+    return RunCheck(
+        run_dir=run_dir,
+        status=None if record is None else record.status,
+        is_alive=is_alive(run_dir),
+        parts=[of_record, of_config, journal, history, *saved],
+        sinks=_sinks(run_dir, held, config),
+        notes=list(_set_aside(run_dir, checkpoints, buffers)),
+    )
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _record(path: Path) -> tuple[RunRecord | None, Part]:
+    try:
+        record = RunRecord.read(path)
+    except SerializationError as error:
+        what, _, advice = str(error).partition("; ")
+        damage = Damage(what, "nobody knows which run this is: it cannot be started again", advice)
+        return None, Part(path.name, "who the run is", _size_of(path), [damage])
+    found = f"attempt {record.attempt}, {record.status}" if record is not None else "nothing"
+    return record, Part(path.name, found, _size_of(path))
+
+
+def _config(run_dir: Path) -> tuple[TrieyeConfig | None, Part]:
+    size_bytes, content = _size_of(run_dir / CONFIGS), "the config of the run"
+    if not (run_dir / CONFIGS).exists():
+        return None, Part(CONFIGS, "not written yet", 0, is_there=False)
+    try:
+        return recorded_config(run_dir), Part(CONFIGS, content, size_bytes)
+    except ConfigurationError as error:
+        meaning = "`trieye close` and `trieye rebuild` cannot tell which sinks the run has"
+        advice = "restore it from a backup, or start the run again, which writes it anew"
+        return None, Part(CONFIGS, content, size_bytes, [Damage(str(error), meaning, advice)])
+
+
+def _journal_and_history(
+    run_dir: Path, record: RunRecord | None, tensorboard: Path
+) -> tuple[Contents | None, Part, Part]:
+    """Look at both, and again as long as a living run changes the files of the history."""
+    before: list[Damage] | None = None
+    for _ in range(MAX_TRIES):
+        held, journal = _journal(run_dir, record, tensorboard)
+        history = _history(run_dir / "history", held)
+        if not history.damage or history.damage == before:
+            break
+        before = history.damage
+    return held, journal, history
+
+
+def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Contents | None, Part]:
+    path = run_dir / JOURNAL
+    expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
+    size_bytes = sum(_size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
+    witness = read_witness(path)
+    if not size_bytes:
+        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or witness is not None))
+        return None, Part("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
+    try:
+        held = inspect(path, expected)
+    except JournalError as error:
+        damage = Damage(str(error), "what was accepted last may be lost", "see the message")
+        return None, Part("journal", "not readable", size_bytes, [damage])
+    since = held.last_pos - held.snapshots[-1][0] if held.snapshots else held.num_records
+    found = f"{held.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
+    meaning = "some of what was accepted may be lost; all that is whole in it is kept, and what is lost is counted"
+    advice = "start the run again, or `trieye close` it: that repairs the journal and sets the damaged one aside"
+    damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in held.damage]
+    if witness is not None and witness.journal is None:
+        what = f"{witness_path(path).name} is damaged"
+        meaning = "nobody knows how far the journal has to reach; what the journal has is whole"
+        damage_found.append(Damage(what, meaning, "nothing is to be done: the next start of the run writes it anew"))
+    return held, Part("journal", found, size_bytes, damage_found)
+
+
+def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
+    has_history = any(run_dir.glob("history/points-*.parquet"))
+    if is_begun or has_history:
+        yield Damage(
+            "there is a history, and no journal" if has_history else "the journal is missing",
+            "what was accepted last is lost; what the sinks show stays",
+            "restore journal.db and journal.db-wal from a backup, or start the run again, which makes a new journal",
+        )
+
+
+def _history(directory: Path, held: Contents | None) -> Part:
+    """Look at the files of a history, and at what the journal knows of it, if the journal can be read."""
+    segments, chunks = ([], []) if held is None else (held.segments, held.chunks)
+    found = survey(directory, segments, chunks)
+    lost = gaps = uncovered(0, found.end, merged(part[:2] for part in found.stored))
+    damage = []
+    for segment in found.missing:
+        if gone := overlapping(*segment[:2], gaps):
+            damage.append(_lost_items(segment.name, "is missing", gone))
+        gaps = [span for gap in gaps for span in uncovered(*gap, [segment[:2]])]
+    if gaps:
+        damage.append(_lost_items(JOURNAL, "lacks a part of the history", gaps))
+    files = dict.fromkeys(part.segment for part in found.stored if part.segment is not None)
+    for segment in files:
+        if (unreadable := _unreadable_in(directory, segment)) is not None:
+            parts = [part[:2] for part in found.stored if part.segment == segment]
+            gone = [span for part in parts for span in overlapping(*part, unreadable)]
+            damage.append(_lost_items(segment.name, "is damaged", gone))
+            lost = [*lost, *gone]
+    size_bytes = sum(_size_of(directory / segment.name) for segment in files)
+    place = f"in {len(files)} files" + (" and the journal" if chunks else "") if files else "in the journal"
+    text = f"{found.end - _count(lost):,} points and operations, {place}" if found.end else "nothing yet"
+    return Part("history", text, size_bytes, damage, is_there=found.end > 0)
+
+
+def _unreadable_in(directory: Path, segment: Segment) -> list[Range] | None:
+    """Return which items of a file cannot be read; None if the file is as it was written."""
+    path = directory / segment.name
+    unreadable = []
+    try:
+        if path.stat().st_size == segment.size_bytes and sums_of(path)[1] == segment.crc:
+            return None
+        with path.open("rb") as file:
+            opened = SegmentFile(file, segment[:2])
+            for number, group in enumerate(opened.about.groups):
+                try:
+                    opened.read(number)
+                except SerializationError:
+                    unreadable.append(group[:2])
+    except (FileNotFoundError, SerializationError):
+        return [segment[:2]]
+    return merged(unreadable)
+
+
+def _lost_items(name: str, what: str, lost: list[Range]) -> Damage:
+    if not lost:
+        return Damage(f"{name} {what}", "nothing is lost: what it holds can be read", "nothing is to be done")
+    places = ", ".join(f"{first} to {end - 1}" for first, end in lost[:3]) + (", ..." if lost[3:] else "")
+    return Damage(
+        f"{name} {what}: {_count(lost):,} items are lost ({places})",
+        "sinks that have them keep them; one that is written anew, or comes later, does not get them",
+        f"restore {name} from a backup; otherwise nothing is to be done",
+    )
+
+
+def _count(ranges: list[Range]) -> int:
+    return sum(end - first for first, end in ranges)
+
+
+def _states(name: str, directory: Path, prefix: str) -> Part:
+    found_there = saved_in(directory, prefix, checksums=True)
+    saved = sorted((state for state in found_there if state.is_usable or state.is_broken), key=lambda state: state.step)
+    usable = [state.step for state in saved if state.is_usable]
+    newest = str(usable[-1]) if usable else "none"
+    advice = f"nothing is to be done: the newest one that is whole, of step {newest}, is used instead"
+    if not usable:
+        advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
+    found = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
+    broken = [
+        Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))
+        for state in saved
+        for problem in state.problems
+    ]
+    num_aside = sum(state.state == "set aside" for state in found_there)
+    if num_aside and not saved:
+        what = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
+        broken = [Damage(what, "the run does not go on: its next start is an error, not a fresh start", advice)]
+    return Part(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
+
+
+def _lost_rows(state: Saved) -> tuple[str, str]:
+    """Return what it means that a part of a replay is damaged, and what to do."""
+    rows = ", ".join(state.lost_rows)
+    meaning = f"rows {rows} of the replay of step {state.step} are lost; its model and all else are whole"
+    advice = "nothing is to be done: the run goes on with the other rows and saves them anew"
+    return meaning, f"{advice}; with persistence.damaged_replay=refuse it stops instead"
+
+
+def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) -> list[SinkPlace]:
+    status, enabled = dict[str, Any](), list[str]()
+    with suppress(JournalError, ValueError):
+        status = read_status(run_dir)
+    with suppress(ConfigurationError):  # a library is not installed here
+        enabled = [] if config is None else sinks_of(config)
+    errors = {sink["name"]: sink["error"] for sink in status.get("sinks", ())}
+    cursors, ends = dict[str, int](), [status.get("points", 0)]
+    if held is not None:
+        cursors = held.cursors
+        ends += [end for _, end in [*held.snapshots, *held.chunks]] + [segment.end for segment in held.segments]
+    places = {name: cursors.get(name, 0) for name in enabled or cursors}
+    return [SinkPlace(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in places.items()]
+
+
+def _set_aside(run_dir: Path, *directories: Path) -> Iterator[str]:
+    found = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
+    found += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
+    for path in sorted(found):
+        if not path.name.endswith(("-wal", "-shm")):
+            yield f"{path.relative_to(run_dir)} was found damaged and set aside; delete it when you do not need it"

@@ -1,0 +1,312 @@
+"""How a run, what it has saved, and a check of it are shown in a terminal."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
+from trieye.cli.given_run import is_alive
+from trieye.cli.inspect import RunCheck, SinkPlace
+from trieye.cli.saved import Saved
+from trieye.exceptions import ConfigurationError, JournalError
+from trieye.files.run_files import CHECKPOINTS, RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.hub.status import last_status, read_status
+
+STALE_AFTER_S = 10.0
+RATES_OVER_S = 10.0
+"""The hub publishes once a second: over fewer seconds the rates would jump."""
+
+MIN_METRICS = 3
+MAX_ERROR = 80
+"""Characters of an error; that of a server that is away has hundreds."""
+
+RUN_COLORS = {"RUNNING": "green", "FINISHED": "cyan", "FAILED": "red", "KILLED": "yellow"}
+SAVED_COLORS = {
+    "whole": "green", "sizes fit": "", "partial": "yellow", "damaged": "red", "link": "red", "set aside": "yellow",
+    "0.1.5": "yellow",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run at one moment.
+
+    Attributes:
+        looks: What its hub had published at the last looks, the newest one last, each with the monotonic time in
+            seconds; empty before the hub published anything.
+        checkpoint: The newest checkpoint, if there is one.
+        problem: Why there is nothing newer; None if nothing is wrong.
+    """
+
+    record: RunRecord
+    is_alive: bool
+    looks: tuple[tuple[float, Mapping[str, Any]], ...]
+    checkpoint: CheckpointEntry | None
+    problem: str | None
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """What the hub of the run published last; empty before the first time."""
+        return self.looks[-1][1] if self.looks else {}
+
+
+def read_view(run_dir: Path, before: RunView | None) -> RunView:
+    """Return how a run is now; `before` is the look before, if there was one.
+
+    Raises:
+        ConfigurationError: The run is gone.
+    """
+    record = RunRecord.read(run_dir / RUN_RECORD)
+    if record is None:
+        raise ConfigurationError(f"the run {run_dir} is gone")
+    problem, status = None, {} if before is None else before.status
+    alive = record.status == "RUNNING" and is_alive(run_dir)
+    try:
+        status = read_status(run_dir) if alive else last_status(run_dir)
+    except JournalError as error:  # it is being repaired, or somebody else's
+        problem = str(error)
+    now = time.monotonic()
+    looks = [look for look in (() if before is None else before.looks) if now - look[0] <= RATES_OVER_S]
+    return RunView(
+        record=record,
+        is_alive=alive,
+        looks=(*looks, (now, status)) if status else (),
+        checkpoint=_newest_checkpoint(run_dir / CHECKPOINTS),
+        problem=problem,
+    )
+
+
+def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
+    try:
+        return _newest_of(directory, directory.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _newest_of(directory: Path, _changed_ns: int) -> CheckpointEntry | None:
+    """Return the newest checkpoint; there may be thousands, which are read again when their directory was changed."""
+    entries = CheckpointStore(directory, read_only=True).entries()
+    return entries[-1] if entries else None
+
+
+def render_run(view: RunView, console: Console | None = None) -> RenderableType:
+    """Return a run for a terminal, which it has to fit if one is given."""
+    parts = [_headline(view), *_facts(view), Text(), _sinks_of_run(view), Text()]
+    max_metrics = None
+    if console is not None:
+        # two lines above the metrics, one below them, and that of the cursor
+        used = len(console.render_lines(Group(*parts))) + 4
+        max_metrics = max(console.height - used, MIN_METRICS)
+    return Group(*parts, _metrics(view, max_metrics))
+
+
+def _headline(view: RunView) -> Text:
+    record, color = view.record, RUN_COLORS[view.record.status]
+    text = Text.assemble((f"{record.app_name}/{record.run_name}", "bold"), "  ", (record.status, color))
+    now, seen = time.time(), max(view.status.get("time", 0.0), record.started)
+    until = record.ended or (now if view.is_alive else seen)
+    text.append(f"  attempt {record.attempt}, for {duration(until - record.started)}")
+    if view.is_alive and "pid" in view.status:
+        text.append(f", process {view.status['pid']}")
+    ago = duration(now - seen)
+    if view.problem is not None:
+        text.append(f"\n{view.problem}", "red")
+    elif record.status == "RUNNING" and not view.is_alive:
+        advice = "start it again, or `trieye close` it"
+        text.append(f"\nno process writes to it, the last sign of life was {ago} ago: {advice}", "red")
+    elif record.status == "RUNNING" and now - seen > STALE_AFTER_S:
+        text.append(f"\nnothing new for {ago}", "yellow")
+    return text
+
+
+def _facts(view: RunView) -> Iterator[Text]:
+    status = view.status
+    if not status:
+        yield Text("its hub has not published anything yet", "yellow")
+        return
+    facts = [
+        f"{what} {status[key]:,}{_rate(view, key)}" for what, key in (("events", "accepted"), ("points", "points"))
+    ]
+    facts += [f"queued {status['queued']:,}", f"journal {status['journal_bytes'] / 1e6:.1f} MB"]
+    if (newest := view.checkpoint) is not None:
+        facts.append(f"checkpoint step {newest.step:,}, {duration(time.time() - newest.created)} ago")
+    yield Text(" · ".join(facts))
+    losses = {"late": status["late"], **{f"dropped ({why})": count for why, count in status["dropped"].items()}}
+    if shown := [f"{what} {count:,}" for what, count in losses.items() if count]:
+        yield Text(" · ".join(shown), "yellow")
+    for problem in (status["journal_error"], *status["journal_damage"]):
+        if problem:
+            yield Text(problem, "red")
+    if status.get("mirror"):  # a run of an earlier version has none
+        yield _mirror(status["mirror"])
+
+
+def _rate(view: RunView, what: str) -> str:
+    """Return how many there are a second; nothing for a run that has ended, and at the first look."""
+    if not view.is_alive or len(view.looks) == 1:
+        return ""
+    (then, first), (now, last) = view.looks[0], view.looks[-1]
+    return f" ({max(last[what] - first[what], 0) / (now - then):,.0f}/s)"
+
+
+def _mirror(mirror: Mapping[str, Any]) -> Text:
+    facts = [f"mirror {mirror['url']}: {mirror['committed'] or 'no checkpoint yet'}"]
+    if mirror["mirrored_at"] is not None:
+        facts.append(f"journal as of {duration(time.time() - mirror['mirrored_at'])} ago")
+    if mirror["pending"]:
+        facts.append(f"{mirror['pending']:,} to upload")
+    text = Text(" · ".join(facts))
+    if mirror["error"]:
+        error = mirror["error"].removeprefix(f"the mirror {mirror['url']} ")
+        text.append(f" · {_short(error)}", "red")
+    return text
+
+
+def _sinks_of_run(view: RunView) -> RenderableType:
+    table = _table("sink", right=("behind", "lag"), is_ruled=True)
+    table.add_column("state", overflow="fold")
+    for sink in view.status.get("sinks", ()):
+        state = Text(_short(sink["error"]), "red") if sink["error"] else Text("works" if view.is_alive else "", "green")
+        if sink["refused"]:
+            state.append(f"{', ' if state else ''}refused {sink['refused']:,}", "yellow")
+        table.add_row(sink["name"], f"{sink['backlog']:,}", duration(sink["lag_s"]), state)
+    return table if table.row_count else Text("no sinks")
+
+
+def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
+    metrics = view.status.get("metrics", {})
+    table = _table("metric", right=("last", "min", "max", "step"), is_ruled=True)
+    table.columns[0].no_wrap = True
+    shown = list(metrics.items())[:max_metrics]
+    for name, seen in shown:
+        table.add_row(Text(name), *(_number(seen[key]) for key in ("last", "min", "max")), f"{seen['step']:,}")
+    if len(shown) < len(metrics):
+        table.caption = f"and {len(metrics) - len(shown)} more"
+    return table if metrics else Text("no metrics yet", "dim")
+
+
+def render_saved(run_dir: Path, checkpoints: list[Saved], buffers: list[Saved], disk_bytes: int) -> RenderableType:
+    """Return for a terminal what a run has saved, the newest last, and what all of it takes on the disk."""
+    lines: list[RenderableType] = [Text(str(run_dir), "bold"), Text()]
+    lines.append(_states("checkpoint", checkpoints) if checkpoints else Text("no checkpoints"))
+    if buffers:
+        lines += [Text(), _states("buffer", buffers)]
+    saved = [*checkpoints, *buffers]
+    lines += [Text(problem, "red") for row in saved if row.state != "set aside" for problem in row.problems]
+    lines += [
+        Text(f"{row.name}: rows {', '.join(row.lost_rows)} of its replay are lost, all else is whole", "yellow")
+        for row in saved
+        if row.state == "partial"
+    ]
+    if any(row.state == "0.1.5" for row in saved):
+        lines.append(Text(f"files of trieye 0.1.5: `trieye convert {run_dir}` makes checkpoints of them", "yellow"))
+    if saved:
+        apart = sum(row.size_bytes for row in saved)
+        shared = f", {decimal(apart)} without sharing" if apart > disk_bytes else ""
+        lines += [Text(), Text(f"{decimal(disk_bytes)} on the disk{shared}")]
+    return Group(*lines)
+
+
+def _states(kind: str, rows: list[Saved]) -> Table:
+    """Return a table without the columns that would be empty: 80 characters are not many."""
+    columns = {
+        kind: [Text(f"{row.step:,}") for row in rows],
+        "saved": [Text("" if row.saved is None else _date(row.saved)) for row in rows],
+        "objective": [Text("" if row.objective is None else f"{row.objective:.6g}") for row in rows],
+        "size": [Text(decimal(row.size_bytes) if row.size_bytes else "") for row in rows],
+        "shared": [Text(decimal(row.shared_bytes) if row.shared_bytes else "") for row in rows],
+        "": [Text(" ".join(row.marks), "bold") for row in rows],
+        "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
+    }
+    table = _table()
+    shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
+    for name in shown:
+        table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def render_check(found: RunCheck) -> RenderableType:
+    """Return a check of a run for a terminal."""
+    lines = [Text()]
+    for damage in found.damage:
+        lines += [Text(damage.what, "red"), Text(f"  {damage.meaning}\n  {damage.advice}")]
+    lines += [Text(f"note: {note}", "dim") for note in found.notes]
+    if not found.damage:
+        lines.append(Text("everything is whole", "green"))
+    state = "alive" if found.is_alive else "no process writes to it"
+    headline = f"{found.status or 'it cannot be read who it is'}, {state}"
+    parts = _table("part", "found", right=("size",))
+    parts.add_column("state", no_wrap=True)
+    for part in found.parts:
+        mark = Text("damaged", "red") if part.damage else Text("whole", "green") if part.is_there else Text("-")
+        parts.add_row(part.name, part.found, decimal(part.size_bytes) if part.size_bytes else "", mark)
+    sinks = _sinks_of_check(found)
+    return Group(Text(str(found.run_dir), "bold"), headline, Text(), parts, Text(), sinks, *lines)
+
+
+def _sinks_of_check(found: RunCheck) -> RenderableType:
+    table = _table("sink", right=("has", "behind"))
+    table.add_column("state", overflow="fold")
+    for sink in found.sinks:
+        # nobody knows which points the last records of a killed run give
+        behind = f"{sink.behind:,}" + (" or more" if found.is_killed else "")
+        table.add_row(sink.name, f"{sink.index:,}", behind, _state(sink, found))
+    return table if found.sinks else Text("no sinks")
+
+
+def _state(sink: SinkPlace, found: RunCheck) -> Text:
+    if not sink.behind and not found.is_killed:
+        return Text("has everything", "green")
+    if not found.is_alive:
+        return Text("`trieye close` delivers the rest", "yellow")
+    return Text(_short(sink.error), "red") if sink.error else Text("gets the rest now")
+
+
+def _table(*left: str, right: tuple[str, ...] = (), is_ruled: bool = False) -> Table:
+    if is_ruled:
+        table = Table(*left, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    else:
+        table = Table(*left, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"  # JSON has no infinity
+
+
+def _short(error: str) -> str:
+    """Return the beginning of an error; the log of the run has all of it."""
+    error = error.removeprefix("TrieyeError: ")
+    return error if len(error) <= MAX_ERROR else f"{error[:MAX_ERROR]} ..."
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, in two units."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
