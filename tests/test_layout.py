@@ -46,7 +46,7 @@ HOMES = {
     "filelock": {"process/lock.py", "sinks/mlflow/*"},
     "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "sinks/wandb.py"},
-    "rich": {"process/progress.py", "config/hydra/tree.py", "cli/*"},
+    "rich": {"process/progress.py", "config/hydra/records.py", "cli/*"},
 }
 
 

@@ -30,7 +30,7 @@ PROGRAM = """
 import sys
 import trieye
 from trieye import TrieyeConfig
-from trieye.config.hydra.compose import launch_info
+from trieye.config.hydra.launch import launch_info
 
 @trieye.main(config_path="conf", config_name="train")
 def train(config: TrieyeConfig) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trieye.config import PersistenceConfig
-from trieye.config.hydra.paths import check_paths
+from trieye.config.hydra.preflight import check_paths
 from trieye.config.locations import check_tracking_uri, checkpoint_reference, expanded, is_reference
 from trieye.exceptions import ConfigurationError
 

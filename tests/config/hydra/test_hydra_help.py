@@ -106,7 +106,7 @@ def test_every_example_of_help_composes(project: Project, helped: Helped):
         overrides = [word for word in words if "=" in word or word.startswith("~")]
         assert overrides
         with opened(Source(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
-            Preflight(loader, TrainConfig).check(overrides, multirun="-m" in words)
+            Preflight(loader, TrainConfig).compose(overrides, multirun="-m" in words)
 
 
 def test_help_says_how_to_log_without_declared_metrics(helped: Helped):

@@ -24,7 +24,7 @@ class TrainConfig(trieye.TrieyeConfig):
 @trieye.main()
 def train(config: TrainConfig) -> float:
     done = {"seed": config.seed, "lr": config.agent.lr, "metrics": len(config.stats.metrics)}
-    (trieye.config.hydra.compose.launch_info().working_dir / f"{config.run_name}.json").write_text(json.dumps(done))
+    (trieye.config.hydra.launch.launch_info().working_dir / f"{config.run_name}.json").write_text(json.dumps(done))
     return config.agent.lr
 
 if __name__ == "__main__":

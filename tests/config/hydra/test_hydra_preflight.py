@@ -1,34 +1,37 @@
-"""Sweeps are checked before they start: every value of every axis."""
+"""What is checked before anything is made: every value of every axis of a sweep, libraries, checkpoints, paths."""
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.config.conftest import Project
-from trieye.config import TrieyeConfig
+from trieye.config import PersistenceConfig, TrieyeConfig
+from trieye.config.hydra.preflight import check_paths
 from trieye.exceptions import ConfigurationError
 
 Mistaken = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("typed", "parts"),
     [
-        (["seed=0,1,-1"], "seed=-1: an integer >= 0 and < 4_294_967_296 is expected, found -1"),
-        (["seed=range(-1,3)"], "seed=-1: an integer >= 0"),
-        (["seed=1,2", "loop.steps=5,0"], "loop.steps=0: an integer >= 1"),
-        (["runtime=local,ray,rya"], "runtime=rya: 'rya' is no option of runtime; did you mean 'ray'?"),
-        (["metrics=[core],[dqm]"], "metrics=[dqm]: 'dqm' is no option of metrics; did you mean 'dqn'?"),
-        (["run_name=a,b/c"], "run_name 'b/c' is not safe as a directory name"),
-        (["+tags.x=1,2", "loop.stps=1,2"], "loop.stps=1: there is no key 'stps' of loop; did you mean 'steps'?"),
-        (["stats.metrics.step_ms.name=time/step_ms,eval/return"], "Duplicate metric names found: eval/return ("),
-        (["experiment=glob(none*)"], "experiment=glob(none*): there is no value to sweep over"),
-        (["seed=interval(-1, 3)"], "seed=-1.0: an integer >= 0"),
+        ("seed=0,1,-1", "seed=-1: |>= 0"),
+        ("seed=range(-1,3)", "seed=-1: |>= 0"),
+        ("seed=interval(-1,3)", "seed=-1.0: |>= 0"),
+        ("seed=1,2 loop.steps=5,0", "loop.steps=0: |>= 1"),
+        ("runtime=local,ray,rya", "runtime=rya: |'ray'?"),
+        ("metrics=[core],[dqm]", "metrics=[dqm]: |'dqn'?"),
+        ("run_name=a,b/c", "run_name|'b/c'"),
+        ("+tags.x=1,2 loop.stps=1,2", "loop.stps=1: |'steps'?"),
+        ("stats.metrics.step_ms.name=time/step_ms,eval/return", "stats.metrics: |eval/return"),
+        ("experiment=glob(none*)", "experiment=glob(none*): |no value"),
     ],
 )
-def test_every_value_of_every_axis_is_checked(mistaken: Mistaken, typed: list[str], message: str):
-    assert mistaken("-m", *typed).startswith(message)
+def test_every_value_of_every_axis_is_checked(mistaken: Mistaken, typed: str, parts: str):
+    message = mistaken("-m", *typed.split())
+    assert [part for part in parts.split("|") if part not in message] == []
 
 
 def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mistaken: Mistaken):
@@ -39,18 +42,17 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mis
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ("seed: 0,1,-1", "seed=-1: an integer >= 0"),
-        ("seed: range(-1,3)", "seed=-1: an integer >= 0"),
-        ("runtime: local,rya", "runtime=rya: 'rya' is no option of runtime; did you mean 'ray'?"),
-        ("loop.stps: 1,2", "loop.stps=1: there is no key 'stps' of loop; did you mean 'steps'?"),
+        ("seed: 0,1,-1", "seed=-1: "),
+        ("seed: range(-1,3)", "seed=-1: "),
+        ("runtime: local,rya", "runtime=rya: "),
+        ("loop.stps: 1,2", "loop.stps=1: "),
     ],
 )
 def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(
     project: Project, mistaken: Mistaken, params: str, message: str
 ):
-    project.write(
-        "train", (project.conf / "train.yaml").read_text() + f"hydra:\n  sweeper:\n    params:\n      {params}\n"
-    )
+    primary = (project.conf / "train.yaml").read_text()
+    project.write("train", f"{primary}hydra:\n  sweeper:\n    params:\n      {params}\n")
     assert mistaken("-m", "loop.steps=1,2").startswith(message)
 
 
@@ -110,8 +112,47 @@ def test_a_checkpoint_that_is_not_there_is_known_before_anything_starts(
     assert message in told
 
 
+def refused(**fields: object) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_paths(PersistenceConfig(**fields))
+    return str(caught.value)
+
+
 def test_a_wrong_path_is_found_before_anything_runs(mistaken: Mistaken):
-    assert mistaken("persistence.root_data_dir=/proc/x").startswith(
-        "persistence.root_data_dir=/proc/x: nothing can be written there ("
-    )
-    assert mistaken("persistence.load_checkpoint_path=none").startswith("persistence.load_checkpoint_path=")
+    for typed in ("persistence.root_data_dir=/proc/x", "persistence.load_checkpoint_path=none"):
+        assert mistaken(typed).startswith("persistence.")
+
+
+def test_a_root_that_can_be_made_is_fine_and_is_not_made(tmp_path: Path):
+    check_paths(PersistenceConfig(root_data_dir=str(tmp_path / "a" / "b")))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["file", "file/x", "file/x/y", "link", "nul\0"])
+def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path, below: str):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    message = refused(root_data_dir=str(tmp_path / below))
+    assert message.startswith(f"persistence.root_data_dir={tmp_path / below}: nothing can be written there")
+    assert message.endswith("choose a directory that you may write to")
+
+
+@pytest.mark.parametrize("key", ["load_checkpoint_path", "load_buffer_path"])
+def test_a_file_to_start_from_must_exist(tmp_path: Path, key: str):
+    (tmp_path / "step_100").mkdir()
+    path = tmp_path / "step_10" / "model"
+    message = refused(root_data_dir=str(tmp_path / "data"), **{key: str(path)})
+    assert message.startswith(f"persistence.{key}={path}: ")
+    assert message.endswith(f"in {tmp_path}; did you mean 'step_100'?")
+    check_paths(PersistenceConfig(root_data_dir=str(tmp_path / "data"), **{key: str(tmp_path / "step_100")}))
+
+
+@pytest.mark.parametrize(("word", "meant"), [("bets", "best"), ("first:bst", "first:best")])
+def test_a_mistyped_word_for_a_checkpoint_is_answered_with_the_words_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, meant: str
+):
+    monkeypatch.chdir(tmp_path)
+    message = refused(root_data_dir=str(tmp_path / "data"), load_checkpoint_path=word)
+    assert message.startswith(f"persistence.load_checkpoint_path={word}: ")
+    assert f"did you mean {meant!r}? (best, latest, step:1200, or another run" in message
+    assert meant not in refused(root_data_dir=str(tmp_path / "data"), load_buffer_path=word)

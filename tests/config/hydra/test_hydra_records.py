@@ -6,6 +6,8 @@ import pytest
 import yaml
 
 from tests.config.conftest import Project
+from trieye.config import MetricConfig, StatsConfig, TrieyeConfig
+from trieye.config.hydra.records import print_tree
 
 SECRETS = {
     "TYPED": "typed-s3cret",
@@ -101,3 +103,12 @@ def test_a_message_about_a_typed_secret_does_not_show_it(mistaken: Callable[...,
     message = mistaken(typed)
     assert told in message
     assert "s3cret" not in message
+
+
+def test_the_tree_shows_every_key_with_its_value(capsys: pytest.CaptureFixture[str]):
+    tags = {"token": "s3cret", "note": "[red]plain[/red]"}
+    print_tree(TrieyeConfig(run_name="r", tags=tags, stats=StatsConfig(metrics=[MetricConfig(name="a/b")])))
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "TrieyeConfig"
+    wanted = {"├── token = '***'", "├── seed = 0", "└── note = '[red]plain[/red]'", "└── a/b", "├── kind = 'ray'"}
+    assert wanted <= set(lines)

@@ -6,13 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
-from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.registration import OWN_CONFIGS
-from trieye.config.hydra.tree import print_tree
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
-
-__all__ = ["Application", "Launch", "application", "compose", "launch_info", "print_tree"]
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 Result = TypeVar("Result")

@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trieye.config.base import did_you_mean, models_in, set_by
-from trieye.config.hydra.complaints import field_at, wanted
-from trieye.config.hydra.kinds import complete
+from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, tag_of
 from trieye.config.hydra.loader import Loader
+from trieye.config.hydra.messages import wanted
 from trieye.config.hydra.preflight import Preflight
 from trieye.config.hydra.schema import defaults_of
-from trieye.config.hydra.variants import by_tag, is_variant, meant, tag_of
+from trieye.config.hydra.typed import complete
 from trieye.exceptions import ConfigurationError
 
 _FLAGS = {
@@ -30,14 +30,15 @@ _FLAGS = {
     "--hydra-help": "all flags of Hydra",
 }
 _EXAMPLES = {
-    "runtime=local loop.steps=1000": "choose an option of a group, set a key",
-    "metrics=[core,dqn] '~stats.metrics.step_ms'": "several options, then one metric less",
-    "'+metric@stats.metrics.top=max' stats.metrics.top.name=episode/top "
-    "stats.metrics.top.raw_event_name=episode/return": "one metric more",
-    "experiment=example": "a preset; whatever you type wins over it",
-    "-m seed=0,1,2": "three runs",
+    "runtime": ("runtime=local loop.steps=1000", "choose an option of a group, set a key"),
+    "metrics": ("metrics=[core,dqn] '~stats.metrics.step_ms'", "several options, then one metric less"),
+    "": (
+        "'+metric@stats.metrics.a=max' stats.metrics.a.name=episode/top stats.metrics.a.raw_event_name=episode/return",
+        "one metric more",
+    ),
+    "experiment": ("experiment=example", "a preset; whatever you type wins over it"),
 }
-_EXAMPLE_CHOICE = re.compile(r"'?\+?(\w+)(?:@[\w.]+)?=\[?(\w+)")
+"""What to type and what it means, by the group that the defaults list of the project has to name."""
 _GROUPS = {
     "metric": "templates for one metric more: +metric@stats.metrics.<slug>=<option>",
     "metrics": "sets of metrics, as many as you like",
@@ -98,8 +99,11 @@ class _Help:
         if task.__doc__:
             yield from (task.__doc__.strip().split("\n\n")[0], "")
         yield from ("Usage", f"  {command} [group=option | key=value ...] [flags]", "")
-        examples = {typed: meaning for typed, meaning in _EXAMPLES.items() if self._is_possible(typed)}
-        yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in examples.items())
+        listed = {"", *self._loader.entries(), *self._composed.hydra.runtime.choices}
+        examples = [example for group, example in _EXAMPLES.items() if group in listed] + [
+            ("-m seed=0,1,2", "three runs")
+        ]
+        yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in examples)
         yield from ("", "Groups: type group=option; * is the choice now")
         for group in self._groups:
             yield from self._group(group)
@@ -107,16 +111,6 @@ class _Help:
         yield from self._top_level()
         yield from ("", "Flags")
         yield from _columns(_FLAGS)
-
-    def _is_possible(self, typed: str) -> bool:
-        choice = _EXAMPLE_CHOICE.match(typed)
-        if choice is None:
-            return True
-        is_there = typed.startswith("'+") or choice[1] in {
-            *self._loader.entries(),
-            *self._composed.hydra.runtime.choices,
-        }
-        return is_there and choice[2] in self._loader.options(choice[1])
 
     def topic(self, topic: str) -> Iterator[str]:
         """Yield the lines about one group, or about the keys at or below one key."""
@@ -130,7 +124,7 @@ class _Help:
         if topic in self._groups:
             yield from self._group(topic)
         if info is not None:
-            yield from self._keys(topic)
+            yield from _explained(self._config_type, topic.split("."), self._values)
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
@@ -167,9 +161,6 @@ class _Help:
             value = f"{name} = {_as_yaml(values.get(name))}"
             rows[f"{name}.*" if models else value] = info.description or ""
         yield from _columns(rows)
-
-    def _keys(self, topic: str) -> Iterator[str]:
-        yield from _explained(self._config_type, topic.split("."), self._values)
 
 
 def _explained(model: type[BaseModel], path: list[str], values: Any, before: tuple[str, ...] = ()) -> Iterator[str]:

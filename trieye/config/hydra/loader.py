@@ -1,6 +1,7 @@
 """Loading: from a config directory and overrides to a composed config."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,28 +18,34 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
 from yaml import YAMLError
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra import registration
-from trieye.config.hydra.overrides import quoted
+from trieye.config.hydra.keys import holds_text
 from trieye.config.hydra.registration import Registration
 from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_NAME
+from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
 """Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
 
-NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, AttributeError)
-"""What composing raises; `ValueError` and `AttributeError` come from Hydra's reading of defaults lists."""
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError)
+"""What composing raises; the builtin errors come from Hydra's reading of defaults lists."""
+
+_PLAIN = re.compile(r"~?[\w./+@%$-]*")
+_SCALAR = re.compile(r"[+-]?(?:[\d_]+\.?[\d_]*|\.[\d_]+)(?:e[+-]?[\d_]+)?|[+-]?(?:inf|nan)|true|false", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,29 +65,28 @@ class Source:
     job_name: str = "app"
 
 
+@dataclass
 class Loader:
     """Hydra's config loader for one source."""
 
-    def __init__(self, source: Source, config_loader: ConfigLoaderImpl, config_type: type[TrieyeConfig]) -> None:
-        self.source = source
-        self.config_loader = config_loader
-        self._config_type = config_type
+    source: Source
+    config_loader: ConfigLoaderImpl
+    config_type: type[TrieyeConfig]
 
-    def load(self, overrides: Sequence[str], *, run_mode: RunMode = RunMode.RUN) -> DictConfig:
+    def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose, with the node `hydra`.
 
         Raises:
             Exception: The config cannot be composed; one of `NOT_COMPOSED`.
         """
-        config = self.config_loader.load_configuration(
-            config_name=self.source.name, overrides=self._quoted(overrides), run_mode=run_mode
-        )
+        config = self.config_loader.load_configuration(self.source.name, self._quoted(overrides), RunMode.RUN)
         assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
         return config
 
     def is_choice(self, override: Override) -> bool:
-        """Tell, as Hydra does, whether an override chooses the option of a group and does not set a key."""
-        return self._repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+        """Tell whether an override decides which configs are composed: it chooses an option, or a place to search."""
+        is_group = self._repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+        return is_group or override.key_or_group == "hydra.searchpath"
 
     def apply(self, override: Override, config: DictConfig) -> None:
         """Set a key of a composed config as Hydra does.
@@ -88,29 +94,21 @@ class Loader:
         Raises:
             Exception: There is no such key; one of `NOT_COMPOSED`.
         """
-        *parents, _ = override.key_or_group.split(".")
-        for depth in range(1, len(parents) + 1):
-            parent = OmegaConf.select(config, ".".join(parents[:depth]))
-            if parent is not None and not OmegaConf.is_config(parent):
-                # OmegaConf would replace the value by a dict, and then say that the dict lacks the key
-                raise ValueError(f"{'.'.join(parents[:depth])} is a value and has no keys")
         self.config_loader._apply_overrides_to_config([override], config)  # noqa: SLF001 - Hydra has no public way
 
     def options(self, group: str) -> list[str]:
         """Return the options of a group, in the order of the alphabet."""
-        return self._listed(group, ObjectType.CONFIG)
+        return self._repository.get_group_options(group, ObjectType.CONFIG)
 
     def options_below(self, group: str) -> list[str]:
         """Return the options of a group and those of the groups below it, such as `atari/pong`."""
-        below = [
-            f"{name.removeprefix(f'{group}/')}/{option}" for name in self.groups(group) for option in self.options(name)
-        ]
-        return [*self.options(group), *below]
+        below = [f"{inner}/{option}" for inner in self.groups(group) for option in self.options(inner)]
+        return [*self.options(group), *(option.removeprefix(f"{group}/") for option in below)]
 
     def groups(self, parent: str = "") -> list[str]:
         """Return all groups below `parent` that have options, with their full names; Hydra's own are left out."""
         found = []
-        for name in self._listed(parent, ObjectType.GROUP):
+        for name in self._repository.get_group_options(parent, ObjectType.GROUP):
             group = f"{parent}/{name}" if parent else name
             if group == "hydra" or name.startswith(("_", ".")):
                 continue
@@ -119,10 +117,7 @@ class Loader:
         return found
 
     def _quoted(self, overrides: Sequence[str]) -> list[str]:
-        return [quoted(override, self._config_type) for override in overrides]
-
-    def _listed(self, group: str, kind: ObjectType) -> list[str]:
-        return self._repository.get_group_options(group, kind)
+        return [quoted(override, self.config_type) for override in overrides]
 
     @cached_property
     def _repository(self) -> CachingConfigRepository:
@@ -147,10 +142,8 @@ class Loader:
         Raises:
             Exception: The config cannot be composed; one of `NOT_COMPOSED`.
         """
-        defaults = self.config_loader.compute_defaults_list(
-            self.source.name, self._quoted(overrides), RunMode.RUN
-        ).defaults
-        return [str(default.config_path) for default in defaults]
+        found = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
+        return [str(default.config_path) for default in found.defaults]
 
     @property
     def directories(self) -> list[Path]:
@@ -187,18 +180,32 @@ def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) ->
     Raises:
         ConfigurationError: There is no such directory, or it has no such config.
     """
-    _check(source)
     # Hydra's global instance is not touched: a task, a sweep or a `with hydra.initialize()` may be using it
     with _restored(), registered(config_type, run_name=run_name):
         if BEFORE_1_4:
             hydra.version.setbase(None)
         search_path = create_config_search_path(source.directory)
         if source.extra_directory is not None:
+            if not Path(source.extra_directory).is_dir():
+                raise ConfigurationError(f"--config-dir={source.extra_directory}: there is no such directory")
             extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
             search_path.prepend(provider="command-line", path=extra, anchor=anchor)
         config_loader = ConfigLoaderImpl(config_search_path=search_path)
+        _check(source, config_loader)
         Hydra(task_name=source.job_name, config_loader=config_loader)  # sets resolvers, and the name of the job
         yield Loader(source, config_loader, config_type)
+
+
+def _check(source: Source, config_loader: ConfigLoaderImpl) -> None:
+    """Find a missing config before Hydra does, which has no nearest match to offer."""
+    try:
+        config_loader.ensure_main_config_source_available()
+    except HydraException as error:
+        raise ConfigurationError(f"config_path={source.directory}: {error}") from error
+    if not config_loader.repository.config_exists(source.name):
+        known = [name for name in config_loader.get_group_options("") if name != SCHEMA_NAME and name[0] != "_"]
+        near = f"{did_you_mean(source.name, known)} (there: {', '.join(known) or 'no config at all'})"
+        raise ConfigurationError(f"config_name={source.name}: there is no such config in {source.directory}{near}")
 
 
 @contextmanager
@@ -227,19 +234,47 @@ def _restored() -> Iterator[None]:
         JobRuntime.instance().set("name", job_name)
 
 
-def _check(source: Source) -> None:
-    """Find a missing config before Hydra does, which has no nearest match to offer."""
-    if source.extra_directory is not None and not Path(source.extra_directory).is_dir():
-        raise ConfigurationError(f"--config-dir={source.extra_directory}: there is no such directory")
-    scheme, _, path = source.directory.rpartition("://")
-    directory = _directory(scheme or "file", path)
-    if directory is None or not directory.is_dir():
-        raise ConfigurationError(f"config_path={source.directory}: there is no such directory")
-    places = [directory, *([Path(source.extra_directory)] if source.extra_directory is not None else [])]
-    if any((place / f"{source.name}.yaml").is_file() for place in places):
-        return
-    known = sorted(path.stem for place in places for path in place.glob("*.yaml"))
-    raise ConfigurationError(
-        f"config_name={source.name}: {directory} has no {source.name}.yaml{did_you_mean(source.name, known)}"
-        f" (there: {', '.join(known) or 'no config at all'})"
-    )
+def quoted(override: str, config_type: type[BaseModel]) -> str:
+    """Quote what Hydra's grammar lacks, such as letters beyond ASCII and `~/x`, and numbers where text belongs.
+
+    Args:
+        override: As typed; the values of a simple sweep, `a,b`, are quoted one by one.
+        config_type: Says what is text: `run_name=1e3` is no 1000.0.
+    """
+    key, _, typed = override.partition("=")
+    values = typed.split(",")
+    if not all(value and _PLAIN.fullmatch(value) for value in values):
+        return override
+    is_text = holds_text(config_type, key.lstrip("+").split("."))
+    return f"{key}={','.join(_quoted_value(value, is_text=is_text) for value in values)}"
+
+
+def _quoted_value(value: str, *, is_text: bool) -> str:
+    is_strange = not value.isascii() or value.startswith("~") or (is_text and _SCALAR.fullmatch(value))
+    return f"'{value}'" if is_strange else value
+
+
+def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Override]:
+    """Parse overrides one by one, quoted for Hydra's grammar.
+
+    Raises:
+        ConfigurationError: Some cannot be parsed; the message has a line for each.
+    """
+    good, bad = [], []
+    for override in overrides:
+        try:
+            good += OverridesParser.create().parse_overrides([quoted(override, config_type)])
+        except (HydraException, ValueError) as error:
+            bad.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
+    if bad:
+        raise ConfigurationError("\n".join(bad))
+    return good
+
+
+def _not_parsed(override: str, reason: str) -> str:
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
+    is_told = redacted_text(shown) == shown  # the reason quotes the value
+    detail = f" ({' '.join(reason.split())})" if is_told else ""
+    key = shown.partition("=")[0].strip() or "key"
+    advice = f"without spaces around =, and with quotes around special characters, as in '{key}=\"...\"'"
+    return f"{shown}: this is not key=value{detail}; type it {advice}"

@@ -24,15 +24,13 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
-from trieye.config.hydra.complaints import keys_named
 from trieye.config.hydra.help import print_help
+from trieye.config.hydra.keys import keys_named
 from trieye.config.hydra.launch import launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
-from trieye.config.hydra.overrides import check_spaces
-from trieye.config.hydra.preflight import Checked, Preflight
-from trieye.config.hydra.records import redact_records, sheltered
+from trieye.config.hydra.preflight import Checked, Preflight, check_paths
+from trieye.config.hydra.records import print_tree, redact_records, sheltered
 from trieye.config.hydra.registration import Registration
-from trieye.config.hydra.tree import print_tree
 from trieye.config.hydra.typed import resolved, typed
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
@@ -41,7 +39,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.process.lock import RunLock
 
-_FAILED, _INTERRUPTED = 1, 130  # exit codes; those of errors are `TrieyeError.exit_code`
+_FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -129,9 +127,8 @@ def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) ->
     long = [name for name in known if name.startswith("--")]
     if not meant and (not equals or nearest(dashed, long)):
         return f"{flag}: there is no such flag{did_you_mean(dashed, long)} (--help lists them)"
-    following = next(iter(sys.argv[sys.argv.index(flag) + 1 :]), "")
-    value = value if equals else ("<value>" if "=" in following or not following else following)
-    return f"{flag}: keys are typed without dashes; type {' or '.join(f'{name}={value}' for name in meant or [key])}"
+    typed = [f"{name}={value if equals else '<value>'}" for name in meant or [key]]
+    return f"{flag}: keys are typed without dashes; type {' or '.join(typed)}"
 
 
 def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
@@ -175,7 +172,6 @@ def _prepared(
 ) -> _Prepared | None:
     """Check the command line; return what makes each job a run, or None if all is done."""
     _check_flags(arguments)
-    check_spaces(arguments.overrides)
     preflight = Preflight(loader, config_type)
     if arguments.help:
         print_help(loader, preflight, arguments.overrides, task, config_type)
@@ -190,21 +186,16 @@ def _prepared(
         return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
     if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
         return _Prepared(default_name)
-    checked = preflight.check(arguments.overrides, check, multirun=arguments.multirun)
+    checked = preflight.compose(arguments.overrides, check, multirun=arguments.multirun)
+    check_paths(checked.config.persistence)
     place = _sweep_place if checked.is_multirun else _run_place
     return place(checked, default_name)
 
 
 def _check_flags(arguments: Namespace) -> None:
     """Refuse flags that exclude each other, of which Hydra 1.3 makes a traceback."""
-    commands = {
-        "--run": arguments.run,
-        "--multirun": arguments.multirun,
-        "--cfg": arguments.cfg,
-        "--info": arguments.info,
-        "--shell-completion": arguments.shell_completion,
-    }
-    given = [flag for flag, value in commands.items() if value]
+    commands = ("run", "multirun", "cfg", "info", "shell_completion")
+    given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1:
         raise ConfigurationError(f"{' and '.join(given)} do not go together; type one of them")
     if arguments.resolve and not (arguments.cfg or arguments.help):
@@ -223,8 +214,9 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
         )
     if config.run_name == default_name:
         directory = _reserved(directory.parent, default_name)
-    else:
-        _check_free(RunLock(directory / "run.lock"), config)
+    elif config.runtime.kind != "cluster" or not RunLock(directory / "run.lock").is_of_hub:
+        # before Hydra writes its records over those of a running attempt; of a hub on a cluster the run itself asks Ray
+        RunLock.check(directory / "run.lock")
     pinned = {
         "run_name": directory.name,
         "app_name": config.app_name,
@@ -238,12 +230,6 @@ def _records_in(directory: Path) -> list[str]:
     if "${" in str(directory):  # Hydra's own logging config breaks on a path with an interpolation in it
         return []
     return [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
-
-
-def _check_free(lock: RunLock, config: TrieyeConfig) -> None:
-    """Refuse a run that is under way before Hydra writes its records over those of the running attempt."""
-    if config.runtime.kind != "cluster" or not lock.is_of_hub:  # else Ray has to be asked, which the run itself does
-        RunLock.check(lock.path)
 
 
 def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:

@@ -1,7 +1,10 @@
 """Preflight: everything on a command line is checked before Hydra makes a directory or runs a task."""
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -9,13 +12,13 @@ from typing import Any, Generic
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.base import takes_many
-from trieye.config.hydra.complaints import field_at, is_in_variant
-from trieye.config.hydra.diagnosis import Diagnosis
-from trieye.config.hydra.loader import NOT_COMPOSED, Loader
-from trieye.config.hydra.overrides import parsed, without_parser_words
-from trieye.config.hydra.paths import check_paths
+from trieye.config.base import did_you_mean, nearest, takes_many
+from trieye.config.hydra.keys import field_at, is_in_variant
+from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
+from trieye.config.hydra.messages import Diagnosis, without_parser_words
 from trieye.config.hydra.typed import Config, as_in_a_job, resolved, typed, without_hydra
+from trieye.config.locations import REFERENCE_FORMS, is_reference
+from trieye.config.persistence import PersistenceConfig
 from trieye.exceptions import ConfigurationError
 
 
@@ -41,7 +44,7 @@ class Preflight(Generic[Config]):
         self._loader = loader
         self._config_type = config_type
 
-    def check(
+    def compose(
         self, overrides: Sequence[str], check: Callable[[Config], None] = lambda _: None, *, multirun: bool = False
     ) -> Checked[Config]:
         """Compose and validate; in a sweep every value of every axis is looked at once.
@@ -54,18 +57,6 @@ class Preflight(Generic[Config]):
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
         """
-        checked = self.compose(overrides, check, multirun=multirun)
-        check_paths(checked.config.persistence)
-        return checked
-
-    def compose(
-        self, overrides: Sequence[str], check: Callable[[Config], None] = lambda _: None, *, multirun: bool = False
-    ) -> Checked[Config]:
-        """Compose and validate, without a look at the file system but for what `check` does with each config.
-
-        Raises:
-            ConfigurationError: Something is wrong; the message has a line for each mistake.
-        """
         items, first, composed = self._first_job(overrides)
         is_multirun = multirun or str(OmegaConf.select(composed, "hydra.mode")).endswith("MULTIRUN")
         if is_multirun and (params := OmegaConf.select(composed, "hydra.sweeper.params")):
@@ -73,7 +64,7 @@ class Preflight(Generic[Config]):
             items, first, composed = self._first_job([*(f"{key}={value}" for key, value in params.items()), *overrides])
         axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
         if not is_multirun:
-            self._check_single(list(axes.values()))
+            self._check_single(axes.values())
         values = self._resolved(composed)
         config = self._typed(values, first)
         others = (self._others(axis, first, number, composed, values) for number, axis in axes.items())
@@ -84,7 +75,7 @@ class Preflight(Generic[Config]):
     def _first_job(self, overrides: Sequence[str]) -> tuple[list[Override], list[str], DictConfig]:
         """Return the parsed overrides, those of the first job of a sweep, and what these give."""
         items = parsed(overrides, self._config_type)
-        first = [self._first(item) if item.is_sweep_override() else str(item.input_line) for item in items]
+        first = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
         return items, first, self.load(first)
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
@@ -94,10 +85,10 @@ class Preflight(Generic[Config]):
             ConfigurationError: The config cannot be composed; the message has a line for each mistake.
         """
         items = parsed(overrides, self._config_type)
-        self._check_single([item for item in items if item.is_sweep_override()])
+        self._check_single(item for item in items if item.is_sweep_override())
         try:
             self._loader.entries()
-            choices = [item for item in items if item.is_hydra_override() or self._loader.is_choice(item)]
+            choices = [item for item in items if self._loader.is_choice(item)]
         except NOT_COMPOSED as error:  # the primary config itself cannot be read
             raise ConfigurationError(without_parser_words(str(error))) from error
         try:
@@ -109,20 +100,21 @@ class Preflight(Generic[Config]):
         self._set([item for item in items if item not in choices], composed)
         return composed
 
-    def _check_single(self, axes: Sequence[Override]) -> None:
-        if axes:
-            raise ConfigurationError("\n".join(self._needs_multirun(axis) for axis in axes))
-
-    def _needs_multirun(self, axis: Override) -> str:
-        key, value = axis.get_key_element(), axis.get_value_string()
-        info = field_at(self._config_type, key.lstrip("+").split("."))
-        takes_list = isinstance(self._loader.entries().get(key), list) or (
-            info is not None and takes_many(info.annotation)
-        )
-        values = axis.value()
-        is_list = isinstance(values, ChoiceSweep) and values.simple_form
-        instead = f"type '{key}=[{value}]' for a list" if takes_list and is_list else "choose one"
-        return f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"
+    def _check_single(self, axes: Iterable[Override]) -> None:
+        """Refuse several values of a key outside of a sweep; a list is proposed where the key takes one."""
+        mistakes = []
+        for axis in axes:
+            key, values = axis.get_key_element(), axis.value()
+            info = field_at(self._config_type, key.lstrip("+").split("."))
+            takes_list = takes_many(info.annotation) if info is not None else False
+            takes_list = takes_list or isinstance(self._loader.entries().get(key), list)
+            is_list = takes_list and isinstance(values, ChoiceSweep) and values.simple_form
+            instead = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
+            mistakes.append(
+                f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"
+            )
+        if mistakes:
+            raise ConfigurationError("\n".join(mistakes))
 
     def _set(self, keys: Sequence[Override], composed: DictConfig) -> None:
         mistakes = []
@@ -145,38 +137,36 @@ class Preflight(Generic[Config]):
         self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
     ) -> Iterator[Config]:
         """Yield the config of each value of an axis but the first one."""
-        depends = _has_interpolations(composed) or is_in_variant(self._config_type, axis.key_or_group.split("."))
-        holder = None if depends else _holder(values, axis)
-        name = axis.key_or_group.rpartition(".")[2]
-        for typed_value, value in itertools.islice(self._values(axis), 1, None):
-            overrides = [*first[:number], typed_value, *first[number + 1 :]]
+        *parents, name = axis.key_or_group.split(".")
+        depends = "${" in OmegaConf.to_yaml(without_hydra(composed)) or axis.package is not None
+        depends = depends or is_in_variant(self._config_type, [*parents, name])
+        holder: Any = None if depends else functools.reduce(_held, parents, values)
+        if not isinstance(holder, dict) or isinstance(holder.get(name, {}), dict):
+            holder = None
+        for word in self._values(axis)[1:]:
+            overrides, value = (
+                [*first[:number], word, *first[number + 1 :]],
+                parsed([word], self._config_type)[0].value(),
+            )
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
                 yield self._typed(self._resolved(self.load(overrides)), overrides)
-                continue
-            # nothing else depends on this key, and composing takes a hundred times longer than validating
-            before, holder[name] = holder[name], value
-            made = self._typed(values, overrides)
-            holder[name] = before
-            yield made
+            else:  # a plain value on which nothing depends: composing takes a hundred times longer than validating
+                before, holder[name] = holder[name], value
+                made = self._typed(values, overrides)
+                holder[name] = before
+                yield made
 
-    def _first(self, axis: Override) -> str:
-        first = next(self._values(axis), None)
-        if first is None:
-            raise ConfigurationError(f"{axis.input_line}: there is no value to sweep over")
-        return first[0]
-
-    def _values(self, axis: Override) -> Iterator[tuple[str, Any]]:
-        """Yield the values of an axis, each as it would be typed and as it is."""
-        key = axis.get_key_element()
+    def _values(self, axis: Override) -> list[str]:
+        """Return the values of an axis, each as it would be typed."""
         if axis.is_interval_sweep():
             interval: Any = axis.value()
             values = [str(interval.start), str(interval.end)]
         else:
             axis.config_loader = self._loader.config_loader
             values = list(axis.sweep_string_iterator())
-        for value in values:
-            override = parsed([f"{key}={value}"], self._config_type)[0]
-            yield f"{key}={value}", override.value()
+        if not values:
+            raise ConfigurationError(f"{axis.input_line}: there is no value to sweep over")
+        return [f"{axis.get_key_element()}={value}" for value in values]
 
 
 def _as_a_job(config: Config) -> Config:
@@ -185,15 +175,56 @@ def _as_a_job(config: Config) -> Config:
     return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
 
 
-def _has_interpolations(composed: DictConfig) -> bool:
-    return "${" in OmegaConf.to_yaml(without_hydra(composed))
+def _held(values: Any, name: str) -> Any:
+    return values.get(name) if isinstance(values, dict) else None
 
 
-def _holder(values: dict[str, Any], axis: Override) -> dict[str, Any] | None:
-    """Return the keys among which an axis sets a plain value, or None if it does something else."""
-    *parents, name = axis.key_or_group.split(".")
-    holder: Any = values
-    for parent in parents:
-        holder = holder.get(parent) if isinstance(holder, dict) else None
-    is_plain = isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict)
-    return holder if is_plain and axis.package is None else None
+def check_paths(persistence: PersistenceConfig) -> None:
+    """Make sure that the run can be written and that the files to start from exist; nothing is left behind.
+
+    Raises:
+        ConfigurationError: The run's directory cannot be written, or a file to start from does not exist.
+    """
+    _check_writable(persistence)
+    for name in ("load_checkpoint_path", "load_buffer_path"):
+        path = getattr(persistence, name)
+        if path is not None and not is_reference(name, path):
+            _check_exists(f"persistence.{name}", Path(path))
+    for path in persistence.get_resume_roots().values():
+        _check_exists("persistence.resume_dirs", path)
+
+
+def _check_writable(persistence: PersistenceConfig) -> None:
+    run = persistence.get_run_base_dir()
+    try:
+        if "\0" in str(run):
+            raise ValueError("it holds a NUL byte")  # noqa: TRY301 - one message for all reasons
+        # asking for permissions is not enough: root may do everything, and still nothing can be made in /proc
+        Path(tempfile.mkdtemp(prefix=".trieye_", dir=_nearest_existing(run))).rmdir()
+    except (OSError, ValueError) as error:
+        place = f"persistence.root_data_dir={persistence.root_data_dir}"
+        reason = f"{error.strerror}: {_nearest_existing(run)}" if isinstance(error, OSError) else str(error)
+        advice = "choose a directory that you may write to"
+        raise ConfigurationError(f"{place}: nothing can be written there ({reason}); {advice}") from error
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(candidate for candidate in (path, *path.parents) if os.path.lexists(candidate))
+
+
+def _check_exists(key: str, path: Path) -> None:
+    path = path.expanduser().absolute()
+    try:
+        if path.exists():
+            return
+        parent = _nearest_existing(path.parent)
+        known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{key}={path}: this path cannot be read ({error})") from error
+    is_word = key == "persistence.load_checkpoint_path" and path.parent == Path.cwd()
+    run, colon, word = path.name.rpartition(":")
+    if is_word and (match := nearest(word, ("best", "latest"))) is not None:
+        hint = f"; did you mean {run + colon + match!r}? ({REFERENCE_FORMS}, or a path)"
+        raise ConfigurationError(f"{key}={path.name}: there is no such checkpoint{hint}")
+    near = did_you_mean(path.relative_to(parent).parts[0], known)
+    raise ConfigurationError(f"{key}={path}: there is no such file or directory in {parent}{near}")

@@ -1,11 +1,10 @@
 """The ConfigStore schema, derived from the pydantic models."""
 
 import copyreg
-from collections.abc import Callable
 from copy import copy
 from dataclasses import Field as DataclassField
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any, get_args, get_origin
 from weakref import WeakValueDictionary
@@ -18,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from trieye.config.base import Marker, is_open, models_in, set_by
-from trieye.config.hydra.variants import is_variant, tag_of
+from trieye.config.hydra.keys import is_variant, tag_of
 
 SCHEMA_NAME = "schema"
 BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
@@ -150,21 +149,12 @@ def _instance(schema: Any, values: Any) -> Any:
 
 
 def _constant(value: Any) -> DataclassField[Any]:
-    if isinstance(value, dict | list):
-        return field(default_factory=_copy(value))
-    constant: DataclassField[Any] = field(default=value)
+    constant: DataclassField[Any] = field(default_factory=partial(copy, value))  # a list belongs to one config only
     return constant
 
 
 def _open(values: dict[str, Any]) -> DataclassField[Any]:
     """Return a dict that takes new keys, although Hydra closes the config as a whole."""
-    made: DataclassField[Any] = field(default_factory=_opened(values))
+    create: Any = partial(OmegaConf.create, values, flags={"struct": False})
+    made: DataclassField[Any] = field(default_factory=create)
     return made
-
-
-def _opened(values: dict[str, Any]) -> Callable[[], Any]:
-    return lambda: OmegaConf.create(values, flags={"struct": False})
-
-
-def _copy(value: Any) -> Callable[[], Any]:
-    return lambda: copy(value)

@@ -1,6 +1,6 @@
-"""Typing: from a composed config to plain values, and from those to the model."""
+"""Typing: from a composed config to plain values with each variant complete, and from those to the model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,15 +8,18 @@ from typing import Any, TypeVar
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from trieye.config.base import STRICT
-from trieye.config.hydra.complaints import complaints
-from trieye.config.hydra.kinds import complete
+from trieye.config.base import STRICT, models_in
+from trieye.config.hydra.keys import by_tag, is_variant, tag_of
+from trieye.config.hydra.messages import complaints
+from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
+_Place = tuple[str, ...]
 
 
 def plain(node: Any, key: str) -> Any:
@@ -85,3 +88,72 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
     made.persistence = made.persistence.anchored(working_dir)
     return made
+
+
+def complete(config: DictConfig, config_type: type[BaseModel], choices: Mapping[str, Any]) -> None:
+    """Give each part that may be one of several models its kind, and the defaults of that model.
+
+    The kind stands in the config; else it is the name of the chosen option, `ppo` of `agent=ppo`; else, where no option
+    was chosen or the one that is called `default`, the kind of the field's default.
+
+    Args:
+        config: A composed config; it is changed.
+        config_type: Its model.
+        choices: Hydra's: the chosen option of each group.
+
+    Raises:
+        ConfigurationError: It does not show of which kind a part is.
+    """
+    options = {_place_of(str(group)): str(option) for group, option in choices.items() if option is not None}
+    with flag_override(config, ["struct", "readonly"], [False, False]):
+        unclear = list(_complete(config, config_type, (), options))
+    if unclear:
+        raise ConfigurationError("\n".join(unclear))
+
+
+def _place_of(group: str) -> _Place:
+    """Return the keys where the option of a group goes: `model/net` and `net@model.net` are both for `model.net`."""
+    name, _, package = group.partition("@")
+    return tuple(package.split(".") if package else name.split("/"))
+
+
+def _complete(config: DictConfig, model: type[BaseModel], place: _Place, options: dict[_Place, str]) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        models, many = models_in(info)
+        if not models or not _is_part(config, name):
+            continue
+        if is_variant(info):
+            yield from _complete_variant(config, name, info, place, options)
+        elif many:
+            keys = [str(key) for key in config[name] if _is_part(config[name], str(key))]
+            for key in keys:
+                yield from _complete(config[name][key], models[0], (*place, name, key), options)
+        else:
+            yield from _complete(config[name], models[0], (*place, name), options)
+
+
+def _is_part(config: DictConfig, name: str) -> bool:
+    is_elsewhere = OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+    return not is_elsewhere and isinstance(config.get(name), DictConfig)
+
+
+def _complete_variant(
+    config: DictConfig, name: str, info: FieldInfo, place: _Place, options: dict[_Place, str]
+) -> Iterator[str]:
+    models, _ = models_in(info)
+    known, tag, made = by_tag(models), tag_of(models), default_of(info)
+    default: dict[str, Any] = made if isinstance(made, dict) else {}
+    if tag is None:
+        config[name] = config[name] or default
+        return
+    option = options.get((*place, name), "default")
+    named = option.rpartition("/")[2]
+    kind = config[name].get(tag) or (named if named in known else default.get(tag) if named == "default" else None)
+    if kind is None:
+        key = ".".join((*place, name))
+        where = "" if named == "default" else f", or write `{tag}: <value>` into {option}.yaml"
+        yield f"{key}.{tag} has no value; give it one with {key}.{tag}=<value>, one of {', '.join(known)}{where}"
+    elif model := known.get(str(kind)):  # pydantic complains of another kind
+        given = default if str(default.get(tag)) == str(kind) else {}
+        config[name] = OmegaConf.merge(defaults_of(model, given), config[name], {tag: kind})
+        yield from _complete(config[name], model, (*place, name), options)

@@ -1,0 +1,217 @@
+"""A mistake is one message with the key as typed, the value that was found, what is allowed, and the nearest match."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from tests.config.conftest import Project
+from trieye.config import STRICT, TrieyeConfig
+from trieye.config.base import StrictModel
+from trieye.config.hydra.messages import complaints
+
+Mistaken = Callable[..., str]
+
+
+class OptimizerConfig(StrictModel):
+    lr: float = Field(default=1e-3, gt=0)
+    layers: list[int] = Field(default=[64], min_length=1)
+
+
+class TrainConfig(TrieyeConfig):
+    optimizer: OptimizerConfig = OptimizerConfig()
+    betas: tuple[float, float] = (0.9, 0.999)
+    positive: list[Annotated[int, Field(ge=1)]] = [1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        ("loop.steps=abc", "an integer >= 1 or null|'abc'"),
+        ("loop.steps=1.5", "an integer >= 1 or null|1.5"),
+        ("loop.steps={a: 1}", "an integer >= 1 or null|keys with values"),
+        ("seed=-1", "an integer >= 0 and < 4_294_967_296|-1"),
+        ("seed=true", "an integer >= 0|'true'"),
+        ("print_config=perhaps", "true or false|'perhaps'"),
+        ("loop.time_s=nan", "a number > 0 or null|nan"),
+        ("runtime.kind=lokal", "local, ray, cluster|'lokal'|'local'?"),
+        ("runtime.namespace=", "not empty|''"),
+        ("stats.metrics.step_ms.log_to=[mlflo]", "mlflow, tensorboard, console|'mlflo'|'mlflow'?"),
+        ("optimizer.layers=[]", "a list|length >= 1|an integer|[]"),
+        ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
+        ("positive=[0]", "a list|an integer >= 1|0"),
+        ("persistence.mlflow_tracking_uri=foo", "sqlite:///"),
+        ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
+        ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
+        ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
+        ("loop.target=3", "loop: target|loop.evaluate_every_steps"),
+        ("runtime.address=auto", "runtime: address|kind=cluster|local"),
+        ("+metric@stats.metrics.y=max", "stats.metrics.y.name|no value|stats.metrics.y.name="),
+        ("app_name=???", "no value|app_name=<value>"),
+        ("app_name=${nowhere}", "app_name: |'nowhere'"),
+        ("run_name=../x", "'../x'|letters"),
+        ("run_name='a\nb'", "'a\\nb'|letters"),
+        ("run_name=", "run_name is empty"),
+        (f"run_name={'x' * 300}", "300 bytes|at most 200"),
+        ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
+        # keys
+        ("loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_every_steps, mode"),
+        ("+loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_every_steps, mode"),
+        ("+sead=3", "'sead'|'seed'?|app_name, betas"),
+        ("replay.alpah=1", "'alpah' of replay|'replay.prioritized.alpha'?"),
+        ("steps=3", "'steps'|'loop.steps'?|metrics"),
+        ("lr=1e-3", "'lr'|'optimizer.lr'?"),
+        ("resume=true", "'persistence.auto_resume_latest' or 'persistence.resume_dirs'?"),
+        ("seed.x=3", "'x' of seed"),
+        ("+seed.x=3", "seed: |keys with values"),
+        ("~stats.metrics.stp_ms", "'stp_ms' of stats.metrics|'step_ms'?"),
+        ("stats.metrics.step_ms.nam=x", "'nam' of stats.metrics.step_ms|'name'?|aggregation, context_key"),
+        ("stats.metrics.r.name=x", "'r' of stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
+        ("+stats.metrics.r={name: R}", "'r' of stats.metrics|'+metric@stats.metrics.r=<option>'"),
+        ("stats.metrics=3", "stats.metrics=3|Cannot assign int"),
+        ("+seed=3", "Either remove + prefix: 'seed=3'"),
+        ("~seed=3", "'seed' is 0 and not 3"),
+        ("persistence.run_name=x", "type run_name=<value>"),
+        ("hydra.sweep.dri=x", "'dri' of hydra.sweep|'dir'?|(keys: dir, subdir)"),
+        ("hydra.swep.dir=x", "'swep' of hydra|'sweep'?"),
+        # groups and their options
+        ("runtme=local", "'runtme'|'runtime'?|metrics"),
+        ("runtime=lokal", "runtime=lokal: 'lokal' is no option of runtime|'local'?|(options: cluster, local, ray)"),
+        ("metrics=[core,dqm]", "'dqm' is no option of metrics|'dqn'?|core, dqn, replay"),
+        ("sinks=[[mlflow]]", "no option of sinks|console, mlflow"),
+        ("loop=3", "3 is no option of loop|(options: default)"),
+        ("sinks=null", "takes a list|sinks=[]|console, mlflow"),
+        ("+runtime=ray", "in the defaults list already|type runtime=ray"),
+        ("metric=max", "'metric'|+metric=max"),
+        ("~metric", "'metric'|No match in the defaults list"),
+        ("+metric=max", "'+metric@<key>=<option>'|--help metric"),
+        ("+metric@stats.metric.y=max", "'metric' of stats|'metrics'?"),
+        ("+metrc@stats.metrics.y=max", "no group 'metrc'|'metric'?|debug, experiment"),
+        ("hydra/lancher=x", "'hydra/lancher'|'hydra/launcher'?"),
+        # several values
+        ("seed=1,2", "add -m|or choose one"),
+        ("seed=range(0,3)", "add -m|or choose one"),
+        ("sinks=mlflow,wandb", "add -m|type 'sinks=[mlflow,wandb]'"),
+        ("optimizer.layers=8,16", "add -m|type 'optimizer.layers=[8,16]'"),
+        ("optimizer.layers=range(1,3)", "add -m|or choose one"),
+        # what Hydra cannot parse
+        ("seed", "not key=value"),
+        ("loop.steps=a=b", "not key=value|'loop.steps=\"...\"'"),
+        ("seed=rnage(1,3)", "'rnage'|range"),
+        ("persistence.root_data_dir=~/a b*", "not key=value|quotes"),
+        ("optimizer.lr = 1e-3", "not key=value|without spaces around ="),
+        ("optimizer.lr =1e-3", "not key=value|without spaces around ="),
+        ("tags={a", "not key=value"),
+        ("{}", "not key=value"),
+        ("run_name=a\0b", "run_name=a\\x00b: |not key=value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken: Mistaken, typed: str, parts: str):
+    message = mistaken(typed, config_type=TrainConfig)
+    key = re.split(r"[.@= ]", typed.lstrip("+~"))[0]
+    assert [part for part in (key, *parts.split("|")) if part not in message] == []
+    for word in ("Exception", "KeyError", "full_key", "reference_type", "object_type"):
+        assert word not in message
+
+
+def test_pieces_of_a_torn_override_are_named(mistaken: Mistaken):
+    for flags in ([], ["-m"], ["--cfg", "job"]):
+        message = mistaken("optimizer.lr", "=", "1e-3", *flags, config_type=TrainConfig)
+        assert message.startswith("optimizer.lr: this is not key=value")
+        assert "without spaces around =" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("--seed=1", "type seed=1"),
+        ("--seed 1", "type seed=<value>"),
+        ("-seed=1 runtime=ray", "type seed=1"),
+        ("--run-name=x", "type run_name=x"),
+        ("--loop.steps=3", "type loop.steps=3"),
+        ("--lr 1e-4", "type optimizer.lr=<value>"),
+        ("-lr=1e-4", "type optimizer.lr=1e-4"),
+        ("--x 3", "no such flag (--help"),
+        ("--multirn", "no such flag; did you mean '--multirun'?"),
+    ],
+)
+def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken: Mistaken, typed: str, advice: str):
+    message = mistaken(*typed.split(), config_type=TrainConfig)
+    assert message.startswith(f"{typed.split(maxsplit=1)[0]}: ")
+    assert advice in message
+
+
+def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken: Mistaken):
+    def told(*typed: str) -> list[str]:
+        return sorted(line.partition(":")[0] for line in mistaken(*typed).splitlines())
+
+    assert told("loop.steps=abc", "seed=-1", "replay.capacity=0") == ["loop.steps=abc", "replay.capacity=0", "seed=-1"]
+    assert told("loop.stps=3", "replay.capasity=4") == ["loop.stps=3", "replay.capasity=4"]
+    sound = ["metrics=[core,dqn]", "sinks=[]", "stats.metrics.q_mean.log_to=[]", "+tags.a=b", "runtime.namespace="]
+    assert told(*sound, "loop.stps=1") == ["loop.stps=1"]
+
+
+def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project: Project, mistaken: Mistaken):
+    project.write("experiment/atari/pong", "# @package _global_\nseed: 1\n")
+    message = mistaken("experiment=atari/pnog")
+    assert "'atari/pnog' is no option of experiment; did you mean 'atari/pong'?" in message
+
+
+@pytest.mark.parametrize(
+    ("preset", "parts"),
+    [
+        ("loop:\n  steps: many\n", "loop.steps=many|an integer >= 1 or null|'many'"),
+        ("loop:\n  stps: 3\n", "experiment/wrong|'stps' of loop|'steps'?"),
+        ("defaults:\n  - override /runtime: lokal\n", "runtime/lokal|local"),
+        ("defaults:\n  - override /runtme: local\n", "experiment/wrong|'runtme'"),
+        ("loop: [\n", "wrong.yaml"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(project: Project, mistaken: Mistaken, preset: str, parts: str):
+    project.write("experiment/wrong", f"# @package _global_\n{preset}")
+    message = mistaken("experiment=wrong")
+    assert [part for part in parts.split("|") if part not in message] == []
+
+
+def test_a_rate_without_numerator_among_other_metrics_is_found_under_its_slug(mistaken: Mistaken):
+    message = mistaken("~stats.metrics.env_steps_per_sec", "+metric@stats.metrics.y=rate", "stats.metrics.y.name=r")
+    assert message.startswith("stats.metrics.y: Metric 'r' has aggregation 'rate'")
+
+
+def test_a_primary_config_that_cannot_be_read_is_named(project: Project, mistaken: Mistaken):
+    project.write("train", "seed: [\n")
+    assert "train.yaml" in mistaken()
+    message = mistaken("--config-name=trian")
+    assert message.startswith("config_name=trian: ")
+    assert f"{project.conf}; did you mean 'train'? (there: train" in message
+    for flag in ("--config-dir", "--config-path"):
+        assert "/no/such" in mistaken(f"{flag}=/no/such")
+
+
+class Mlp(StrictModel):
+    kind: Literal["mlp"] = "mlp"
+    width: int = Field(default=8, ge=1)
+
+
+class Cnn(StrictModel):
+    kind: Literal["cnn"] = "cnn"
+    filters: int = Field(default=8, ge=1)
+
+
+class NetConfig(TrieyeConfig):
+    net: Mlp | Cnn = Field(default=Mlp(), discriminator="kind")
+    lr: float = Field(gt=0)
+    layers: dict[str, Mlp] = Field(default_factory=dict)
+
+
+def test_keys_of_a_project_are_named_like_those_of_trieye():
+    values = {"net": {"kind": "cnn", "filters": 0}, "layers": {"first": {"width": "x"}}}
+    with pytest.raises(ValidationError) as caught:
+        NetConfig.model_validate(values, context=STRICT)
+    lines = sorted(complaints(caught.value, NetConfig, values, ["net.filters=0"]))
+    wanted = [("layers.first.width=x", ">= 1"), ("lr has no value", "lr=<value>"), ("net.filters=0", ">= 1")]
+    for line, (key, allowed) in zip(lines, wanted, strict=True):
+        assert line.startswith(key)
+        assert allowed in line

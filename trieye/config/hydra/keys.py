@@ -1,0 +1,104 @@
+"""Keys: which fields and models of a config type a path of keys leads to."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from trieye.config.base import is_open, models_in, takes_text_only, takes_values
+
+Models = Sequence[type[BaseModel]]
+
+
+def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
+    """Return the field at a path of keys, or None if the path leads nowhere."""
+    holders = models_at(model, path[:-1]) if path else []
+    return next((holder.model_fields[path[-1]] for holder in holders if path[-1] in holder.model_fields), None)
+
+
+def models_at(model: type[BaseModel], path: Sequence[str]) -> Models:
+    """Return the config model at a path of keys; all models of a variant, and none if the path leads elsewhere."""
+    holders: Models = [model]
+    steps = iter(path)
+    for name in steps:
+        info = next((holder.model_fields[name] for holder in holders if name in holder.model_fields), None)
+        holders, many = models_in(info) if info is not None else ([], False)
+        if many and next(steps, None) is None:
+            return []
+    return holders
+
+
+def item_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    """Return the model of the items of the keyed collection at a path of keys, or None if there is no collection."""
+    info = field_at(model, path)
+    models, many = models_in(info) if info is not None else ([], False)
+    return models[0] if many else None
+
+
+def is_in_variant(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Tell whether a path of keys leads to a variant or into one."""
+    infos = (field_at(model, path[:depth]) for depth in range(1, len(path) + 1))
+    return any(info is not None and is_variant(info) for info in infos)
+
+
+def holds_text(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Tell whether the value at a path of keys is text and nothing else, also among the texts of an open dict."""
+    info, holder = field_at(model, path), field_at(model, path[:-1])
+    if info is None and holder is not None and is_open(holder):
+        # the annotation may be `dict[str, str] | None`
+        dicts = [holder.annotation, *get_args(holder.annotation)]
+        return any(get_origin(option) is dict and takes_text_only(get_args(option)[1]) for option in dicts)
+    return info is not None and takes_text_only(info.annotation)
+
+
+def paths_below(models: Models) -> Iterator[list[str]]:
+    """Yield the paths of all keys further down than those of the models themselves; keyed collections are left out."""
+    for name, info in (item for model in models for item in model.model_fields.items()):
+        inner, many = models_in(info)
+        if not many:
+            yield from ([name, key] for model in inner for key in model.model_fields)
+            yield from ([name, *path] for path in paths_below(inner))
+
+
+def keys_named(name: str, model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model that have a name, at any depth, as `optimizer.lr` for `lr`."""
+    return [".".join(path) for path in paths_below([model]) if path[-1] == name]
+
+
+def is_variant(info: FieldInfo) -> bool:
+    """Tell whether a field is a variant: it holds one of several models, or a model or a plain value."""
+    models, many = models_in(info)
+    return not many and (len(models) > 1 or (len(models) == 1 and takes_values(info)))
+
+
+def tag_of(models: Models) -> str | None:
+    """Return the key that tells models apart: each has a `Literal` there, and no two share a value."""
+    names = models[0].model_fields if len(models) > 1 else ()
+    return next((name for name in names if _tells_apart([_literals(model, name) for model in models])), None)
+
+
+def by_tag(models: Models) -> dict[str, type[BaseModel]]:
+    """Return each model under the values of the key that tells them apart, such as `dqn`; empty if no key does."""
+    tag = tag_of(models)
+    return {} if tag is None else {value: model for model in models for value in _literals(model, tag)}
+
+
+def meant(models: Models, values: Any) -> Models:
+    """Return the model that values say they are of; all models if the values do not say, none if there is no such."""
+    tag = tag_of(models)
+    if tag is None or not isinstance(values, Mapping) or values.get(tag) is None:
+        return models
+    model = by_tag(models).get(str(values[tag]))
+    return [model] if model is not None else []
+
+
+def _literals(model: type[BaseModel], name: str) -> list[str]:
+    info = model.model_fields.get(name)
+    is_literal = info is not None and get_origin(info.annotation) is Literal
+    return [str(value) for value in get_args(info.annotation)] if info is not None and is_literal else []
+
+
+def _tells_apart(values: Sequence[Sequence[str]]) -> bool:
+    listed = [value for each in values for value in each]
+    return all(values) and len(listed) == len(set(listed))

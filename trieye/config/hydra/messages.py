@@ -1,0 +1,326 @@
+"""Messages: what Hydra or pydantic found, with the key as typed, the value, what is allowed and the nearest match.
+
+Their own sentences stand where these say as much. Hydra's are not read: a message looks an override up in the groups
+and in the config that composes without it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, core_schema
+
+from trieye.config.base import STRICT, did_you_mean, models_in, nearest, set_by
+from trieye.config.hydra.keys import (
+    Models,
+    by_tag,
+    field_at,
+    is_variant,
+    item_at,
+    meant,
+    models_at,
+    paths_below,
+    tag_of,
+)
+from trieye.config.hydra.loader import Loader
+
+_BOUNDS = {
+    "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
+    "minItems": "length >=", "maxItems": "length <=",
+}  # fmt: skip
+_TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
+_OF_PYDANTIC = frozenset(get_args(core_schema.ErrorType))
+_MOST = 4  # alternatives that one message names
+
+
+def unknown_key(key: str, holders: Models, groups: Sequence[str] = ()) -> str:
+    """Return the complaint about a key that none of the models at its place has.
+
+    Args:
+        key: The key, with those that lead to it.
+        holders: The models at its place.
+        groups: The groups that could have been meant as well.
+    """
+    *parents, name = key.split(".")
+    known = {field: set_by(info) for holder in holders for field, info in holder.model_fields.items()}
+    if known.get(name):
+        return f"{key} is set by {known[name]}; type {known[name]}=<value>"
+    allowed = sorted({*groups, *(field for field, other in known.items() if not other)})
+    below = list(paths_below(holders))
+    meant = [path for path in below if path[-1] == name]
+    if not meant and not parents:  # a word of a key, as `resume` of `auto_resume_latest`
+        meant = [path for path in below if name in path[-1].split("_")]
+    if not meant and nearest(name, allowed) is None:
+        near = nearest(name, [path[-1] for path in below])
+        meant = [path for path in below if path[-1] == near]
+    keys = [".".join([*parents, *path]) for path in meant[:_MOST]]
+    hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed)
+    kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
+    place = f" of {'.'.join(parents)}" if parents else ""
+    return f"there is no {kind} {name!r}{place}{hint} ({kinds}: {', '.join(allowed)})"
+
+
+def wanted(info: FieldInfo | None) -> str:
+    """Return what a field takes, such as `an integer >= 1 or null`."""
+    return " or ".join(dict.fromkeys(_described(schema) for schema in _json_schemas(info))) or "another value"
+
+
+def _described(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    bounds = " and ".join(
+        f"{sign} {schema[name]:,}".replace(",", "_") for name, sign in _BOUNDS.items() if name in schema
+    )
+    if schema.get("type") == "array":  # a tuple says `prefixItems`, one for each place
+        items = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [])
+        each = ", ".join(dict.fromkeys(map(_described, items)))
+        return f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if each else ''}{each}"
+    text = _TYPES.get(schema.get("type", ""), "keys with values")
+    return f"{text}{' that is not empty' if schema.get('minLength') else ''} {bounds}".rstrip()
+
+
+def _json_schemas(info: FieldInfo | None) -> list[dict[str, Any]]:
+    if info is None:
+        return []
+    try:
+        schema = TypeAdapter(info.rebuild_annotation()).json_schema()
+    except PydanticInvalidForJsonSchema:
+        return []
+    return list(schema.get("anyOf", [schema]))
+
+
+def _choices(info: FieldInfo | None) -> list[str]:
+    schemas = [inner for schema in _json_schemas(info) for inner in (schema, schema.get("items", {}))]
+    return [str(choice) for schema in schemas for choice in schema.get("enum", [])]
+
+
+def complaints(
+    error: ValidationError, model: type[BaseModel], values: dict[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Return a line for each mistake that pydantic found.
+
+    Args:
+        error: What pydantic found.
+        model: The model that was validated.
+        values: The values that the model refused.
+        overrides: What was typed on the command line; a value from there is shown as it was typed.
+    """
+    return list(dict.fromkeys(_Part(model, values, overrides).complaints(error)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A config, or a part of a config that is a variant.
+
+    Attributes:
+        model: The model of the part.
+        values: The values that the model refused.
+        overrides: The command line.
+        place: The keys that lead to the part.
+    """
+
+    model: type[BaseModel]
+    values: dict[str, Any]
+    overrides: Sequence[str]
+    place: tuple[str, ...] = ()
+
+    def complaints(self, error: ValidationError) -> Iterator[str]:
+        """Yield a line for each mistake; those in a variant are the mistakes of the model that was meant."""
+        seen = set()
+        for details in error.errors():
+            variant = _variant_on(details["loc"], self.model)
+            if variant is None:
+                yield self._complaint(details)
+            elif variant not in seen:
+                seen.add(variant)
+                yield from self._about_variant(variant, details)
+
+    def _about_variant(self, variant: tuple[str, ...], details: ErrorDetails) -> Iterator[str]:
+        info, held = field_at(self.model, variant), self.values
+        for name in variant:
+            held = held.get(name, {})
+        models, here = models_in(info)[0] if info is not None else [], (*self.place, *variant)
+        tag, candidates = tag_of(models), meant(models, held)
+        if not isinstance(held, dict):
+            yield f"{self._found(here, held)}: {wanted(info)} is expected, found {_shown(held)}"
+        elif not candidates:
+            kind, known = str(held[str(tag)]), by_tag(models)
+            found = self._found((*here, str(tag)), kind)
+            yield f"{found}: one of {', '.join(known)} is expected, found {_shown(kind)}{did_you_mean(kind, known)}"
+        elif refused := [(error, model) for model in candidates if (error := _refusal(model, held)) is not None]:
+            error, model = min(refused, key=lambda each: each[0].error_count())
+            yield from _Part(model, held, self.overrides, here).complaints(error)
+        else:  # each model takes the values, and a validator of the field does not
+            yield self._complaint(details)
+
+    def _complaint(self, details: ErrorDetails) -> str:
+        path, value = _as_typed(details, self.values), details["input"]
+        here = (*self.place, *path)
+        key, info = ".".join(here), field_at(self.model, path)
+        if details["type"] in ("unknown_key", "extra_forbidden"):
+            return f"{key}: {unknown_key(key, models_at(self.model, path[:-1]))}"
+        if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
+            return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
+        found, cause = self._found(here, value), details.get("ctx", {}).get("error")
+        if cause is not None or details["type"] not in _OF_PYDANTIC:
+            text = str(cause or details["msg"])  # a validator's own words, which may begin with the name of the field
+            is_named = bool(path) and text.startswith(f"{path[-1]} ")
+            return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{found}: {text}".removeprefix(": ")
+        shown = "keys with values" if isinstance(value, dict) else _shown(value)
+        return f"{found}: {wanted(info)} is expected, found {shown}{did_you_mean(str(value), _choices(info))}"
+
+    def _found(self, path: Sequence[str], value: Any) -> str:
+        """Return a key and its value, as typed if it was typed."""
+        key = ".".join(path)
+        typed = [override for override in self.overrides if override.lstrip("+").partition("=")[0] == key]
+        return typed[-1] if typed else f"{key}={value}" if isinstance(value, str | int | float | None) else key
+
+
+def _variant_on(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[str, ...] | None:
+    """Return the keys of the first variant on pydantic's way to an error."""
+    for depth, part in enumerate(loc, start=1):
+        info = model.model_fields.get(str(part))
+        models, many = models_in(info) if info is not None else ([], False)
+        if info is not None and is_variant(info):
+            return tuple(map(str, loc[:depth]))
+        if many or not models:
+            return None
+        model = models[0]
+    return None
+
+
+def _refusal(model: type[BaseModel], values: dict[str, Any]) -> ValidationError | None:
+    try:
+        model.model_validate(values, context=STRICT)
+    except ValidationError as error:
+        return error
+    return None
+
+
+def _as_typed(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
+    """Return pydantic's location as keys: numbers of metrics become their slugs, names of union members vanish."""
+    path: list[str] = []
+    node: Any = values
+    for part in details["loc"]:
+        if isinstance(node, dict) and isinstance(part, int):
+            part = [key for key, value in node.items() if value is not None][part]  # noqa: PLW2901 - its name in YAML
+        if isinstance(node, dict) and part not in node:
+            continue
+        if isinstance(node, list):
+            return path
+        path.append(str(part))
+        node = node[part] if isinstance(node, dict) else node
+    if details["type"] == "unknown_key":
+        path.append(str(details.get("ctx", {})["key"]))
+    elif details["type"] in ("missing", "extra_forbidden") and (not path or path[-1] != details["loc"][-1]):
+        path.append(str(details["loc"][-1]))
+    return path
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message: quoted, and not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - about a line
+
+
+class Diagnosis:
+    """Why overrides do not fit the configs of a loader."""
+
+    def __init__(self, loader: Loader, config_type: type[BaseModel]) -> None:
+        self._loader = loader
+        self._config_type = config_type
+        self._groups = loader.groups()
+
+    def of_choices(self, choices: Sequence[Override], error: Exception) -> str:
+        """Return a line for each choice that cannot be made, or Hydra's own words if all can.
+
+        Args:
+            choices: Overrides that choose options.
+            error: What Hydra raised.
+        """
+        found = [complaint for choice in choices for complaint in self._about_choice(choice)]
+        return "\n".join(found) or self._in_hydras_words(error)
+
+    def of_key(self, override: Override, config: DictConfig, error: Exception) -> str:
+        """Return why a key cannot be set.
+
+        Args:
+            override: The override.
+            config: The composed config that it does not fit.
+            error: What Hydra raised.
+        """
+        if override.package is not None:
+            group = override.key_or_group
+            known = f"{did_you_mean(group, self._groups)} (groups: {', '.join(self._groups)})"
+            return f"{override.input_line}: there is no group {group!r}{known}"
+        return "\n".join(self._about_key(override, config)) or f"{override.input_line}: {self._in_hydras_words(error)}"
+
+    def _about_choice(self, override: Override) -> Iterator[str]:
+        group, value, line = override.key_or_group, override.value(), override.input_line
+        if override.is_delete():
+            return
+        listed, options = self._loader.entries(), self._loader.options_below(group)
+        name, known = override.get_key_element().lstrip("+"), f"(options: {', '.join(options)})"
+        if value is None and isinstance(listed.get(name), list):
+            yield f"{line}: {group} takes a list; type {group}=[] for none {known}"
+        for option in value if isinstance(value, list) else [] if value is None else [value]:
+            if str(option).removesuffix(".yaml") not in options:
+                near = did_you_mean(str(option), options)
+                yield f"{line}: {_shown(option)} is no option of {group}{near} {known}"
+        if override.is_add() and name in listed:
+            yield f"{line}: {name} is in the defaults list already; type {str(line).lstrip('+')}"
+
+    def _about_key(self, override: Override, config: DictConfig) -> Iterator[str]:
+        path, node = str(override.key_or_group).split("."), config
+        for depth, name in enumerate(path):
+            if not isinstance(node, DictConfig) or name not in node:
+                yield from self._about_absent(override, path, depth, node)
+                return
+            node = node._get_node(name)  # type: ignore[assignment]  # noqa: SLF001 - also a missing or interpolated value
+
+    def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
+        """Yield the complaint about a key that its place lacks, if Hydra does not say how to add it."""
+        key, line, model = ".".join(path[: depth + 1]), override.input_line, self._config_type
+        item, holders = item_at(model, path[:depth]), models_at(model, path[:depth])
+        info = field_at(model, path[: depth + 1])
+        if (info is not None and not set_by(info)) or (item is None and (override.is_add() or override.is_force_add())):
+            return
+        if holders:
+            groups = self._loader.groups("hydra") if key.startswith("hydra/") else self._groups
+            yield f"{line}: {unknown_key(key, holders, () if depth else groups)}"
+            return
+        known = list(map(str, node)) if isinstance(node, DictConfig) else []
+        near = f"{did_you_mean(path[depth], known)} (keys: {', '.join(known) or 'none'})"
+        template = item.__name__.removesuffix("Config").lower() if item is not None else ""
+        if template in self._groups and not override.is_delete():
+            near += f"; add it with '+{template}@{key}=<option>' (options: {', '.join(self._loader.options(template))})"
+        yield f"{line}: there is no key {path[depth]!r} of {'.'.join(path[:depth])}{near}"
+
+    def _in_hydras_words(self, error: Exception) -> str:
+        """Return the message of Hydra, with the nearest match where OmegaConf says which key it did not find."""
+        cause = error.__cause__ or error.__context__
+        lines = [without_parser_words(str(error)) or "this does not compose"]
+        if isinstance(cause, OmegaConfBaseException):
+            if "\n" not in lines[0] and str(cause).splitlines()[0] not in lines[0]:
+                lines.append(str(cause).splitlines()[0])
+            key = cause.full_key or ""
+            if key in self._groups and key not in self._config_type.model_fields:
+                lines.append(f"say where an option of {key} goes: '+{key}@<key>=<option>' (--help {key} says more)")
+            elif key and field_at(self._config_type, key.split(".")) is None:
+                lines.append(f"{key}: {unknown_key(key, models_at(self._config_type, key.split('.')[:-1]))}")
+        return "\n".join(lines)
+
+
+def without_parser_words(text: str) -> str:
+    """Return a message of Hydra without the names of exceptions and of OmegaConf's own types."""
+    lines = (line for line in text.splitlines() if not re.match(r"\s*(?:full_key|object_type|reference_type)\b", line))
+    return re.sub(r"\b\w+(?:Error|Exception)\b(?: raised while composing config)?:\s*", "", "\n".join(lines)).strip()
