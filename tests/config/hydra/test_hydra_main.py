@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.config.conftest import Project
-from trieye.config.hydra.main import _reserved
+from trieye.config.hydra.main import reserved
 from trieye.process.lock import RunLock
 
 
@@ -27,7 +27,7 @@ def test_a_single_run_has_its_hydra_records_in_its_own_directory(project: Projec
 
 
 def test_runs_without_a_name_never_share_a_directory(project: Project):
-    names = [_reserved(project.directory / "runs", "run_20260101_000000").name for _ in range(3)]
+    names = [reserved(project.directory / "runs", "run_20260101_000000").name for _ in range(3)]
     assert names == ["run_20260101_000000", "run_20260101_000000_1", "run_20260101_000000_2"]
 
 

@@ -90,6 +90,10 @@ class TrainConfig(TrieyeConfig):
         ("+metric@stats.metric.y=max", "'metric' of stats|'metrics'?"),
         ("+metrc@stats.metrics.y=max", "no group 'metrc'|'metric'?|debug, experiment"),
         ("hydra/lancher=x", "'hydra/lancher'|'hydra/launcher'?"),
+        ("hydra.searchpath=3", "must be a list"),
+        ("hydra.job.env_set.A=3", "'A' of hydra.job.env_set|'+hydra.job.env_set.A=3'"),
+        ("hydra.callbacks=3", "hydra.callbacks=3|Cannot assign int"),
+        ("hydra.sweeper.params.seed=3", "hydra.sweeper.params.seed=3: "),
         # several values
         ("seed=1,2", "add -m|or choose one"),
         ("seed=range(0,3)", "add -m|or choose one"),

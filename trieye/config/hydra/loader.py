@@ -41,8 +41,9 @@ from trieye.exceptions import ConfigurationError
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
 """Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
 
-NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError)
-"""What composing raises; the builtin errors come from Hydra's reading of defaults lists."""
+_UNEXPECTED = (ValueError, TypeError, AttributeError, AssertionError)
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, *_UNEXPECTED)
+"""What composing raises; Hydra and OmegaConf raise the builtin errors for lists and keys that they did not expect."""
 
 _PLAIN = re.compile(r"~?[\w./+@%$-]*")
 _SCALAR = re.compile(r"[+-]?(?:[\d_]+\.?[\d_]*|\.[\d_]+)(?:e[+-]?[\d_]+)?|[+-]?(?:inf|nan)|true|false", re.IGNORECASE)

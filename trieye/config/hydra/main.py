@@ -213,7 +213,7 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
             "elsewhere, leave hydra.run.dir out and set persistence.root_data_dir, app_name or run_name"
         )
     if config.run_name == default_name:
-        directory = _reserved(directory.parent, default_name)
+        directory = reserved(directory.parent, default_name)
     elif config.runtime.kind != "cluster" or not RunLock(directory / "run.lock").is_of_hub:
         # before Hydra writes its records over those of a running attempt; of a hub on a cluster the run itself asks Ray
         RunLock.check(directory / "run.lock")
@@ -243,7 +243,7 @@ def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared
         chosen = Path(str(checked.composed.hydra.sweep.dir)).resolve().name
         name = re.sub(r"[^\w.=+-]+|\.\.+", "_", chosen, flags=re.ASCII)[:_LONGEST_SWEEP].strip("_.-=+ ")
         return _Prepared(name or default_name)
-    directory = _reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
+    directory = reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
     return _Prepared(directory.name, [f"hydra.sweep.dir={directory}"])
 
 
@@ -252,7 +252,7 @@ def _unresolved(composed: DictConfig, kind: str) -> str:
     return str(holder["dir"])
 
 
-def _reserved(parent: Path, name: str) -> Path:
+def reserved(parent: Path, name: str) -> Path:
     """Make a directory that nobody else has, also if two processes ask in the same second."""
     try:
         parent.mkdir(parents=True, exist_ok=True)

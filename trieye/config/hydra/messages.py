@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
@@ -266,9 +266,9 @@ class Diagnosis:
 
     def _about_choice(self, override: Override) -> Iterator[str]:
         group, value, line = override.key_or_group, override.value(), override.input_line
-        if override.is_delete():
-            return
         listed, options = self._loader.entries(), self._loader.options_below(group)
+        if override.is_delete() or not options:
+            return
         name, known = override.get_key_element().lstrip("+"), f"(options: {', '.join(options)})"
         if value is None and isinstance(listed.get(name), list):
             yield f"{line}: {group} takes a list; type {group}=[] for none {known}"
@@ -280,12 +280,13 @@ class Diagnosis:
             yield f"{line}: {name} is in the defaults list already; type {str(line).lstrip('+')}"
 
     def _about_key(self, override: Override, config: DictConfig) -> Iterator[str]:
-        path, node = str(override.key_or_group).split("."), config
+        path = str(override.key_or_group).split(".")
+        node: Any = OmegaConf.to_container(config, resolve=False)
         for depth, name in enumerate(path):
-            if not isinstance(node, DictConfig) or name not in node:
+            if not isinstance(node, dict) or name not in node:
                 yield from self._about_absent(override, path, depth, node)
                 return
-            node = node._get_node(name)  # type: ignore[assignment]  # noqa: SLF001 - also a missing or interpolated value
+            node = node[name]
 
     def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
         """Yield the complaint about a key that its place lacks, if Hydra does not say how to add it."""
@@ -298,11 +299,15 @@ class Diagnosis:
             groups = self._loader.groups("hydra") if key.startswith("hydra/") else self._groups
             yield f"{line}: {unknown_key(key, holders, () if depth else groups)}"
             return
-        known = list(map(str, node)) if isinstance(node, DictConfig) else []
-        near = f"{did_you_mean(path[depth], known)} (keys: {', '.join(known) or 'none'})"
+        known = list(map(str, node)) if isinstance(node, dict) else []
+        near, advice = did_you_mean(path[depth], known), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
         if template in self._groups and not override.is_delete():
-            near += f"; add it with '+{template}@{key}=<option>' (options: {', '.join(self._loader.options(template))})"
+            options = ", ".join(self._loader.options(template))
+            advice = f"; add it with '+{template}@{key}=<option>' (options: {options})"
+        elif item is None and isinstance(node, dict) and not near and not override.is_delete():
+            advice = f"; add it with '+{line}'"
+        near = f"{near} (keys: {', '.join(known) or 'none'}){advice}"
         yield f"{line}: there is no key {path[depth]!r} of {'.'.join(path[:depth])}{near}"
 
     def _in_hydras_words(self, error: Exception) -> str:
@@ -313,10 +318,11 @@ class Diagnosis:
             if "\n" not in lines[0] and str(cause).splitlines()[0] not in lines[0]:
                 lines.append(str(cause).splitlines()[0])
             key = cause.full_key or ""
+            holders = models_at(self._config_type, key.split(".")[:-1])
             if key in self._groups and key not in self._config_type.model_fields:
                 lines.append(f"say where an option of {key} goes: '+{key}@<key>=<option>' (--help {key} says more)")
-            elif key and field_at(self._config_type, key.split(".")) is None:
-                lines.append(f"{key}: {unknown_key(key, models_at(self._config_type, key.split('.')[:-1]))}")
+            elif holders and key and field_at(self._config_type, key.split(".")) is None:
+                lines.append(f"{key}: {unknown_key(key, holders)}")
         return "\n".join(lines)
 
 
