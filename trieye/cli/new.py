@@ -110,7 +110,7 @@ def answers_of(given: dict[str, str]) -> dict[str, str]:
 
 def complaint_about(name: str, answer: str) -> str | None:
     """Say what is wrong with one answer, or None."""
-    question = next(question for question in questions() if question.name == name)
+    question = {question.name: question for question in questions()}[name]
     if question.choices and answer not in question.choices:
         known = ", ".join(question.choices)
         return f"{name} {answer!r} is unknown{did_you_mean(answer, question.choices)} (known: {known})"
