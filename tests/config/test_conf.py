@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.compose import compose
+from trieye.replay import ReplayBuffer
 
 CONF = Path(trieye.__file__).parent / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
@@ -85,6 +87,15 @@ def test_the_core_metrics_are_logged_as_often_as_they_say():
     every_100 = [name for name, metric in metrics.items() if metric.log_frequency_steps == 100]
     assert set(metrics) - set(every_100) == {"rate/env_steps_per_sec", "eval/return"}
     assert {metrics[name].aggregation for name in ("epsilon", "replay/size")} == {"latest"}
+
+
+def test_every_number_of_a_replay_buffer_is_declared():
+    buffer = ReplayBuffer(100)
+    buffer.metrics()
+    buffer.extend({"obs": np.zeros(50), "version": np.zeros(50)})
+    buffer.sample(10)
+    declared = {metric.name for metric in compose(["metrics=replay"]).stats.metrics}
+    assert buffer.metrics().keys() <= declared
 
 
 def test_a_metric_is_added_with_a_template():
