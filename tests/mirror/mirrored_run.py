@@ -77,8 +77,3 @@ class MirroredRun:
             return with_journal.last_pos
         finally:
             with_journal.close()
-
-
-def names(keys):
-    """Return keys without what differs from run to run."""
-    return sorted({key.split("-")[0] if key.startswith(("checkpoints/", "buffers/")) else key for key in keys})

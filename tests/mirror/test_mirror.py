@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from trieye.history.history import read_history
 from trieye.hub.logic import ActorLogic
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import restore_run
+from trieye.mirror.store import MirrorStore
 
 DEADLINE_S = 20.0
 
@@ -78,12 +80,28 @@ def test_the_end_of_a_run_is_uploaded_although_it_is_not_time(run, url, tmp_path
     assert restored_step(tmp_path, url) == 3
 
 
-def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(run, url, tmp_path, break_mirror, caplog):
+def counted(monkeypatch, method, before=lambda: None):
+    """Return a list that gets an entry, and call something, whenever a mirror asks its store for something."""
+    asked, real = [], getattr(MirrorStore, method)
+
+    def call(self, *arguments):
+        asked.append(arguments)
+        before()
+        return real(self, *arguments)
+
+    monkeypatch.setattr(MirrorStore, method, call)
+    return asked
+
+
+def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(
+    run, url, tmp_path, break_mirror, caplog, monkeypatch
+):
     break_mirror(broken=True)
+    asked = counted(monkeypatch, "list")
     mirror = Mirror(url, run.paths, every_s=3600, first_delay_s=0.02)
     run.save(1)
     mirror.wake()
-    wait_until(lambda: mirror._failures > 3)
+    wait_until(lambda: len(asked) > 4)
     assert "NotADirectoryError" in mirror.health()["error"]
     run.save(2)
     break_mirror(broken=False)
@@ -127,38 +145,28 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_a
     assert restored_step(tmp_path, url) == 1
 
 
-def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, url, caplog):
+def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, url, caplog, monkeypatch):
+    before = set(threading.enumerate())
     mirror = Mirror(url, run.paths, every_s=3600)
+    (thread,) = set(threading.enumerate()) - before
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    asked, go_on = [], trieye.mirror.mirror.threading.Event()
-    put = mirror._store.put
-
-    def hanging(path, key):
-        asked.append(key)
-        go_on.wait(DEADLINE_S)
-        put(path, key)
-
-    mirror._store.put = hanging
+    go_on = threading.Event()
+    asked = counted(monkeypatch, "put", before=lambda: go_on.wait(DEADLINE_S))
     run.save(1)
     mirror.wake()
     wait_until(lambda: asked)
     assert not mirror.close(0.05)
     assert "0.05 s were not enough" in caplog.text
     go_on.set()
-    wait_until(lambda: not mirror._thread.is_alive())
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
     assert len(asked) == 1
 
 
-def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path):
+def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path, monkeypatch):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    put = mirror._store.put
-
-    def slow(path, key):
-        time.sleep(0.05)  # as slow as a store that is far away
-        put(path, key)
-
-    mirror._store.put = slow
+    counted(monkeypatch, "put", before=lambda: time.sleep(0.05))  # as slow as a store that is far away
     for step in range(1, 9):
         run.save(step)
     assert mirror.close(0.5, patient=True)

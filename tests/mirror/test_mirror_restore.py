@@ -13,7 +13,7 @@ from tests.mirror.mirrored_run import APP, RUN, MirroredRun
 from tests.snapshot.growing import Log
 from trieye.checkpoints.manifest import MANIFEST_NAME
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.mirror.layout import state_commits
+from trieye.mirror.layout import whole_states
 from trieye.mirror.local import LocalRun
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore
@@ -75,10 +75,8 @@ def test_what_is_not_needed_at_once_stays_in_the_mirror_although_the_run_goes_on
     other.upload()
     other.journal.close()
     keys = run.store().list()
-    marks = {
-        key.split("/")[1].split("-")[0] for key in keys if key.startswith("checkpoints/") and key.endswith("COMMIT")
-    }
-    assert marks == {"checkpoint_step_1", "checkpoint_step_2", "checkpoint_step_3"}
+    there = {key.split("-")[0] for key in keys if key.endswith("/MANIFEST.json")}
+    assert there >= {f"checkpoints/checkpoint_step_{step}" for step in (1, 2, 3)}
     first = {path.name for path in run.checkpoints.path(1).glob("parts/*")}
     assert first <= {key.split("/")[1] for key in keys if key.startswith("parts/")}
 
@@ -104,7 +102,6 @@ def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left)
         "checkpoints/checkpoint_step_2-*/state.safetensors",
         "checkpoints/checkpoint_step_2-*/state.json",
         f"checkpoints/checkpoint_step_2-*/{MANIFEST_NAME}",
-        "checkpoints/checkpoint_step_2-*/COMMIT",
     ],
 )
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
@@ -162,10 +159,11 @@ def test_a_planted_name_that_leads_out_of_the_run_is_not_followed(run, other, ur
         held["manifest"]["files"]["../../../planted"] = {"size_bytes": 1, "crc32": 0, "sha256": None}
         held["crc32"] = zlib.crc32(json.dumps(held["manifest"], sort_keys=True).encode())
         path.write_text(json.dumps(held, sort_keys=True, indent=1) + "\n")
-        mark = json.loads((path.parent / "COMMIT").read_bytes())
-        inner = json.loads(mark["mark"]) | {"manifest_crc32": zlib.crc32(path.read_bytes())}
-        text = json.dumps(inner)
-        (path.parent / "COMMIT").write_text(json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}))
+        renamed = path.parent.with_name(f"{path.parent.name[:-8]}{zlib.crc32(path.read_bytes()):08x}")
+        path.parent.rename(renamed)
+        for state in objects(run, "states/*/COMMIT"):
+            text = json.loads(state.read_bytes())["mark"].replace(path.parent.name, renamed.name)
+            state.write_text(json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}))
     with pytest.raises(CheckpointError, match="nothing of it is whole"):
         restore_run(other.paths, url)
     assert not list(tmp_path.rglob("second/**/planted"))
@@ -227,7 +225,7 @@ def test_the_journal_that_comes_back_has_every_record_of_any_checkpoint_that_doe
         restore_run(other.paths, url)
         assert other.num_records() >= other.checkpoints.latest().step == step
     run.journal.close()
-    assert len(state_commits(run.store().list())) == 2
+    assert len(whole_states(run.store().list())) == 2
 
 
 def test_a_full_disk_stops_a_restore_and_leaves_nothing_that_looks_like_a_run(run, other, url, monkeypatch):

@@ -209,7 +209,7 @@ def _wait_for_an_upload(store, process):
 
 def _checkpoints(store):
     keys = [key for key in store.list() if key.startswith("checkpoints/")]
-    return {key.split("/")[1] for key in keys}, {key.split("/")[1] for key in keys if key.endswith("/COMMIT")}
+    return {key.split("/")[1] for key in keys}, {key.split("/")[1] for key in keys if key.endswith("/MANIFEST.json")}
 
 
 def test_an_outage_of_the_store_is_not_felt_and_what_waited_is_uploaded_after_it(s3, url, make_config, tmp_path):
@@ -260,7 +260,8 @@ def test_a_damaged_object_is_passed_over_for_the_checkpoint_before(url, tmp_path
     run.journal.close()
     store = run.store()
     key = next(key for key in store.list() if "checkpoint_step_2" in key and key.endswith("state.safetensors"))
-    store.write(key, bytes([1]) + store.read(key)[1:])
+    (tmp_path / "damaged").write_bytes(bytes([1]) + store.read(key)[1:])
+    store.put(tmp_path / "damaged", key)
     other = MirroredRun(tmp_path / "second", url, begin=False)
     assert "checkpoint_step_1" in restore_run(other.paths, url)
     assert [path.name for path in other.paths.checkpoint_dir.iterdir()] == ["checkpoint_step_1"]

@@ -8,7 +8,7 @@ import pytest
 from tests.mirror.mirrored_run import MirroredRun
 from tests.snapshot.growing import Log
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.mirror.layout import state_commits
+from trieye.mirror.layout import whole_states
 from trieye.mirror.restore import restore_run
 
 
@@ -32,14 +32,12 @@ class DyingStore:
         self._live()
         self._store.put(path, key)
 
-    def write(self, key, data):
-        self._live()
-        self._store.write(key, data)
+    def get(self, key, path):
+        self._store.get(key, path)
 
-    def delete(self, keys):
-        for key in keys:
-            self._live()
-            self._store.delete([key])
+    def delete(self, key):
+        self._live()
+        self._store.delete(key)
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def test_a_mirror_has_checkpoints_parts_and_journal_each_once_and_marked(run):
         run.upload()
     index = run.store().list()
     assert len([key for key in index if key.startswith("parts/")]) == 2
-    assert len([key for key in index if key.startswith("checkpoints/") and key.endswith("/COMMIT")]) == 2
-    assert len(state_commits(index)) == 2
+    assert len([key for key in index if key.startswith("checkpoints/") and key.endswith("/MANIFEST.json")]) == 2
+    assert len(whole_states(index)) == 2
 
 
 def test_nothing_is_uploaded_twice(run):
@@ -97,9 +95,7 @@ def test_what_retention_deletes_here_is_deleted_there_after_the_newer_one_is_com
         run.prune(2)
         run.upload()
     index = run.store().list()
-    there = {
-        key.split("/")[1].split("-")[0] for key in index if key.endswith("COMMIT") and not key.startswith("states")
-    }
+    there = {key.split("/")[1].split("-")[0] for key in index if key.endswith("/MANIFEST.json")}
     assert there == {f"{kind}_step_{step}" for kind in ("checkpoint", "buffer") for step in (4, 5)}
     assert len([key for key in index if key.startswith("parts/")]) == len(
         {path.name for path in run.paths.checkpoint_dir.glob("*/parts/*")}
@@ -116,7 +112,7 @@ def test_the_last_complete_checkpoint_stays_although_it_is_gone_here(run):
     store = run.store()
     with pytest.raises(Killed):
         run.upload(DyingStore(store, 2))
-    assert any(key.startswith("checkpoints/checkpoint_step_1-") and key.endswith("/COMMIT") for key in store.list())
+    assert any(key.startswith("checkpoints/checkpoint_step_1-") and "MANIFEST" in key for key in store.list())
     run.upload()
     assert not any(key.startswith("checkpoints/checkpoint_step_1-") for key in store.list())
 
@@ -185,9 +181,9 @@ def test_a_killed_upload_is_taken_up_again_and_leaves_nothing_behind(run):
         run.prune(1)
     run.upload()
     clean = run.store().list()
-    assert len(state_commits(clean)) <= 2
+    assert len(whole_states(clean)) <= 2
     unmarked = {key.rsplit("/", 1)[0] for key in clean if key.startswith(("states/", "checkpoints/"))}
-    assert {key.rsplit("/", 1)[0] for key in clean if key.endswith("/COMMIT")} == unmarked
+    assert {key.rsplit("/", 1)[0] for key in clean if key.endswith(("/COMMIT", "/MANIFEST.json"))} == unmarked
 
 
 def test_another_run_of_the_same_name_is_left_alone(run, tmp_path, url):
@@ -218,11 +214,29 @@ def test_a_directory_that_the_run_has_left_writes_no_more(run, tmp_path, url):
     assert committed == {key for key in before if key.endswith("/COMMIT")}
 
 
-def test_a_damaged_mark_of_a_state_is_passed_over_and_replaced(run):
+def test_a_damaged_mark_of_a_state_is_passed_over_and_replaced(run, tmp_path):
     run.save(1)
     run.upload()
-    key = state_commits(run.store().list())[0][1]
-    run.store().write(key, b"{}")
+    key = whole_states(run.store().list())[0][1]
+    (tmp_path / "damaged").write_bytes(b"{}")
+    run.store().put(tmp_path / "damaged", key)
     run.upload()
-    assert state_commits(run.store().list())[0][0] > 1
+    assert whole_states(run.store().list())[0][0] > 1
     assert key not in run.store().list()
+
+
+def test_while_it_is_not_known_who_needs_a_part_no_part_goes(run, tmp_path, url):
+    log = Log()
+    for step in (1, 2):
+        log.extend(10)
+        run.save(step, growing=log)
+        run.upload()
+    other, _ = restored(tmp_path, url)
+    other.begin().save(3)
+    (manifest,) = (key for key in run.store().list() if "checkpoint_step_1-" in key and "MANIFEST" in key)
+    (tmp_path / "damaged").write_bytes(b"{}")
+    run.store().put(tmp_path / "damaged", manifest)
+    shutil.rmtree(other.checkpoints.path(2))
+    other.upload()
+    other.journal.close()
+    assert len([key for key in run.store().list() if key.startswith("parts/")]) == 2

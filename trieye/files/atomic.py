@@ -54,6 +54,17 @@ def relink(link: Path, target: Path) -> None:
         raise
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where the file system knows no links; makes its directory."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Give an empty scratch directory that becomes `path` when the block ends, and vanishes when it fails.

@@ -12,8 +12,7 @@ from typing import Literal
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, write_manifest
 from trieye.exceptions import SerializationError
-from trieye.files.atomic import new_directory, remove
-from trieye.mirror.local import link_or_copy
+from trieye.files.atomic import link_or_copy, new_directory, remove
 
 CHECKPOINTS_PATH = "checkpoints"
 """Folder for checkpoints among the artifacts of a run."""

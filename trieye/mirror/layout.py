@@ -1,39 +1,38 @@
-"""What a mirror holds: the names of its objects, and the marks that make them count.
+"""What a mirror holds: the names of its objects, and the mark that says what makes up the run.
 
     <mirror>/<app>/<run>/
       states/<generation>-<owner>/    run.json, configs, a copy of the journal, COMMIT
-      history/<file>-<checksum>       Parquet files, shared by all states that name them
-      checkpoints/<name>-<checksum>/  files of a checkpoint, MANIFEST.json, COMMIT
+      history/<file>-<checksum>       Parquet files, shared by the states that name them
+      checkpoints/<name>-<checksum>/  files of a checkpoint, MANIFEST.json
       buffers/<name>-<checksum>/      the same for a buffer of the drop-in API
-      parts/<file>                    parts of checkpoints, shared by all that name them
+      parts/<file>                    parts of checkpoints, shared by the checkpoints that name them
 
-`COMMIT` is written last: what has none is not there. A checkpoint gets its own after that of a state that knows it, so
-whoever reads the newest state finds a journal that is at least as new as any checkpoint that counts.
+The upload writes COMMIT and MANIFEST.json last: a state or a checkpoint without it does not count. A state names the
+checkpoints that its journal knows, and a restore takes no others. The upload writes such a state before the
+MANIFEST.json of a checkpoint, so the newest state always has a journal that is at least as new as that checkpoint.
 """
 
 import json
 import re
 import zlib
-from collections.abc import Iterable
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest
 from trieye.exceptions import SerializationError
+from trieye.files.checksum import FileEntry
 
-CHECKPOINTS: Final = "checkpoints"
-BUFFERS: Final = "buffers"
-STATES, HISTORY, PARTS = "states", "history", "parts"
-COMMIT = "COMMIT"
-RUN_RECORD, JOURNAL, CONFIG, COMPOSED_CONFIG = "run.json", "journal.db", "configs.json", "config.yaml"
+STATES, PARTS, COMMIT = "states", "parts", "COMMIT"
+CONFIG, COMPOSED_CONFIG = "configs.json", "config.yaml"
 FORMAT_VERSION = 1
 
-Folder = Literal["checkpoints", "buffers"]
-
 _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9][A-Za-z0-9_.-]*){1,3}")
-_SAVED = re.compile(r"(checkpoint|buffer)_step_\d{1,19}")
+_SAVE = re.compile(r"(?:checkpoints/checkpoint|buffers/buffer)_step_\d{1,19}-[0-9a-f]{8}")
 _FILE = re.compile(r"run\.json|journal\.db|configs\.json|config\.yaml|history/points-\d+-\d+\.parquet")
-_STATE = re.compile(r"states/(\d{12})-([0-9a-f]{8})/COMMIT")
+_STATE = re.compile(r"states/(\d{12})-[0-9a-f]{8}")
 
 
 def _matching(pattern: re.Pattern[str]) -> AfterValidator:
@@ -45,25 +44,88 @@ def _matching(pattern: re.Pattern[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _unsealed(data: bytes) -> str:
-    held = json.loads(data)
-    text = str(held["mark"])
-    if zlib.crc32(text.encode()) != held["crc32"]:
-        raise ValueError("its checksum does not match")
-    if (version := json.loads(text).get("format")) != FORMAT_VERSION:
-        raise ValueError(f"it has format {version}, and this trieye reads {FORMAT_VERSION}")
-    return text
+def _only_keys(saved: Any) -> Any:
+    """Return the keys of saved directories; earlier versions of trieye wrote each with its folder and its name."""
+    return [item["key"] if isinstance(item, dict) else item for item in saved]
 
 
-Key = Annotated[str, _matching(_KEY)]
-FileName = Annotated[str, _matching(_FILE)]
+SaveKeys = Annotated[list[Annotated[str, _matching(_SAVE)]], BeforeValidator(_only_keys)]
 
 
-class _Mark(BaseModel):
+class SaveName(NamedTuple):
+    """What the key of a saved directory says of it."""
+
+    folder: str
+    name: str
+    step: int
+    manifest_crc32: int
+
+    @classmethod
+    def of(cls, key: str) -> Self:
+        """Take apart the key of a saved directory."""
+        folder, _, rest = key.partition("/")
+        name, _, crc32 = rest.rpartition("-")
+        return cls(folder, name, int(name.rpartition("_")[2]), int(crc32, 16))
+
+
+def save_key(folder: str, name: str, manifest_crc32: int) -> str:
+    """Return the key of a saved directory: its MANIFEST.json has the checksums of all its files."""
+    return f"{folder}/{name}-{manifest_crc32:08x}"
+
+
+def manifest_key(key: str) -> str:
+    """Return the key of what makes a saved directory count."""
+    return f"{key}/{MANIFEST_NAME}"
+
+
+def object_key(key: str, file_name: str) -> str:
+    """Return the key of a file of a saved directory; parts are shared by all saved directories."""
+    shared = file_name.startswith(f"{PARTS_DIRECTORY}/")
+    return f"{PARTS}/{Path(file_name).name}" if shared else f"{key}/{file_name}"
+
+
+def part_keys(manifest: Manifest) -> frozenset[str]:
+    """Return the keys of the parts that a saved directory has."""
+    return frozenset(object_key("", name) for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/"))
+
+
+class MirroredFile(FileEntry):
+    """Where the bytes of a file are, and how one sees that they are those."""
+
+    key: Annotated[str, _matching(_KEY)]
+
+
+class StateMark(BaseModel):
+    """Says that a state of the run is complete: who it is, its journal, its history.
+
+    Attributes:
+        generation: Counts the states of the run, over all machines.
+        owner: The directory that the upload copied; the run has another one on another machine.
+        run_id: Identity of the run.
+        attempt: Number of the attempt.
+        written: Unix time in seconds.
+        files: What belongs to the state, by the name in the run's directory.
+        saved: Keys of the checkpoints and buffers that the journal knows, the oldest first.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    format: int = FORMAT_VERSION
+    generation: int = Field(ge=1)
+    owner: str
+    run_id: str
+    attempt: int
+    written: float
+    files: dict[Annotated[str, _matching(_FILE)], MirroredFile]
+    saved: SaveKeys
+
+    @property
+    def directory(self) -> str:
+        """Where the objects are that belong to this state alone."""
+        return state_directory(self.generation, self.owner)
+
     def to_bytes(self) -> bytes:
-        """Return what `from_bytes` reads, with a checksum of itself."""
+        """Return the mark with a checksum of itself, as `from_bytes` reads it."""
         text = self.model_dump_json()
         return json.dumps({"crc32": zlib.crc32(text.encode()), "mark": text}, indent=0).encode()
 
@@ -80,75 +142,14 @@ class _Mark(BaseModel):
             raise SerializationError(f"a mark of the mirror cannot be read: {error}") from error
 
 
-class MirroredFile(BaseModel):
-    """Where the bytes of a file are, and how one sees that they are those."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key: Key
-    size_bytes: int = Field(ge=0)
-    crc32: int = Field(ge=0)
-
-
-class SavedName(BaseModel):
-    """A saved directory: what it is called in the run, and where the mirror has it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    folder: Folder
-    name: Annotated[str, _matching(_SAVED)]
-    key: Key
-
-    @property
-    def commit(self) -> str:
-        """Key of its mark."""
-        return f"{self.key}/{COMMIT}"
-
-    @property
-    def step(self) -> int:
-        """Global step of what was saved."""
-        return int(self.name.rsplit("_", 1)[1])
-
-
-class SaveMark(_Mark):
-    """Says that a saved directory is complete.
-
-    Attributes:
-        manifest_crc32: CRC-32 of its MANIFEST.json, which has the checksums of all its files.
-        parts: Keys of the parts that it shares with others.
-    """
-
-    format: int = FORMAT_VERSION
-    manifest_crc32: int = Field(ge=0)
-    parts: list[Key]
-
-
-class StateMark(_Mark):
-    """Says that a state of the run is complete: who it is, its journal, its history.
-
-    Attributes:
-        generation: Counts the states of the run, over all machines.
-        owner: The directory that it was copied from; another one on another machine.
-        run_id: Identity of the run.
-        attempt: Number of the attempt.
-        written: Unix time in seconds.
-        files: What belongs to it, by the name in the run's directory.
-        saved: Checkpoints and buffers that its journal knows, the oldest first; those with a mark are there.
-    """
-
-    format: int = FORMAT_VERSION
-    generation: int = Field(ge=1)
-    owner: str
-    run_id: str
-    attempt: int
-    written: float
-    files: dict[FileName, MirroredFile]
-    saved: list[SavedName]
-
-    @property
-    def directory(self) -> str:
-        """Where its own objects are."""
-        return state_directory(self.generation, self.owner)
+def _unsealed(data: bytes) -> str:
+    held = json.loads(data)
+    text = str(held["mark"])
+    if zlib.crc32(text.encode()) != held["crc32"]:
+        raise ValueError("its checksum does not match")
+    if (version := json.loads(text).get("format")) != FORMAT_VERSION:
+        raise ValueError(f"it has format {version}, and this trieye reads {FORMAT_VERSION}")
+    return text
 
 
 def state_directory(generation: int, owner: str) -> str:
@@ -156,12 +157,13 @@ def state_directory(generation: int, owner: str) -> str:
     return f"{STATES}/{generation:012d}-{owner[:8]}"
 
 
-def state_commits(keys: Iterable[str]) -> list[tuple[int, str]]:
-    """Return generation and key of the mark of each complete state, the newest first."""
-    found = [(int(match[1]), key) for key in keys if (match := _STATE.fullmatch(key))]
-    return sorted(found, reverse=True)
+def states_in(keys: Iterable[str]) -> dict[str, int]:
+    """Return the directories of states among the keys of objects, and the generation of each."""
+    matches = [_STATE.match(key) for key in keys]
+    return {match[0]: int(match[1]) for match in matches if match}
 
 
-def save_directory(folder: Folder, name: str, manifest_crc32: int) -> str:
-    """Return where the objects of a saved directory are."""
-    return f"{folder}/{name}-{manifest_crc32:08x}"
+def whole_states(index: Mapping[str, int]) -> list[tuple[int, str]]:
+    """Return generation and key of the mark of each complete state of a listing, the newest first."""
+    found = [(generation, f"{place}/{COMMIT}") for place, generation in states_in(index).items()]
+    return sorted((item for item in found if item[1] in index), reverse=True)

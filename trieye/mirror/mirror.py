@@ -3,12 +3,12 @@
 import logging
 import random
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError
 from trieye.files.run_files import RunFiles
-from trieye.mirror.layout import SavedName
+from trieye.mirror.layout import SaveName
 from trieye.mirror.local import LocalRun
 from trieye.mirror.restore import fetch_save
 from trieye.mirror.store import MirrorStore
@@ -24,12 +24,8 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 
 
-class _AbandonedError(Exception):
-    """The run is closed, and what is under way is left to the next attempt."""
-
-
-class _ClosingError(Exception):
-    """The run is being closed, and a download that nobody waits for ends."""
+class _StoppedError(Exception):
+    """The run is being closed: a download ends at once, an upload when nobody waits any longer."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class Mirror:
 
     Raises:
         ConfigurationError: The package for the store is missing.
+        SerializationError: What the run's directory knows of the mirror cannot be read.
     """
 
     def __init__(
@@ -77,14 +74,15 @@ class Mirror:
         first_delay_s: float = FIRST_DELAY_S,
     ) -> None:
         self._store = MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
-        self._run_name = paths.run_base_dir.name
         self._local = LocalRun(paths)
         self._every_s, self._first_delay_s, self._fetches_rest = every_s, first_delay_s, fetches_rest
+        # guards `_is_woken` and `_closing`, and wakes the thread; taken with no other lock held
         self._changed = threading.Condition()
         self._is_woken = True
         self._closing = self._is_abandoned = False
-        self._health = MirrorHealth(url)
+        self._health = MirrorHealth(url)  # the thread replaces it as a whole
         self._failures = 0
+        self._local.clean_up()
         self._say_what_was_restored()
         self._upload = MirrorUpload(self._store, self._local, self._check)
         self._thread = threading.Thread(target=self._main, name="trieye-mirror", daemon=True)
@@ -99,7 +97,6 @@ class Mirror:
         return cls(config.mirror, paths, every_s=config.mirror_every_s, fetches_rest=config.keep_last > 0)
 
     def _say_what_was_restored(self) -> None:
-        self._local.clean_up()
         record = self._local.record()
         if record.note is not None:
             logger.info("%s", record.note)
@@ -121,7 +118,7 @@ class Mirror:
     def close(self, timeout_s: float, *, patient: bool = False) -> bool:
         """Upload what is left, within a time, and tell whether that was everything.
 
-        One that does not work gets one more chance.
+        A mirror that does not work gets one more chance.
 
         Args:
             timeout_s: Seconds to wait at most.
@@ -132,21 +129,18 @@ class Mirror:
             self._changed.notify_all()
         if patient:
             wait_while_moving(self._has_ended, lambda: (self._upload.sent_bytes, moved_bytes()), timeout_s)
-        else:
-            self._has_ended(timeout_s)
-        if self._thread.is_alive():
-            self._is_abandoned = True  # what it does now is its last; it is a daemon
+        has_ended = self._has_ended(0 if patient else timeout_s)
+        self._is_abandoned = not has_ended  # the thread ends with the object that it puts now, or with the process
         health = self._health
-        is_complete = not self._thread.is_alive() and health.error is None and not health.pending
+        is_complete = has_ended and health.error is None and not health.pending
         if not is_complete:
+            late = f"it did not go on for {timeout_s:g} s" if patient else f"{timeout_s:g} s were not enough"
             logger.warning(
                 "the mirror %s did not get the end of run %r (%s): the newest complete checkpoint there is %s; what is "
                 "left is uploaded when the run is started again",
                 health.url,
-                self._run_name,
-                health.error or f"it did not go on for {timeout_s:g} s"
-                if patient
-                else f"{timeout_s:g} s were not enough",
+                self._local.paths.run_base_dir.name,
+                health.error or late,
                 health.committed or "none",
             )
         return is_complete
@@ -158,13 +152,10 @@ class Mirror:
     # the thread
 
     def _main(self) -> None:
-        while True:
+        goes_on = True
+        while goes_on:
             is_last = self._wait()
-            if self._is_abandoned:
-                return
-            works = self._pass()
-            if is_last or works is None:
-                return
+            goes_on = not self._is_abandoned and self._pass() and not is_last
 
     def _wait(self) -> bool:
         """Wait for something to do; tell whether it is the last time."""
@@ -181,66 +172,65 @@ class Mirror:
         delay_s = min(self._first_delay_s * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY_S)
         return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - so that many runs do not come back at once
 
-    def _pass(self) -> bool | None:
-        """Upload what is new; tell whether that worked, None if it never will."""
+    def _pass(self) -> bool:
+        """Upload what is new; tell whether there is anything to come after it."""
         try:
-            self._upload.connect()
             self._bring()
-        except _AbandonedError:
-            return None
-        except _ClosingError:
-            return True
+        except _StoppedError:
+            return not self._is_abandoned
         except (ConfigurationError, RunLockedError) as error:
             logger.error("%s", error)  # noqa: TRY400 - a sentence for the user
             self._note(error=str(error))
-            return None
+            return False
         except Exception as error:  # noqa: BLE001 - nobody waits here: reported, retried, visible in the health
             self._failed(error)
-            return False
+            return True
         if self._failures:
             logger.warning("the mirror %s works again", self._health.url)
         self._failures = 0
         return True
 
     def _bring(self) -> None:
+        self._upload.connect()
         while pending := self._upload.pending():
             self._note(pending=len(pending))
             self._upload.bring(pending[0])
             self._upload.clean()
-            self._note(pending=len(pending) - 1)
         self._upload.bring_state()
         self._upload.clean()
         self._note(error=None, pending=0)
-        while self._fetches_rest and not self._closing and self._upload.elsewhere:
-            self._fetch(self._upload.elsewhere[-1])
+        while self._fetches_rest and (elsewhere := self._upload.elsewhere):
+            self._fetch(elsewhere[-1])
 
     def _failed(self, error: Exception) -> None:
         if not self._failures:
             logger.warning("%s; the run goes on, and it is tried again", error)
         self._failures += 1
+        pending = len(self._upload.pending())
         self._upload.disconnect()
-        self._note(error=str(error), pending=len(self._upload.pending()))
+        self._note(error=str(error), pending=pending)
 
-    def _fetch(self, saved: SavedName) -> None:
-        target = self._local.folders[saved.folder] / saved.name
+    def _fetch(self, key: str) -> None:
+        saved = SaveName.of(key)
+        self._check_open()
         try:
-            if not target.exists():
-                fetch_save(self._store, self._upload.index, saved, target, check=self._check_open)
+            if not (self._local.folders[saved.folder] / saved.name).exists():
+                fetch_save(self._store, key, self._local, check=self._check_open)
         except (SerializationError, FileNotFoundError) as error:
             logger.warning("%s of the mirror %s is left there: %s", saved.name, self._health.url, error)
             self._fetches_rest = False
         else:
-            self._upload.note_fetched(saved)
+            self._upload.note_fetched(key)
 
     def _note(self, **changes: Any) -> None:
-        saved, upload = self._upload.committed, self._upload
-        done = {"committed": saved and saved.name, "mirrored_at": upload.mirrored_at, "sent_bytes": upload.sent_bytes}
-        self._health = MirrorHealth(**{**asdict(self._health), **done, **changes})
+        upload = self._upload
+        done = {"committed": upload.committed, "mirrored_at": upload.mirrored_at, "sent_bytes": upload.sent_bytes}
+        self._health = replace(self._health, **{**done, **changes})
 
     def _check_open(self) -> None:
         if self._closing:
-            raise _ClosingError
+            raise _StoppedError
 
     def _check(self) -> None:
         if self._is_abandoned:
-            raise _AbandonedError
+            raise _StoppedError

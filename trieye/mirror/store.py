@@ -1,9 +1,9 @@
-"""MirrorStore: objects below one address, in an object store or in a directory; the one place that knows fsspec."""
+"""MirrorStore: objects below one address, in an object store or in a directory, through fsspec."""
 
 import contextlib
 import os
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
 MAX_READ_BYTES = 64 << 20
-"""Bytes of an object that `read` takes: marks and small files, never what somebody else may have put there."""
+"""Bytes of an object that `read` takes at most: a mark is smaller, what somebody else put there may not be."""
 
 MAX_ERROR = 300
 
@@ -53,33 +53,27 @@ class MirrorStore:
         root = posixpath.join(self._root, prefix).rstrip("/")
         with self._explained("list", root):
             if self._is_local:
-                found = dict(_files_below(Path(root)))
+                found = dict(_files_below(root))
             else:
                 self._fs.invalidate_cache()
                 found = {key: int(about["size"]) for key, about in self._fs.find(root, detail=True).items()}
         return {posixpath.join(prefix, key[len(root) :].lstrip("/")): size for key, size in found.items()}
 
     def put(self, path: Path, key: str) -> None:
-        """Copy a file to an object, which is there when it is whole."""
+        """Copy a file to an object, which appears when it is whole."""
         target = self._path(key)
         with self._explained("write", target):
-            if self._is_local:  # copying is not atomic there
+            if self._is_local:  # a copy there appears with its first byte
                 self._fs.put_file(str(path), f"{target}.part")
                 self._fs.mv(f"{target}.part", target)
             else:
                 self._fs.put_file(str(path), target)
 
     def get(self, key: str, path: Path) -> None:
-        """Copy an object to a file; nobody has looked at it then."""
+        """Copy an object to a file; the caller verifies its bytes."""
         source = self._path(key)
         with self._explained("read", source):
             self._fs.get_file(source, str(path))
-
-    def write(self, key: str, data: bytes) -> None:
-        """Put bytes into an object."""
-        target = self._path(key)
-        with self._explained("write", target):
-            self._fs.pipe_file(target, data)
 
     def read(self, key: str) -> bytes:
         """Return the bytes of a small object, at most `MAX_READ_BYTES` of them."""
@@ -87,15 +81,14 @@ class MirrorStore:
         with self._explained("read", source):
             return bytes(self._fs.cat_file(source, start=0, end=MAX_READ_BYTES))
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, in this order; one that is gone already is no error."""
-        for key in keys:
-            target = self._path(key)
-            with self._explained("delete", target), contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(target)
-            if self._is_local:
-                with contextlib.suppress(OSError):  # it holds more
-                    self._fs.rmdir(posixpath.dirname(target))
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is gone already is no error."""
+        target = self._path(key)
+        with self._explained("delete", target), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(target)
+        if self._is_local:
+            with contextlib.suppress(OSError):  # it holds more
+                self._fs.rmdir(posixpath.dirname(target))
 
     def _path(self, key: str) -> str:
         return posixpath.join(self._root, key)
@@ -110,17 +103,18 @@ class MirrorStore:
             raise ConnectionError(f"the mirror {self.url} cannot {verb}: {_words(error)} ({path})") from error
 
 
-def _files_below(directory: Path) -> Iterator[tuple[str, int]]:
-    """Yield path and size of each file; the library would leave out what it cannot read, and all that is below."""
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except FileNotFoundError:  # nothing was put there yet, or it was deleted just now
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files_below(Path(entry.path))
-        elif entry.is_file(follow_symlinks=False):
-            yield entry.path, entry.stat(follow_symlinks=False).st_size
+def _files_below(directory: str) -> Iterator[tuple[str, int]]:
+    """Yield path and size of each file; fsspec would leave out a directory that it cannot read, with all below it."""
+    for place, _, names in os.walk(directory, onerror=_raise_unless_missing):
+        for name in names:
+            path = f"{place}/{name}"
+            with contextlib.suppress(FileNotFoundError):  # deleted just now
+                yield path, os.lstat(path).st_size
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # nothing was put there yet, or it was deleted just now
+        raise error
 
 
 def _words(error: Exception) -> str:
