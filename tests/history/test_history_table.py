@@ -8,8 +8,8 @@ import pytest
 from history_run import NOW, Written, point, points
 
 from trieye.exceptions import JournalError
-from trieye.history import rolling as history_rolling
 from trieye.history import segments as history_segments
+from trieye.history import store as history_store
 from trieye.history.history import iter_history, read_history
 from trieye.stats.operations import LogParams, LogText
 from trieye.stats.point import Point
@@ -72,6 +72,7 @@ def test_a_run_without_points_has_an_empty_table(written):
 
 def test_large_histories_come_in_parts(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
+    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 50)
     written.segment(points(0, 950))
     assert [table.num_rows for table in iter_history(written.run_dir)] == [100] * 9 + [50]
 
@@ -137,7 +138,7 @@ def test_a_killed_run_can_be_read_without_write_access(tmp_path):
 
 def test_a_run_can_be_read_while_it_is_written(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
-    monkeypatch.setattr(history_rolling, "ROLL_ITEMS", 50)
+    monkeypatch.setattr(history_store, "ROLL_ITEMS", 50)
     is_done = threading.Event()
 
     def read():

@@ -13,9 +13,9 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.files.checksum import sums_of
 from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
-from trieye.history.files import survey
 from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile
+from trieye.history.store import survey
 from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
 from trieye.journal.look import Contents, inspect
@@ -197,33 +197,28 @@ def _history(directory: Path, held: Contents | None) -> Part:
     """Look at the files of a history, and at what the journal knows of it, if the journal can be read."""
     segments, chunks = ([], []) if held is None else (held.segments, held.chunks)
     found = survey(directory, segments, chunks)
-    lost = gaps = uncovered(0, found.end, merged(part[:2] for part in found.stored))
-    damage = []
-    for segment in found.missing:
-        if gone := overlapping(*segment[:2], gaps):
-            damage.append(_lost_items(segment.name, "is missing", gone))
-        gaps = [span for gap in gaps for span in uncovered(*gap, [segment[:2]])]
-    if gaps:
-        damage.append(_lost_items(JOURNAL, "lacks a part of the history", gaps))
+    damage, lost = [], uncovered(0, found.end, [part[:2] for part in found.stored])
+    if lost:
+        damage.append(_lost_items(JOURNAL, "lacks a part of the history", lost))
     files = dict.fromkeys(part.segment for part in found.stored if part.segment is not None)
     for segment in files:
-        if (unreadable := _unreadable_in(directory, segment)) is not None:
+        if (unreadable := _unreadable_in(directory / segment.name, segment)) is not None:
             parts = [part[:2] for part in found.stored if part.segment == segment]
             gone = [span for part in parts for span in overlapping(*part, unreadable)]
-            damage.append(_lost_items(segment.name, "is damaged", gone))
+            what = "is damaged" if (directory / segment.name).exists() else "is missing"
+            damage.append(_lost_items(segment.name, what, gone))
             lost = [*lost, *gone]
-    size_bytes = sum(_size_of(directory / segment.name) for segment in files)
-    place = f"in {len(files)} files" + (" and the journal" if chunks else "") if files else "in the journal"
+    sizes = [_size_of(directory / segment.name) for segment in files if (directory / segment.name).exists()]
+    place = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
     text = f"{found.end - _count(lost):,} points and operations, {place}" if found.end else "nothing yet"
-    return Part("history", text, size_bytes, damage, is_there=found.end > 0)
+    return Part("history", text, sum(sizes), damage, is_there=found.end > 0)
 
 
-def _unreadable_in(directory: Path, segment: Segment) -> list[Range] | None:
+def _unreadable_in(path: Path, segment: Segment) -> list[Range] | None:
     """Return which items of a file cannot be read; None if the file is as it was written."""
-    path = directory / segment.name
     unreadable = []
     try:
-        if path.stat().st_size == segment.size_bytes and sums_of(path)[1] == segment.crc:
+        if sums_of(path)[:2] == (segment.size_bytes, segment.crc):
             return None
         with path.open("rb") as file:
             opened = SegmentFile(file, segment[:2])

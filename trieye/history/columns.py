@@ -1,13 +1,14 @@
-"""Columns: a stretch of the history, one array per field."""
+"""Columns: consecutive items of the history, one array per field; their bytes are a chunk of the journal."""
 
 import zlib
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +18,13 @@ from trieye.stats.point import Point
 
 T = TypeVar("T", bound=Hashable)
 Targets = tuple[str, ...]
+
+_ARRAYS = {"name_codes": "<i4", "values": "<f8", "steps": "<i8", "times": "<f8", "target_codes": "<i4", "counts": "<i8"}
+# not compressed: that takes half as long as everything else together, and a chunk lives for minutes
+_encode = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode
+_decode = msgspec.msgpack.Decoder(
+    tuple[int, list[str], bytes, bytes, bytes, bytes, list[Targets], bytes, bytes, dict[int, bytes]]
+).decode
 
 BLANK = Point(metric="", value=0.0, step=0, wall_time=0.0, log_to=(), count=0)
 """What the arrays have where an operation stands."""
@@ -66,13 +74,6 @@ class Columns:
         """Bytes of all operations together."""
         return sum(map(len, self.operations.values()))
 
-    def check(self) -> None:
-        """Raise ValueError if the fields do not fit together."""
-        arrays = (self.name_codes, self.values, self.steps, self.times, self.target_codes, self.counts)
-        sizes = {len(array) for array in arrays}
-        if len(sizes) != 1 or not all(0 <= offset < len(self) for offset in self.operations):
-            raise ValueError(f"columns of {sorted(sizes)} items")
-
     @classmethod
     def from_items(cls, first: int, items: Sequence[Item]) -> Self:
         """Return items as columns."""
@@ -114,21 +115,22 @@ class Columns:
             made[offset] = from_bytes(data)
         return made
 
+    @classmethod
+    def from_chunk(cls, payload: bytes) -> Self:
+        """Return what `to_chunk` made bytes of; the journal vouches for the bytes."""
+        held: dict[str, Any] = dict(zip(cls.__slots__, _decode(payload), strict=True))
+        return cls(**held | {name: np.frombuffer(held[name], dtype) for name, dtype in _ARRAYS.items()})
+
+    def to_chunk(self) -> bytes:
+        """Return the columns as bytes for the journal."""
+        return _encode([getattr(self, name) for name in self.__slots__])
+
     def part(self, first: int, end: int) -> Self:
         """Return the items with indices from `first` to before `end`, sharing memory."""
         low, high = first - self.first, end - self.first
-        return type(self)(
-            first,
-            self.names,
-            self.name_codes[low:high],
-            self.values[low:high],
-            self.steps[low:high],
-            self.times[low:high],
-            self.targets,
-            self.target_codes[low:high],
-            self.counts[low:high],
-            {offset - low: data for offset, data in self.operations.items() if low <= offset < high},
-        )
+        operations = {offset - low: data for offset, data in self.operations.items() if low <= offset < high}
+        arrays: dict[str, Any] = {name: getattr(self, name)[low:high] for name in _ARRAYS}
+        return replace(self, first=first, operations=operations, **arrays)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -136,18 +138,10 @@ class Columns:
         names, name_codes = _joined_codes([(part.names, part.name_codes) for part in parts])
         targets, target_codes = _joined_codes([(part.targets, part.target_codes) for part in parts])
         first = parts[0].first
-        return cls(
-            first,
-            names,
-            name_codes,
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.steps for part in parts]),
-            np.concatenate([part.times for part in parts]),
-            targets,
-            target_codes,
-            np.concatenate([part.counts for part in parts]),
-            {part.first - first + offset: data for part in parts for offset, data in part.operations.items()},
-        )
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        arrays |= {"name_codes": name_codes, "target_codes": target_codes}
+        operations = {part.first - first + offset: data for part in parts for offset, data in part.operations.items()}
+        return cls(first=first, names=names, targets=targets, operations=operations, **arrays)
 
     def checksum(self) -> int:
         """Return a CRC-32 of all indices and values, whatever the order of names and targets."""
@@ -183,25 +177,24 @@ def cut(span: Range, sizes: Iterable[tuple[int, int]], *, max_bytes: int) -> int
     return end
 
 
-def regrouped(parts: Iterable[Columns], *, max_items: int, max_bytes: int) -> Iterator[Columns]:
-    """Yield the same items in groups that are as large as the limits allow.
+def grouped(parts: Iterable[Columns], *, max_items: int, max_bytes: int) -> Iterator[Columns]:
+    """Yield the same items in groups of whole parts that are as large as the limits allow.
 
     Args:
         parts: Columns that follow each other.
-        max_items: Items of a group.
-        max_bytes: Bytes of its operations; a single larger one is a group of its own.
+        max_items: Items of a group; a single larger part is a group of its own.
+        max_bytes: Bytes of its operations; the same.
     """
-    waiting: list[Columns] = []
+    group: list[Columns] = []
+    num_items = num_bytes = 0
     for part in parts:
-        waiting.append(part)
-        while sum(map(len, waiting)) >= max_items or sum(p.operation_bytes for p in waiting) > max_bytes:
-            whole = Columns.joined(waiting)
-            sizes = ((whole.first + offset, len(data)) for offset, data in whole.operations.items())
-            stop = cut((whole.first, min(whole.end, whole.first + max_items)), sizes, max_bytes=max_bytes)
-            yield whole.part(whole.first, stop)
-            waiting = [whole.part(stop, whole.end)] if stop < whole.end else []
-    if waiting:
-        yield Columns.joined(waiting)
+        num_items, num_bytes = num_items + len(part), num_bytes + part.operation_bytes
+        if group and (num_items > max_items or num_bytes > max_bytes):
+            yield Columns.joined(group)
+            group, num_items, num_bytes = [], len(part), part.operation_bytes
+        group.append(part)
+    if group:
+        yield Columns.joined(group)
 
 
 def _dictionary(entries: Iterable[T]) -> tuple[list[T], NDArray[np.int32]]:

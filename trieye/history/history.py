@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
-from trieye.history.chunks import encode_chunk
-from trieye.history.columns import Columns, cut
-from trieye.history.files import Stored
-from trieye.history.opening import open_store
+from trieye.history.columns import Columns
 from trieye.history.ranges import Range, is_in, merged, overlapping, uncovered
-from trieye.history.rolling import Rolling
+from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
 from trieye.history.tail import Tail
@@ -25,9 +22,6 @@ from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
-
-READ_BYTES = 8 << 20
-"""Bytes of the operations that one `read` returns, unless a single one has more."""
 
 _OF_THE_RUN = (LogParams, SetTags, LogArtifact)
 """What a rewind does not take back: it belongs to the run, not to a branch of it."""
@@ -61,17 +55,15 @@ class History:
 
     def __init__(self, journal: Journal, directory: Path | None) -> None:
         self._journal = journal
-        self._store, end = open_store(journal, directory)
+        self._store = Store(journal, directory)
+        self._store.settle()
         self._shown_to = journal.shown_to
         self._gap = min(journal.num_lost, 1)
         self.dead: Sequence[Range] = ()
         self._superseded = journal.superseded()
-        self._tail = Tail(end)
-        self._chunks: list[Stored] = []
+        self._tail = Tail(self._store.end)
+        self._chunks: list[Chunk] = []
         self._unknown: set[int] = set()
-        self._rolling = (
-            None if directory is None else Rolling(journal, self._store, directory, lambda: self._superseded)
-        )
 
     @property
     def end(self) -> int:
@@ -94,14 +86,13 @@ class History:
     @property
     def num_lost(self) -> int:
         """Items that are missing, damaged or of a kind that only a later version knows, as far as they were met."""
-        return self._store.num_lost + len(self._unknown)
+        return sum(end - first for first, end in self._store.lost) + len(self._unknown)
 
     @property
     def is_whole(self) -> bool:
         """Whether everything that belongs to the surviving branch can be read, as far as known."""
-        return not self.dead and not any(
-            self._store.has_lost(span) for span in uncovered(0, self.end, self._superseded)
-        )
+        surviving = uncovered(0, self.end, self._superseded)
+        return not self.dead and not any(overlapping(*span, self._store.lost) for span in surviving)
 
     @property
     def branch(self) -> int:
@@ -122,9 +113,9 @@ class History:
 
     def pending(self) -> list[Chunk]:
         """Return what is in memory only, for `Journal.commit`; it stays pending until `committed` is called."""
-        chunks = [Chunk(columns.first, columns.end, encode_chunk(columns)) for columns in self._tail.pending()]
-        self._chunks = [Stored(first, end, chunk=first, size_bytes=len(data)) for first, end, data in chunks]
-        return chunks
+        pending = self._tail.pending(self._store.lost)
+        self._chunks = [Chunk(columns.first, columns.end, columns.to_chunk()) for columns in pending]
+        return self._chunks
 
     def committed(self, end: int) -> None:
         """Take note that the journal has everything before an index, in the chunks that `pending` returned."""
@@ -132,10 +123,6 @@ class History:
         self._chunks = []
         self._gap = 0
         self._tail.stored(end)
-
-    def supersede(self, first: int, end: int) -> None:
-        """Leave out the points and media with the indices [first, end) from now on; the journal has to know it, too."""
-        self.set_superseded([*self._superseded, (first, end)])
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Leave out the points and media with indices in these ranges, no others; the journal has to know it, too."""
@@ -147,7 +134,7 @@ class History:
         return list(self._superseded)
 
     def roll(self, *, force: bool = False) -> None:
-        """Move items from the journal to Parquet files if there are enough, and make small files larger ones.
+        """Move items from the journal to a Parquet file if there are enough.
 
         Args:
             force: Move all that are committed.
@@ -155,8 +142,7 @@ class History:
         Raises:
             JournalFullError: There is no room now; everything stays where it is.
         """
-        if self._rolling is not None:
-            self._rolling.roll(force=force)
+        self._store.roll(self._superseded, force=force)
 
     # reading
 
@@ -168,49 +154,43 @@ class History:
         Raises:
             OSError: They cannot be read now.
         """
-        first, items, end = self._read(max(start, 0), limit)
-        spans = overlapping(first, end, self._superseded)
+        start = max(start, 0)
+        items, end = self._read(start, limit)
+        spans = overlapping(start, end, self._superseded)
         if spans:
-            items = [
-                item
-                for index, item in enumerate(items, first)
-                if isinstance(item, _OF_THE_RUN) or not is_in(index, spans)
-            ]
+            numbered = enumerate(items, start)
+            items = [item for index, item in numbered if isinstance(item, _OF_THE_RUN) or not is_in(index, spans)]
         return items, end
 
-    def _read(self, start: int, limit: int) -> tuple[int, list[Item], int]:
-        """Return the index of the first item, the items, and the index to go on with."""
-        recent = self._tail.read(start, limit)
+    def _read(self, start: int, limit: int) -> tuple[list[Item], int]:
+        """Return the items from an index on, also superseded ones, and the index to go on with."""
+        (first, end), *_ = uncovered(start, start + limit, self._store.lost) or [(start + limit, start + limit)]
+        if first > start:
+            return [], first
+        recent = self._tail.read(start, end - start)
         if recent is not None:
-            return start, *recent
+            return recent, start + len(recent)
         found = self._store.load(start)
-        if found is None:
-            return start, [], self._tail.first
         if not isinstance(found, Columns):
-            return start, [], found[1]
-        first = max(start, found.first)
-        sizes = ((found.first + offset, len(data)) for offset, data in found.operations.items())
-        end = cut((first, min(found.end, first + limit)), sizes, max_bytes=READ_BYTES)
-        return self._decoded(found.part(first, end))
-
-    def _decoded(self, columns: Columns) -> tuple[int, list[Item], int]:
+            return [], self._tail.first if found is None else found[1]
+        end = min(found.end, end)
         try:
-            return columns.first, columns.items(), columns.end
+            return found.part(start, end).items(), end
         except SerializationError as error:  # an operation that a later version wrote
-            if len(columns) > 1:
-                return self._decoded(columns.part(columns.first, columns.first + len(columns) // 2))
-            if columns.first not in self._unknown:
-                logger.warning("item %d of the history is left out: %s", columns.first, error)
-            self._unknown.add(columns.first)
-            return columns.first, [], columns.end
+            if end - start > 1:
+                return self._read(start, (end - start) // 2)
+            if start not in self._unknown:
+                logger.warning("item %d of the history is left out: %s", start, error)
+            self._unknown.add(start)
+            return [], end
 
     def superseded(self, before: int) -> Iterator[Point]:
         """Yield the points before an index that are superseded, in order."""
         for first, end in overlapping(0, before, self._superseded):
             index = first
             while index < end:
-                start, items, index = self._read(index, min(end - index, 1000))
-                yield from (item for item in items[: max(end - start, 0)] if isinstance(item, Point))
+                items, index = self._read(index, min(end - index, 1000))
+                yield from (item for item in items if isinstance(item, Point))
 
     def cursor(self, sink: str) -> Cursor | None:
         """Return how far a sink is, None if it was never there.

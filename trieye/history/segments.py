@@ -1,31 +1,32 @@
 """Segments: Parquet files of the history, of which each row group is checked when it is read.
 
-The file of the items 0 to 49999 is `points-0-50000.parquet`. Its rows have an index, a kind, and what a point has; an
-operation has only a kind and its bytes. What the file says of itself (where each row group begins, its checksum, which
-items are superseded) is JSON in the metadata, with a checksum of its own: whatever is damaged, a value is right or it
-is missing.
+The file of the items 0 to 49999 is `points-0-50000.parquet`. A row has an index, a kind, and the fields of a point or
+the bytes of an operation. The metadata say as JSON, with a checksum of its own, which items each row group has, the
+checksum of its columns, and what is superseded: whatever is damaged, a value is right or it is missing.
 """
 
 import contextlib
 import errno
 import re
-import secrets
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
-from trieye.files.atomic import fsync_directory
-from trieye.files.checksum import ChecksumFile
-from trieye.history.arrow import DICTIONARIES, file_schema, from_file_table, to_file_table
-from trieye.history.columns import Columns, regrouped
+from trieye.files.atomic import write_atomic
+from trieye.history.columns import Columns, grouped
 from trieye.history.ranges import Range
 from trieye.journal.journal import Segment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 GROUP_ITEMS = 65_536
 """Items of a row group: the least that is read at once, 2.6 MB in memory."""
@@ -33,28 +34,34 @@ GROUP_ITEMS = 65_536
 GROUP_BYTES = 4 << 20
 """Bytes that the operations of a row group take, unless a single one takes more."""
 
-SCRATCH = ".points-*.tmp"
-"""What a process that died while it wrote leaves behind."""
+POINT = "point"
+"""Kind of a row that is a point; that of an operation is its name."""
 
-ABOUT = b"trieye"
-CRC = b"trieye.crc32"
+_ABOUT, _CRC = b"trieye", b"trieye.crc32"
 _NAME = re.compile(r"points-(\d+)-(\d+)\.parquet")
+_COLUMNS = ["index", "kind", "metric", "value", "step", "wall_time", "count", "log_to", "payload"]
+_READ = _COLUMNS[2:]  # the first two are for other programs
+_DICTIONARIES = ["kind", "metric", "log_to"]
 # random walks take 7.7 bytes a point in this way, 10.2 with dictionaries of times, at the same speed
-_ENCODINGS = {
-    "index": "DELTA_BINARY_PACKED",
-    "value": "BYTE_STREAM_SPLIT",
-    "step": "DELTA_BINARY_PACKED",
-    "wall_time": "BYTE_STREAM_SPLIT",
-    "count": "DELTA_BINARY_PACKED",
-    "payload": "PLAIN",
-}
+_ENCODINGS = dict.fromkeys(["index", "step", "count"], "DELTA_BINARY_PACKED")
+_ENCODINGS |= {"value": "BYTE_STREAM_SPLIT", "wall_time": "BYTE_STREAM_SPLIT", "payload": "PLAIN"}
 _OPTIONS: dict[str, Any] = {
     "compression": "zstd",
-    "use_dictionary": DICTIONARIES,
+    "use_dictionary": _DICTIONARIES,
     "column_encoding": _ENCODINGS,
     "write_page_checksum": True,
     "store_schema": False,
 }
+
+
+class _Tagged(msgspec.Struct):
+    """Any operation, also one of a later version."""
+
+    type: str
+
+
+_tag_of = msgspec.msgpack.Decoder(_Tagged).decode
+_targets_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Group(NamedTuple):
@@ -76,15 +83,6 @@ class About(msgspec.Struct, frozen=True):
     groups: list[Group]
     superseded: list[Range]
 
-    def group_of(self, index: int) -> int:
-        """Return the number of the row group that has an item."""
-        return bisect_right(self.groups, index, key=attrgetter("first")) - 1
-
-
-def segment_name(first: int, end: int) -> str:
-    """Return the file name of the segment with the items [first, end)."""
-    return f"points-{first}-{end}.parquet"
-
 
 def range_of(name: str) -> Range | None:
     """Return which items a file has by its name; None if it is no segment."""
@@ -92,74 +90,33 @@ def range_of(name: str) -> Range | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def write_segment(
-    directory: Path, parts: Iterable[Columns], superseded: Callable[[], Sequence[Range]]
-) -> Generator[None, None, Segment]:
-    """Write a file that is whole and on the disk when it gets its name; yields after each row group.
+def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequence[Range]) -> Segment:
+    """Write a file that is whole and on the disk when it gets its name.
 
     Args:
         directory: Where; it exists.
-        parts: What to write, without gaps.
-        superseded: Returns what the file is to say of superseded items; called at the end.
+        parts: What to write, without gaps; they are taken one after the other.
+        superseded: What the file is to say of superseded items.
 
     Raises:
         OSError: It cannot be written; nothing is left of it.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    scratch = directory / SCRATCH.replace("*", secrets.token_hex(4))
-    try:
-        # closing the writer comes first, on errors too: Arrow keeps the file until then
-        with ChecksumFile(scratch) as file, pq.ParquetWriter(_Sink(file), file_schema(), **_OPTIONS) as writer:
-            groups = []
-            for columns in regrouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):
-                writer.write_table(to_file_table(columns))
-                groups.append(Group(columns.first, columns.end, columns.checksum()))
-                yield
-            writer.add_key_value_metadata(_metadata(About(groups, list(superseded()))))
-        first, end = groups[0].first, groups[-1].end
-        scratch.replace(directory / segment_name(first, end))
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    fsync_directory(directory)
-    return Segment(first, end, segment_name(first, end), file.size_bytes, file.crc32)
-
-
-class _Sink:
-    """What Arrow takes for a file."""
-
-    closed = False
-
-    def __init__(self, file: ChecksumFile) -> None:
-        self.write = file.write
-
-
-def _metadata(about: About) -> dict[bytes, bytes]:
-    text = msgspec.json.encode(about)
-    return {ABOUT: text, CRC: str(zlib.crc32(text)).encode()}
-
-
-def _about(metadata: Mapping[bytes, bytes]) -> About:
-    text = metadata.get(ABOUT, b"")
-    if metadata.get(CRC) != str(zlib.crc32(text)).encode():
-        raise ValueError("its metadata is damaged")
-    return msgspec.json.decode(text, type=About)
-
-
-@contextlib.contextmanager
-def _damage_is_ours() -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except OSError as error:
-        # Arrow's own have no number; one of the system says nothing about the file, unless the medium is broken
-        if error.errno not in {None, errno.EIO}:
-            raise
-        raise SerializationError(str(error)) from error
-    except (pa.ArrowException, ValueError, KeyError, IndexError, msgspec.DecodeError, MemoryError) as error:
-        raise SerializationError(str(error)) from error
+    groups = []
+    buffer = pa.BufferOutputStream()  # what makes a file due is 16 MB
+    with pq.ParquetWriter(buffer, _schema(), **_OPTIONS) as writer:
+        for columns in grouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):
+            writer.write_table(_to_table(columns))
+            groups.append(Group(columns.first, columns.end, columns.checksum()))
+        text = msgspec.json.encode(About(groups, list(superseded)))
+        writer.add_key_value_metadata({_ABOUT: text, _CRC: str(zlib.crc32(text)).encode()})
+    data = buffer.getvalue().to_pybytes()
+    first, end = groups[0].first, groups[-1].end
+    name = f"points-{first}-{end}.parquet"
+    write_atomic(directory / name, data)
+    return Segment(first, end, name, len(data), zlib.crc32(data))
 
 
 class SegmentFile:
@@ -181,13 +138,20 @@ class SegmentFile:
         import pyarrow.parquet as pq
 
         with _damage_is_ours():
-            self._parquet = pq.ParquetFile(file, read_dictionary=DICTIONARIES, page_checksum_verification=True)
-            self.about = _about(self._parquet.schema_arrow.metadata or {})
-            if self._parquet.schema_arrow.remove_metadata() != file_schema():
+            self._parquet = pq.ParquetFile(file, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
+            metadata = self._parquet.schema_arrow.metadata or {}
+            text = metadata[_ABOUT]
+            if metadata[_CRC] != str(zlib.crc32(text)).encode():
+                raise ValueError("its metadata are damaged")
+            self.about = msgspec.json.decode(text, type=About)
+            if self._parquet.schema_arrow.remove_metadata() != _schema():
                 raise ValueError("its columns are not those of a segment")
-            groups = self.about.groups
-            if len(groups) != self._parquet.num_row_groups or (groups[0].first, groups[-1].end) != span:
+            if (self.about.groups[0].first, self.about.groups[-1].end) != span:
                 raise ValueError("it holds something else than its name says")
+
+    def group_of(self, index: int) -> int:
+        """Return the number of the row group that has an item."""
+        return bisect_right(self.about.groups, index, key=attrgetter("first")) - 1
 
     def read(self, number: int) -> Columns:
         """Return a row group.
@@ -198,16 +162,75 @@ class SegmentFile:
         """
         group = self.about.groups[number]
         with _damage_is_ours():
-            columns = from_file_table(self._parquet.read_row_group(number, use_threads=False))
-            if columns.end != group.end or columns.checksum() != group.crc:
+            columns = _from_table(group.first, self._parquet.read_row_group(number, columns=_READ, use_threads=False))
+            if columns.checksum() != group.crc:
                 raise ValueError("the checksum is wrong")
         return columns
 
-    def is_whole(self) -> bool:
-        """Tell whether every row group can be read."""
-        try:
-            for number in range(len(self.about.groups)):
-                self.read(number)
-        except SerializationError:
-            return False
-        return True
+
+@contextlib.contextmanager
+def _damage_is_ours() -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except OSError as error:
+        # Arrow's own have no number; one of the system says nothing about the file, unless the medium is broken
+        if error.errno not in {None, errno.EIO}:
+            raise
+        raise SerializationError(str(error)) from error
+    except (pa.ArrowException, ValueError, KeyError, IndexError, msgspec.DecodeError, MemoryError) as error:
+        raise SerializationError(str(error)) from error
+
+
+def _schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    text, integer, number = pa.dictionary(pa.int32(), pa.string()), pa.int64(), pa.float64()
+    types = [integer, text, text, number, integer, number, integer, text, pa.binary()]
+    return pa.schema(list(zip(_COLUMNS, types, strict=True)))
+
+
+def _to_table(columns: Columns) -> "pa.Table":
+    import pyarrow as pa
+
+    blank = np.zeros(len(columns), bool)
+    blank[list(columns.operations)] = True
+    kinds = [POINT] * len(columns)
+    for row, data in columns.operations.items():
+        kinds[row] = _tag_of(data).type
+    # as lists of texts they would take 40 times as long to read as all other columns together
+    targets = [msgspec.json.encode(target).decode() for target in columns.targets]
+    names, name_codes = pa.array(columns.names, pa.string()), pa.array(columns.name_codes, mask=blank)
+    arrays = [
+        np.arange(columns.first, columns.end),
+        pa.array(kinds, pa.string()).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(name_codes, names),
+        *(pa.array(column, mask=blank) for column in (columns.values, columns.steps, columns.times, columns.counts)),
+        pa.DictionaryArray.from_arrays(pa.array(columns.target_codes, mask=blank), pa.array(targets, pa.string())),
+        pa.array(list(map(columns.operations.get, range(len(columns)))), pa.binary()),
+    ]
+    return pa.table(arrays, schema=_schema())
+
+
+def _from_table(first: int, table: "pa.Table") -> Columns:
+    names, name_codes = _texts(table["metric"], "")
+    targets, target_codes = _texts(table["log_to"], "[]")
+    values, steps, times, counts = (
+        table[name].fill_null(0).to_numpy() for name in ("value", "step", "wall_time", "count")
+    )
+    payload = table["payload"]
+    rows = np.flatnonzero(payload.is_valid().to_numpy()).tolist() if payload.null_count < len(payload) else []
+    operations = dict(zip(rows, payload.drop_null().to_pylist(), strict=True))
+    decoded = [_targets_of(target) for target in targets]
+    return Columns(first, names, name_codes, values, steps, times, decoded, target_codes, counts, operations)
+
+
+def _texts(column: "pa.ChunkedArray", blank: str) -> tuple[list[str], NDArray[np.int32]]:
+    array = column.combine_chunks()
+    entries: list[str] = array.dictionary.to_pylist()
+    codes = array.indices
+    if codes.null_count:  # where an operation stands
+        codes = codes.fill_null(len(entries))
+        entries.append(blank)
+    return entries, codes.to_numpy()

@@ -30,10 +30,8 @@ class Tail:
     def __init__(self, first: int) -> None:
         self._first = self._stored_end = first
         self._items: list[Item] = []  # a blank in the place of one that is lost
-        self._lost: list[Range] = []
-        # index and bytes of each operation that is in memory
-        self._sizes: list[tuple[int, int]] = []
-        self._lock = threading.Lock()
+        self._sizes: list[tuple[int, int]] = []  # index and bytes of each operation
+        self._lock = threading.Lock()  # guards all of these; nothing else is taken while a thread holds it
 
     @property
     def first(self) -> int:
@@ -61,41 +59,29 @@ class Tail:
             self._sizes += [(end + offset, size) for offset, size in sizes]
 
     def skip_to(self, index: int) -> None:
-        """Give the next item a higher index."""
+        """Give the next item a higher index; whoever reads knows that the items before it are lost."""
         with self._lock:
             end = self._first + len(self._items)
             if self._stored_end < end:
                 self._items += [BLANK] * (index - end)
-                self._lost.append((end, index))
             else:
-                self._items, self._sizes, self._lost = [], [], []
+                self._items, self._sizes = [], []
                 self._first = self._stored_end = index
 
-    def read(self, start: int, limit: int) -> tuple[list[Item], int] | None:
-        """Return at most `limit` items from an index on, and the index to go on with.
-
-        It stops where items are lost, and begins after them; None if the first is not in memory any more.
-        """
+    def read(self, start: int, limit: int) -> list[Item] | None:
+        """Return at most `limit` items from an index on; None if the first is not in memory any more."""
         with self._lock:
-            offset, stop = start - self._first, start + limit
-            if offset < 0:
-                return None
-            for low, high in self._lost:
-                if low <= start < high:
-                    return [], high
-                stop = min(stop, low) if start < low else stop
-            items = self._items[offset : stop - self._first]
-            return items, start + len(items)
+            offset = start - self._first
+            return None if offset < 0 else self._items[offset : offset + limit]
 
-    def pending(self) -> list[Columns]:
-        """Return what is in memory only, in pieces of which each makes one chunk."""
+    def pending(self, lost: Sequence[Range]) -> list[Columns]:
+        """Return what is in memory only, except what is lost, in pieces of which each makes one chunk."""
         with self._lock:
             first, end = self._stored_end, self._first + len(self._items)
             items = self._items[first - self._first :]
             sizes = [(index, size) for index, size in self._sizes if index >= first]
-            whole = uncovered(first, end, self._lost)
         pieces = []
-        for low, high in whole:
+        for low, high in uncovered(first, end, lost):
             start = low
             while start < high:
                 stop = cut((start, min(high, start + CHUNK_ITEMS)), sizes, max_bytes=CHUNK_BYTES)
@@ -107,16 +93,10 @@ class Tail:
         """Take note that everything before an index is stored elsewhere, and forget the oldest of it."""
         with self._lock:
             self._stored_end = end
-            # what is not stored yet stays, however much it is
             first = max(self._first, self._first + len(self._items) - KEPT_ITEMS)
-            total = 0
-            for index, size in reversed(self._sizes):
-                total += size
-                if total > KEPT_BYTES:
-                    first = max(first, index + 1)
-                    break
-            first = min(first, end)
+            if sum(size for _, size in self._sizes) > KEPT_BYTES:
+                first = end
+            first = min(first, end)  # what is not stored yet stays, however much it is
             del self._items[: first - self._first]
             self._sizes = [(index, size) for index, size in self._sizes if index >= first]
-            self._lost = [span for span in self._lost if span[1] > first]
             self._first = first

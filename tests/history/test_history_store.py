@@ -1,0 +1,335 @@
+import contextlib
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+from history_run import Written, drain, exact, is_of_a_branch, point, points, random_items, seeded
+
+from trieye.history import segments as history_segments
+from trieye.history import store as history_store
+from trieye.history.store import ROLL_ITEMS
+from trieye.stats.operations import LogImage
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.setattr(history_segments, "GROUP_ITEMS", 64)
+    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 64)
+    made = Written(tmp_path)
+    yield made
+    made.close()
+
+
+def lose_journal(written):
+    written.close()
+    for path in written.run_dir.glob("journal.db*"):
+        path.unlink()
+    return written.open()
+
+
+def in_journal(written, statement):
+    """Change the journal behind the back of everybody."""
+    written.close()
+    with contextlib.closing(sqlite3.connect(written.run_dir / "journal.db", isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+def flip_a_bit(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def roll_unnoticed(written):
+    """Write a file that the journal does not get to know."""
+    journal = written.run_dir / "journal.db"
+    written.close()
+    before = journal.read_bytes()
+    written.open().roll().close()
+    journal.write_bytes(before)
+
+
+# rolling
+
+
+def test_few_items_stay_in_the_journal(written):
+    written.append(points(0, ROLL_ITEMS - 1)).commit().roll(force=False)
+    assert written.files() == []
+    written.append(points(ROLL_ITEMS - 1, ROLL_ITEMS)).commit().roll(force=False)
+    assert written.files() == ["points-0-50000.parquet"]
+    assert written.journal.chunks() == []
+
+
+def test_only_what_is_committed_is_rolled(written):
+    written.append(points(0, 10)).commit().append(points(10, 20)).roll()
+    assert written.files() == ["points-0-10.parquet"]
+    written.commit().roll()
+    assert written.files() == ["points-0-10.parquet", "points-10-20.parquet"]
+    written.roll()
+    assert len(written.files()) == 2
+
+
+def test_chunks_of_an_earlier_attempt_are_rolled_at_once(written):
+    written.append(points(0, 10)).commit().reopen().roll(force=False)
+    assert written.files() == ["points-0-10.parquet"]
+    written.append(points(10, 20)).commit().roll(force=False)
+    assert len(written.files()) == 1
+
+
+def test_pictures_leave_the_journal_early(written, monkeypatch):
+    monkeypatch.setattr(history_store, "ROLL_BYTES", 10_000)
+    written.append([point(0)]).commit().roll(force=False)
+    assert written.files() == []
+    written.append([LogImage("i", 1, 1.0, 9, 9, 3, bytes(10_000))]).commit().roll(force=False)
+    assert written.files() == ["points-0-2.parquet"]
+
+
+def test_a_reader_whose_chunk_goes_into_a_file_meanwhile_loses_nothing(written, monkeypatch):
+    monkeypatch.setattr("trieye.history.tail.KEPT_ITEMS", 0)
+    written.append(points(0, 50)).commit()
+    has_missed, found = threading.Event(), []
+    read_chunk, replace_chunks = written.journal.read_chunk, written.journal.replace_chunks
+
+    def missed(first):
+        try:
+            return read_chunk(first)
+        finally:
+            has_missed.set()
+
+    def replaced(segment):
+        replace_chunks(segment)
+        monkeypatch.setattr(written.journal, "read_chunk", missed)
+        reader.start()
+        assert has_missed.wait(60)
+
+    reader = threading.Thread(target=lambda: found.extend(drain(written.history)))
+    monkeypatch.setattr(written.journal, "replace_chunks", replaced)
+    written.roll()
+    reader.join(60)
+    assert found == points(0, 50)
+    assert written.history.num_lost == 0
+
+
+def test_what_lies_apart_is_not_joined(written):
+    for number in range(3):
+        written.history.skip_to(number * 20)
+        written.history.append(points(number * 20, number * 20 + 10))
+        written.commit()
+    written.roll()
+    assert written.files() == ["points-0-10.parquet", "points-20-30.parquet", "points-40-50.parquet"]
+    assert drain(written.history) == [*points(0, 10), *points(20, 30), *points(40, 50)]
+
+
+KILL_AT_EACH_OPERATION = """
+import os, pathlib, shutil, signal, sys
+import pyarrow.parquet
+from trieye.history import segments as history_segments
+from trieye.history.history import History
+from trieye.journal.journal import Journal, Snapshot
+from trieye.stats.point import Point
+
+here = pathlib.Path(sys.argv[1])
+history_segments.GROUP_ITEMS = 8
+OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir"}
+
+def points(first, end):
+    return [Point("loss", n * 0.1, n, 1.8e9 + n) for n in range(first, end)]
+
+def opened(directory):
+    journal = Journal(directory / "journal.db")
+    return journal, History(journal, directory / "history")
+
+def write(directory, rolls):
+    journal, history = opened(directory)
+    for _ in range(rolls):
+        history.append(points(history.end, history.end + 10))
+        journal.append("pass", b"", at=0.0)
+        end = history.end
+        snapshot = Snapshot(journal.last_pos, end, 0.0, b"")
+        journal.commit(snapshot, chunks=history.pending(), keep_after=journal.last_pos)
+        history.committed(end)
+        (directory / "committed").write_text(str(end))
+        history.roll(force=True)
+
+def write_killed_at(directory, kill_at):
+    count = 0
+    def watch(event, args):
+        nonlocal count
+        if event in OPERATIONS and "/history/" in str(args[0]):
+            count += 1
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(watch)
+    write(directory, 6)
+    os._exit(0)
+
+def read(history):
+    found, place = [], 0
+    while place < history.end:
+        items, place = history.read(place, 1000)
+        found += items
+    return found
+
+for kill_at in range(1, 1000):
+    directory = here / str(kill_at)
+    pid = os.fork()
+    if pid == 0:
+        write_killed_at(directory, kill_at)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    committed = int((directory / "committed").read_text())
+    for attempt in range(2):
+        journal, history = opened(directory)
+        assert journal.damage == [], (kill_at, journal.damage)
+        assert history.end == committed and history.num_lost == 0, (kill_at, history.end, committed)
+        assert read(history) == points(0, committed), kill_at
+        (directory / "history").mkdir(exist_ok=True)
+        left = {path.name for path in (directory / "history").iterdir()}
+        assert left <= {segment.name for segment in journal.segments()}, (kill_at, left)
+        journal.close()
+    if code == 0:
+        assert committed == 60
+        print(kill_at - 1)
+        sys.exit(0)
+    shutil.rmtree(directory)
+"""
+
+
+def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path):
+    command = [sys.executable, "-c", KILL_AT_EACH_OPERATION, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 15, "operations at which it was killed"
+
+
+ENDLESS = """
+import itertools, pathlib, sys
+import pyarrow.parquet
+sys.path.insert(0, sys.argv[2])
+from history_run import Written, points
+from trieye.history import store as history_store
+from trieye.history import segments as history_segments
+from trieye.history import tail as history_tail
+
+history_segments.GROUP_ITEMS = 100
+history_store.ROLL_ITEMS = 50
+history_tail.KEPT_ITEMS = 10
+written = Written(pathlib.Path(sys.argv[1]))
+for first in itertools.count(written.history.end, 30):
+    written.history.append(points(first, first + 30))
+    written.commit()
+    print(first + 30, flush=True)
+    written.roll(force=False)
+"""
+
+
+def test_a_kill_at_any_moment_costs_nothing(tmp_path, request):
+    rng = random.Random(1)
+    for _ in range(4):
+        command = [sys.executable, "-c", ENDLESS, str(tmp_path), str(request.path.parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            acknowledged = [int(writer.stdout.readline()) for _ in range(rng.randrange(20, 60))]
+            writer.kill()
+            acknowledged += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+        written = Written(tmp_path)
+        assert written.history.end >= acknowledged[-1]
+        assert drain(written.history) == points(0, written.history.end)
+        assert written.history.num_lost == 0
+        written.close()
+
+
+# opening
+
+
+def test_a_file_that_was_not_registered_is_removed_if_its_items_are_in_chunks(written):
+    roll_unnoticed(written.append(points(0, 300)).commit())
+    assert written.files() == ["points-0-300.parquet"]
+    written.open()
+    assert written.files() == []
+    assert drain(written.history) == points(0, 300)
+
+
+def test_what_a_killed_writer_left_is_removed(written):
+    written.segment(points(0, 10))
+    (written.directory / ".points-1234abcd.tmp").write_bytes(b"half")
+    (written.directory / "notes.txt").write_text("not ours")
+    written.reopen()
+    assert written.files() == ["notes.txt", "points-0-10.parquet"]
+
+
+def test_files_survive_the_loss_of_the_journal(written, caplog):
+    rng = seeded(3)
+    written.segment(random_items(rng, 100)).segment(random_items(rng, 150))
+    written.supersede(30, 60)
+    written.segment(random_items(rng, 20))
+    written.append(random_items(rng, 5)).commit()
+    lose_journal(written)
+    assert (written.history.end, written.history.num_lost) == (270, 0)
+    del written.items[270:]
+    assert exact(drain(written.history)) == exact(written.surviving())
+    assert "was not known to the journal" in caplog.text
+    branch = [item for item in written.items[30:60] if is_of_a_branch(item)]
+    assert {*exact(written.history.superseded(270))} <= {*exact(branch)}
+    assert len(written.journal.segments()) == 3
+    caplog.clear()
+    written.reopen()
+    assert exact(drain(written.history)) == exact(written.surviving())
+    assert caplog.text == ""
+
+
+def test_indices_beyond_what_survived_are_not_superseded(written):
+    written.append(points(0, 10)).commit()
+    written.history.skip_to(12)
+    written.history.append(points(12, 20))
+    written.supersede(5, 18)
+    written.roll()
+    written.path_of(1).unlink()
+    lose_journal(written)
+    assert written.history.end == 10
+    written.history.append(points(10, 20))
+    assert drain(written.history) == [*points(0, 5), *points(10, 20)]
+
+
+@pytest.mark.parametrize("condition", ["first = 0", "first = 100", "1"])
+def test_files_that_the_journal_forgot_are_adopted(written, condition):
+    written.segment(points(0, 100)).segment(points(100, 200))
+    in_journal(written, f"DELETE FROM segments WHERE {condition}")  # noqa: S608 - ours
+    written.open()
+    assert drain(written.history) == points(0, 200)
+    assert [segment[:2] for segment in written.journal.segments()] == [(0, 100), (100, 200)]
+    assert written.history.num_lost == 0
+
+
+def test_what_is_left_of_a_damaged_file_is_adopted(written, caplog):
+    written.segment(points(0, 300))
+    flip_a_bit(written.path_of(0), 700)
+    lose_journal(written)
+    assert written.history.end == 300
+    found = drain(written.history)
+    assert 0 < written.history.num_lost < 300
+    assert len(found) == 300 - written.history.num_lost
+    assert set(found) <= set(points(0, 300))
+
+
+def test_a_damaged_file_fills_gaps_and_does_not_replace_chunks(written):
+    roll_unnoticed(written.append(points(0, 100)).commit().append(points(100, 300)).commit())
+    flip_a_bit(written.directory / "points-0-300.parquet", 700)
+    in_journal(written, "DELETE FROM chunks WHERE first > 0")
+    for _ in range(2):
+        found = drain(written.open().history)
+        assert found[:100] == points(0, 100)
+        assert set(found) <= set(points(0, 300))
+        assert len(found) + written.history.num_lost == written.history.end == 300
+        written.roll().close()
+    written.open()
+
+
+def test_a_file_that_says_nothing_of_itself_is_left_alone(written, caplog):
+    written.segment(points(0, 10))
+    (written.directory / "points-10-20.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    written.reopen()
+    assert drain(written.history) == points(0, 10)
+    assert written.files() == ["points-0-10.parquet", "points-10-20.parquet"]
+    assert "points-10-20.parquet cannot be read, and is left alone" in caplog.text
