@@ -10,21 +10,12 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.mirror.mirrored_run import MirroredRun
+from tests.mirror.mirrored_run import DEADLINE_S, MirroredRun, wait_until
 from trieye.history.history import read_history
 from trieye.hub.logic import ActorLogic
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore
-
-DEADLINE_S = 20.0
-
-
-def wait_until(condition):
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, condition
-        time.sleep(0.01)
 
 
 @pytest.fixture

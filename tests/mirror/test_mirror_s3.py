@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.mirror.mirrored_run import MirroredRun
+from tests.mirror.mirrored_run import MirroredRun, wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.history.history import read_history
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore
 
-DEADLINE_S = 60.0
 STEPS = 30
 
 # counts in steps, and saves 4 MB at each; the state depends on every step
@@ -70,13 +69,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def wait_until(condition):
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, condition
-        time.sleep(0.02)
 
 
 def free_port():
@@ -250,18 +242,3 @@ def test_a_store_that_does_not_answer_is_told_before_a_new_run_begins(s3, url, t
             restore_run(run.paths, url)
     finally:
         s3.mend()
-
-
-def test_a_damaged_object_is_passed_over_for_the_checkpoint_before(url, tmp_path):
-    run = MirroredRun(tmp_path / "first", url)
-    for step in (1, 2):
-        run.save(step)
-        run.upload()
-    run.journal.close()
-    store = run.store()
-    key = next(key for key in store.list() if "checkpoint_step_2" in key and key.endswith("state.safetensors"))
-    (tmp_path / "damaged").write_bytes(bytes([1]) + store.read(key)[1:])
-    store.put(tmp_path / "damaged", key)
-    other = MirroredRun(tmp_path / "second", url, begin=False)
-    assert "checkpoint_step_1" in restore_run(other.paths, url)
-    assert [path.name for path in other.paths.checkpoint_dir.iterdir()] == ["checkpoint_step_1"]

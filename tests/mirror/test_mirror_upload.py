@@ -20,10 +20,15 @@ class DyingStore:
     """Dies before one of its writes or deletions; the number counts them."""
 
     def __init__(self, store, at):
-        self._store, self._left = store, at
-        self.url, self.list, self.read = store.url, store.list, store.read
+        self._store, self._left, self.asked = store, at, 0
+        self.url, self.list = store.url, store.list
+
+    def read(self, key):
+        self.asked += 1
+        return self._store.read(key)
 
     def _live(self):
+        self.asked += 1
         self._left -= 1
         if self._left < 0:
             raise Killed
@@ -33,6 +38,7 @@ class DyingStore:
         self._store.put(path, key)
 
     def get(self, key, path):
+        self.asked += 1
         self._store.get(key, path)
 
     def delete(self, key):
@@ -84,6 +90,17 @@ def test_nothing_is_uploaded_twice(run):
     run.save(2, growing=log)
     later = run.upload()
     assert later.sent_bytes < 70_000 < sum(run.store().list().values())
+
+
+def test_a_save_asks_the_store_for_as_much_among_thirty_checkpoints_as_among_three(run):
+    def asked(step):
+        run.save(step)
+        store = DyingStore(run.store(), 1000)
+        run.upload(store)
+        return store.asked
+
+    counts = [asked(step) for step in range(1, 31)]
+    assert counts[2:] == [counts[2]] * 28
 
 
 def test_what_retention_deletes_here_is_deleted_there_after_the_newer_one_is_complete(run):
