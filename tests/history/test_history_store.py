@@ -201,7 +201,7 @@ def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path):
     command = [sys.executable, "-c", KILL_AT_EACH_OPERATION, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 15, "operations at which it was killed"
+    assert int(done.stdout) >= 12, "operations at which it was killed"
 
 
 ENDLESS = """
