@@ -36,7 +36,7 @@ def small(monkeypatch):
     """Make everything so small that few items pass through all of it."""
     monkeypatch.setattr(history_tail, "KEPT_ITEMS", 20)
     monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
-    monkeypatch.setattr(history_store, "ROLL_ITEMS", 25)
+    monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 60)
 
 
@@ -287,7 +287,8 @@ def test_many_points_need_little_memory(tmp_path):
     assert float(done.stdout) < 150, "MB more at the end than after the first 100 000"
 
 
-def test_a_full_disk_costs_nothing(written):
+def test_a_full_disk_costs_nothing(written, monkeypatch):
+    monkeypatch.setattr(history_store, "ROLL_BYTES", 1 << 20)
     written.append(points(0, 100_000)).commit()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))

@@ -6,12 +6,10 @@ import sys
 import threading
 
 import pytest
-from history_run import Written, drain, exact, is_of_a_branch, point, points, random_items, seeded
+from history_run import Written, drain, exact, is_of_a_branch, points, random_items, seeded
 
 from trieye.history import segments as history_segments
 from trieye.history import store as history_store
-from trieye.history.store import ROLL_ITEMS
-from trieye.stats.operations import LogImage
 
 
 @pytest.fixture
@@ -55,11 +53,12 @@ def roll_unnoticed(written):
 # rolling
 
 
-def test_few_items_stay_in_the_journal(written):
-    written.append(points(0, ROLL_ITEMS - 1)).commit().roll(force=False)
+def test_few_bytes_stay_in_the_journal(written, monkeypatch):
+    monkeypatch.setattr(history_store, "ROLL_BYTES", 40 * 1000)
+    written.append(points(0, 900)).commit().roll(force=False)
     assert written.files() == []
-    written.append(points(ROLL_ITEMS - 1, ROLL_ITEMS)).commit().roll(force=False)
-    assert written.files() == ["points-0-50000.parquet"]
+    written.append(points(900, 1000)).commit().roll(force=False)
+    assert written.files() == ["points-0-1000.parquet"]
     assert written.journal.chunks() == []
 
 
@@ -77,14 +76,6 @@ def test_chunks_of_an_earlier_attempt_are_rolled_at_once(written):
     assert written.files() == ["points-0-10.parquet"]
     written.append(points(10, 20)).commit().roll(force=False)
     assert len(written.files()) == 1
-
-
-def test_pictures_leave_the_journal_early(written, monkeypatch):
-    monkeypatch.setattr(history_store, "ROLL_BYTES", 10_000)
-    written.append([point(0)]).commit().roll(force=False)
-    assert written.files() == []
-    written.append([LogImage("i", 1, 1.0, 9, 9, 3, bytes(10_000))]).commit().roll(force=False)
-    assert written.files() == ["points-0-2.parquet"]
 
 
 def test_a_reader_whose_chunk_goes_into_a_file_meanwhile_loses_nothing(written, monkeypatch):
@@ -214,7 +205,7 @@ from trieye.history import segments as history_segments
 from trieye.history import tail as history_tail
 
 history_segments.GROUP_ITEMS = 100
-history_store.ROLL_ITEMS = 50
+history_store.ROLL_BYTES = 2000
 history_tail.KEPT_ITEMS = 10
 written = Written(pathlib.Path(sys.argv[1]))
 for first in itertools.count(written.history.end, 30):

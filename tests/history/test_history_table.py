@@ -138,7 +138,7 @@ def test_a_killed_run_can_be_read_without_write_access(tmp_path):
 
 def test_a_run_can_be_read_while_it_is_written(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
-    monkeypatch.setattr(history_store, "ROLL_ITEMS", 50)
+    monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
     is_done = threading.Event()
 
     def read():

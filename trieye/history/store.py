@@ -16,11 +16,8 @@ from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile, range_of, write_segment
 from trieye.journal.journal import Chunk, Journal, Segment
 
-ROLL_ITEMS = 50_000
-"""Items in chunks that are worth a file."""
-
-ROLL_BYTES = 16 << 20
-"""Bytes in chunks that are: the journal stays small when there are many pictures."""
+ROLL_BYTES = 8 << 20
+"""Bytes in chunks that are worth a file: 200 000 points, or some pictures."""
 
 LEFTOVERS = ".*points-*"
 """What a process that died while it wrote leaves behind."""
@@ -268,11 +265,7 @@ class Store:
         with self._rolling:
             # a chunk that is damaged stays where it is, and ends the file before it
             chunks = [part for part in self._stored if part.segment is None and not overlapping(*part[:2], self.lost)]
-            is_due = (
-                force
-                or sum(part.end - part.first for part in chunks) >= ROLL_ITEMS
-                or sum(part.size_bytes for part in chunks) >= ROLL_BYTES
-            )
+            is_due = force or sum(part.size_bytes for part in chunks) >= ROLL_BYTES
             if not is_due or not self._has_directory:
                 return
             try:
