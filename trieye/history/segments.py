@@ -105,7 +105,7 @@ def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequenc
     import pyarrow.parquet as pq
 
     groups = []
-    buffer = pa.BufferOutputStream()  # what makes a file due is 8 MB
+    buffer = pa.BufferOutputStream()  # what makes a file due is 4 MB
     with pq.ParquetWriter(buffer, _schema(), **_OPTIONS) as writer:
         for columns in grouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):
             writer.write_table(_to_table(columns))

@@ -16,8 +16,8 @@ from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile, range_of, write_segment
 from trieye.journal.journal import Chunk, Journal, Segment
 
-ROLL_BYTES = 8 << 20
-"""Bytes in chunks that are worth a file: 200 000 points, or some pictures."""
+ROLL_BYTES = 4 << 20
+"""Bytes in chunks that are worth a file: 100 000 points, or some pictures."""
 
 LEFTOVERS = ".*points-*"
 """What a process that died while it wrote leaves behind."""
