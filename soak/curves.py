@@ -45,9 +45,11 @@ def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
 
 
 def curves_in_history(run_dir: Path) -> dict[str, Curve]:
-    """Return the curves in the history of a run."""
+    """Return the curves in the history of a run; none if there is no file of it."""
     from trieye.history.history import read_history
 
+    if not any((run_dir / name).exists() for name in ("journal.db", "history")):
+        return {}  # a damage took the journal before anything was in Parquet
     table = read_history(run_dir)
     curves: defaultdict[str, Curve] = defaultdict(list)
     columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
