@@ -258,12 +258,12 @@ def test_a_forked_child_that_leaves_the_loop_of_its_parent_does_not_take_the_sig
 def test_a_signal_in_the_middle_of_a_fork_ends_the_program_after_it_and_no_hook_is_cut_short(how, when):
     code = f"""
 import _thread, os, signal, time
+from trieye.process.signals import LeaveOnSignal
 hooks_done = []
 def hook():
     {how}(signal.SIGTERM)
     hooks_done.append(True)
-os.register_at_fork({when}=hook)
-from trieye.process.signals import LeaveOnSignal
+os.register_at_fork({when}=hook)  # of a library that is imported after ours
 LeaveOnSignal("leaving").take()
 try:
     os.fork() or os._exit(0)

@@ -2,12 +2,12 @@
 
 import _thread
 import contextlib
+import functools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -63,6 +63,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
+            _watch_forks()
             chosen = [number for number in STOP_SIGNALS if number in _ALWAYS or _is_free(number) or _is_ours(number)]
             self._before = {number: signal.signal(number, self._request) for number in chosen}
         return self
@@ -116,6 +117,7 @@ class LeaveOnSignal:
     def take(self) -> None:
         """Install the handlers; does nothing if that was done."""
         if threading.current_thread() is threading.main_thread() and not self._before:
+            _watch_forks()
             chosen = [number for number in FROM_OUTSIDE if _is_free(number)]
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
 
@@ -172,14 +174,17 @@ def _hand_over_in_child() -> None:
     _unblock_ours()
 
 
-os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
-# these are written in C: in a function in Python a handler may be called before the first line and after the last
-os.register_at_fork(
-    before=partial(_forks_under_way.append, None),
-    after_in_parent=_forks_under_way.pop,
-    after_in_child=_forks_under_way.clear,
-)
-os.register_at_fork(after_in_parent=partial(max, _put_off, key=_thread.interrupt_main, default=None))
+@functools.cache
+def _watch_forks() -> None:
+    """Hook into `os.fork`, once a process has handlers: then the hooks of the libraries that it imported run inside."""
+    os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
+    # these are written in C: in a function in Python a handler may be called before the first line and after the last
+    os.register_at_fork(
+        before=functools.partial(_forks_under_way.append, None),
+        after_in_parent=_forks_under_way.pop,
+        after_in_child=_forks_under_way.clear,
+    )
+    os.register_at_fork(after_in_parent=functools.partial(max, _put_off, key=_thread.interrupt_main, default=None))
 
 
 def _is_free(number: signal.Signals) -> bool:
