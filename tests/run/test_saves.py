@@ -120,6 +120,18 @@ def test_a_save_that_says_how_good_it_is_is_never_replaced(writer):
     assert [step for step, _ in writer.begun] == [1, 2, 3]
 
 
+def test_a_save_that_comes_between_the_end_of_one_and_the_begin_of_the_next_replaces_neither(writer):
+    saves = PendingSaves("run", "coalesce")
+    first = add(saves, writer, 1)
+    rated = add(saves, writer, 2, rated=True)
+    first._outcome.add_done_callback(lambda _: add(saves, writer, 3))  # it is done, and `rated` is not begun yet
+    writer.end(0)
+    writer.end(1)
+    assert rated.wait(10).name == "checkpoint_step_2"
+    writer.end(2)
+    assert [step for step, _ in writer.begun] == [1, 2, 3]
+
+
 def test_a_waiting_save_that_cannot_begin_is_reported(writer):
     def begin():
         raise ConnectionError("the hub is gone")

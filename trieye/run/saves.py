@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
@@ -97,7 +98,7 @@ class PendingSaves:
         self._run_name = run_name
         self._policy = policy
         self._saves: list[SaveHandle] = []
-        self._waiting: tuple[SaveHandle, Begin, bool] | None = None
+        self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()  # two in the moment in which the first begins
         self._known: frozenset[str] = frozenset()
         self._damaged: set[str] = set()  # not to be linked, although a save that was begun before that is known may
         # guards `_waiting` and its place in `_saves`, for the end of a save arrives in the thread that wrote it; taken
@@ -140,10 +141,10 @@ class PendingSaves:
         handle = SaveHandle(self._run_name, step, parts)
         with self._lock:
             # who is waiting will be begun by the end of the save before it, and so must be whoever takes its place
-            replaced = self._waiting[0] if self._may_replace(rated=rated) and self._waiting is not None else None
+            replaced = self._waiting.pop()[0] if self._may_replace(rated=rated) else None
             has_to_wait = self._policy == "coalesce" and any(not save.done for save in self._saves)
             if has_to_wait or replaced is not None:
-                self._waiting = handle, begin, rated
+                self._waiting.append((handle, begin, rated))
                 self._saves.append(handle)
                 if replaced is not None:
                     replaced._give_way(handle)  # noqa: SLF001 - its own module
@@ -174,8 +175,8 @@ class PendingSaves:
             save.wait()
 
     def _may_replace(self, *, rated: bool) -> bool:
-        waiting = self._waiting
-        return waiting is not None and not waiting[2] and not rated
+        with self._lock:
+            return bool(self._waiting) and not self._waiting[-1][2] and not rated
 
     def _begin(self, handle: SaveHandle, begin: Begin) -> None:
         try:
@@ -200,11 +201,11 @@ class PendingSaves:
         """Begin the save that waits, here: `Begin` never blocks. Where it fails another one may be waiting by then."""
         while True:
             with self._lock:
-                waiting, self._waiting = self._waiting, None
-            if waiting is None:
-                return
+                if not self._waiting:
+                    return
+                handle, begin, _ = self._waiting.popleft()
             with contextlib.suppress(Exception):  # whatever it is, the handle has it, and `report` raises it
-                self._begin(*waiting[:2])
+                self._begin(handle, begin)
                 return
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
