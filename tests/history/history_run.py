@@ -4,8 +4,8 @@ import itertools
 import random
 
 from trieye.history.history import History
-from trieye.history.ranges import merged
 from trieye.journal.journal import Journal, Snapshot
+from trieye.journal.ranges import merged
 from trieye.stats.operations import LogArtifact, LogHistogram, LogImage, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 

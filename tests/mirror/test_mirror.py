@@ -19,18 +19,6 @@ from trieye.mirror.store import MirrorStore
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/mirror"
-
-
-@pytest.fixture
-def run(tmp_path, url):
-    begun = MirroredRun(tmp_path / "first", url)
-    yield begun
-    begun.journal.close()
-
-
-@pytest.fixture
 def break_mirror(tmp_path):
     """Put a file where the mirror should have its directory."""
 

@@ -46,18 +46,6 @@ class DyingStore:
         self._store.delete(key)
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/mirror"
-
-
-@pytest.fixture
-def run(tmp_path, url):
-    begun = MirroredRun(tmp_path / "first", url)
-    yield begun
-    begun.journal.close()
-
-
 def restored(tmp_path, url, name="second"):
     """Return the run on another machine, and what was said about it."""
     other = MirroredRun(tmp_path / name, url, begin=False)

@@ -13,12 +13,12 @@ from trieye.exceptions import ConfigurationError, JournalError, SerializationErr
 from trieye.files.checksum import sums_of
 from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
-from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile
 from trieye.history.store import survey
 from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
 from trieye.journal.look import Contents, inspect
+from trieye.journal.ranges import Range, merged, overlapping, uncovered
 from trieye.journal.witness import Expected, read_witness, witness_path
 
 MAX_TRIES = 5

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.history.ranges import Range
+from trieye.journal.ranges import Range
 from trieye.stats.operations import Item, from_bytes, to_bytes
 from trieye.stats.point import Point
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
 from trieye.history.columns import Columns
-from trieye.history.ranges import Range, is_in, merged, overlapping, uncovered
 from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
 from trieye.history.tail import Tail
 from trieye.journal.journal import Chunk, Journal
+from trieye.journal.ranges import Range, is_in, merged, overlapping, uncovered
 from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
 from trieye.stats.point import Point
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.history.columns import Columns, grouped
-from trieye.history.ranges import Range
 from trieye.journal.journal import Segment
+from trieye.journal.ranges import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,9 @@ from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.files.atomic import fsync_directory
 from trieye.files.checksum import sums_of
 from trieye.history.columns import Columns
-from trieye.history.ranges import Range, merged, overlapping, uncovered
 from trieye.history.segments import SegmentFile, range_of, write_segment
 from trieye.journal.journal import Chunk, Journal, Segment
+from trieye.journal.ranges import Range, merged, overlapping, uncovered
 
 ROLL_BYTES = 4 << 20
 """Bytes in chunks that are worth a file: 100 000 points, or some pictures."""

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import JournalError
 from trieye.history.columns import Columns
-from trieye.history.ranges import overlapping
 from trieye.history.store import Store
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal
 from trieye.journal.look import connect_read_only
+from trieye.journal.ranges import overlapping
 from trieye.journal.witness import witness_path
 
 if TYPE_CHECKING:

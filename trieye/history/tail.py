@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from trieye.history.columns import BLANK, Columns, cut
-from trieye.history.ranges import Range, uncovered
+from trieye.journal.ranges import Range, uncovered
 from trieye.stats.operations import Item, to_bytes
 from trieye.stats.point import Point
 

@@ -14,13 +14,13 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.history.ranges import first_difference, merged
 from trieye.hub.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, counts_again, points_payload
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
 from trieye.hub.pending import ActorState
 from trieye.hub.processor import StatsProcessor
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events
 from trieye.journal.journal import Journal, Record, Snapshot
+from trieye.journal.ranges import first_difference, merged
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation, to_bytes
 from trieye.stats.point import Point

@@ -198,17 +198,10 @@ class Journal:
             self._put_superseded(connection, first, end)
         self._testify()
 
-    def replace_chunks(self, segment: Segment, *, segments: Sequence[int] = ()) -> None:
-        """Register a file with items of the history in place of what held them, in one step.
-
-        Args:
-            segment: The file; it is complete and on the disk.
-            segments: First indices of those whose items are in it.
-        """
+    def replace_chunks(self, segment: Segment) -> None:
+        """Register a file of the history, complete and on the disk, in place of the chunks whose items it has."""
         with self._store.transaction() as connection:
             connection.execute("DELETE FROM chunks WHERE first >= ? AND last <= ?", (segment.first, segment.end))
-            for first in segments:
-                connection.execute("DELETE FROM segments WHERE first = ?", (first,))
             put(connection, "segments", tuple(segment))
 
     def set_cursor(self, sink: str, index: int, position: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, text_of, wal_path
+from trieye.journal.ranges import merged, uncovered
 from trieye.journal.schema import (
     APPLICATION_ID,
     ATTEMPT,
@@ -284,17 +285,7 @@ def _in_rows(found: Contents, expected: Expected) -> list[str]:
 def missing_positions(found: Contents, state: State) -> list[tuple[int, int]]:
     """Return where records are missing up to the last position of a state, but for what an earlier repair knew."""
     held = [(pos, pos + 1) for pos in found.rows["records"]] + [(first, last + 1) for first, last in state.gaps]
-    return uncovered(state.deleted_to + 1, state.last_pos + 1, held)
-
-
-def uncovered(first: int, end: int, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges of numbers from `first` up to and without `end` that are in none of the ranges held."""
-    missing = []
-    for begin, stop in [*sorted(held), (end, end)]:
-        if first < begin <= end:
-            missing.append((first, begin))
-        first = max(first, stop)
-    return missing
+    return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(held))
 
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:

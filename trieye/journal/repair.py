@@ -14,7 +14,8 @@ import msgspec
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files.atomic import fsync_directory
 from trieye.journal.file import create, rollback_path, wal_path, worded
-from trieye.journal.look import Contents, count, examine, missing_positions, uncovered
+from trieye.journal.look import Contents, count, examine, missing_positions
+from trieye.journal.ranges import merged, uncovered
 from trieye.journal.schema import (
     ATTEMPT,
     REPAIR,
@@ -174,7 +175,7 @@ def _losses(found: Contents, witness: Witness) -> tuple[list[str], int, State]:
     if state.deleted_to and not found.rows["snapshots"]:
         losses.append("the state of the metrics, which begin anew")
     stored = [row[:2] for table in ("chunks", "segments") for row in found.rows[table].values()]
-    items = uncovered(0, max((index for _, index in found.snapshots), default=0), stored)
+    items = uncovered(0, max((index for _, index in found.snapshots), default=0), merged(stored))
     if items and found.broken.keys() & {"chunks", "segments"}:
         places = ", ".join(f"{first} to {end - 1}" for first, end in items[:5])
         losses.append(f"items of the history ({places}), unless its files hold them")

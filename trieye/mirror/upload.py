@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 KEPT_STATES = 2
 """Complete states that stay: a damaged one must not be the only one."""
 
-_MAX_TRIES = 3
-
 
 class MirrorUpload:
     """Uploads a run; belongs to one thread. All calls raise what those of `MirrorStore` do.
@@ -213,15 +211,10 @@ class MirrorUpload:
         return sums | {f"{HISTORY}/{name}": self._sums_of_segment(directory / HISTORY / name) for name in segments}
 
     def _copy_journal(self, directory: Path) -> list[str]:
-        """Copy the journal and link the files of the history it names; copy it anew if they are merged meanwhile."""
+        """Copy the journal, link the files of the history that it names, and return the names of those there are."""
         history = self._local.paths.history_dir
-        for attempt in range(1, _MAX_TRIES + 1):
-            segments = self._local.copy_journal(directory / JOURNAL)
-            there = [name for name in segments if link_if_there(history / name, directory / HISTORY / name)]
-            if there == segments or attempt == _MAX_TRIES:  # a file that was lost does not come back
-                break
-            (directory / JOURNAL).unlink()
-        return there
+        segments = self._local.copy_journal(directory / JOURNAL)
+        return [name for name in segments if link_if_there(history / name, directory / HISTORY / name)]
 
     def _sums_of_segment(self, path: Path) -> tuple[int, int]:
         about = path.stat()

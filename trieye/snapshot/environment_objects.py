@@ -66,14 +66,17 @@ class ObjectTaker:
             self.layers.append(self._holder(layer, (number,), type(layer).__name__))
             problems.append(self.problem)
         self.problem = next(filter(None, problems), None)
-        broken = {number for number, problem in enumerate(problems) if problem is not None}
-        for path, first in (
-            self.same * len(found) * bool(broken)
-        ):  # a layer that shares data with a broken one is broken, too
-            broken |= {path[0], first[0]} if broken & {path[0], first[0]} else set()
+        broken = self._with_sharers({number for number, problem in enumerate(problems) if problem is not None})
         self.same = [pair for pair in self.same if pair[0][0] not in broken]
         for number in broken:
             self.layers[number] = _generators_only(self.layers[number], is_layer=True)
+
+    def _with_sharers(self, broken: set[int]) -> set[int]:
+        """Return the numbers of layers with those of all layers that share data with one of them."""
+        pairs = [{path[0], first[0]} for path, first in self.same]
+        while more := {number for pair in pairs if pair & broken for number in pair - broken}:
+            broken = broken | more
+        return broken
 
     def _trouble(self, value: Any, label: str, why: str = "") -> Node:
         self.problem = self.problem or f"{label} is a {kinds.class_name(type(value))}{why}"
@@ -203,15 +206,18 @@ class ObjectPutter:
         self._taken: set[int] = set()  # ids of the objects that an entry stands for already
         self._changes: list[Callable[[], Any]] = []
 
+    def check_layers(self, taken: list[Node]) -> None:
+        """Make sure that the environment is made of the same wrappers; raises SerializationError if it is not."""
+        now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in taken]
+        if now != then:
+            raise SerializationError(f"its layers were {', '.join(map(str, then))}, and are {', '.join(now)}")
+
     def put(self, taken: list[Node], same: list[tuple[Path, Path]]) -> None:
         """Give the layers what was taken.
 
         Raises:
             SerializationError: What was taken does not fit what is there.
         """
-        now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in taken]
-        if now != then:
-            raise SerializationError(f"its layers were {', '.join(map(str, then))}, and are {', '.join(now)}")
         taken = copy.deepcopy(taken)  # it stays what was saved, and nothing of it is in two environments
         for (*before, last), first in same:
             functools.reduce(operator.getitem, before, taken)[last] = functools.reduce(operator.getitem, first, taken)

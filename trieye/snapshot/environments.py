@@ -95,15 +95,20 @@ class EnvState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring back what `state_dict` returned; the environment is made as it was made then, and is reset here.
 
-        Where that state does not fit the environment, a warning says why, and a new episode begins. Afterwards
-        `between_episodes` says whether to begin an episode by `reset` now.
+        Where the state of an attribute does not fit what is there after `reset`, a warning says why, and a new episode
+        begins. Afterwards `between_episodes` says whether to begin an episode by `reset` now.
 
         Raises:
-            SerializationError: This is not the state of an environment.
+            SerializationError: This is not the state of an environment, or that of one with other wrappers.
         """
         self.env.reset()  # many attributes exist from then on only
         try:
             is_between, reason, why = bool(state["between_episodes"]), state["reason"], self._put(state)
+        except SerializationError as error:
+            raise SerializationError(
+                f"the saved state of {_name(self.env)} does not fit this environment: {error}; make it as it was made "
+                "then, with the same wrappers and versions"
+            ) from error
         except _MALFORMED as error:
             raise SerializationError(
                 f"the saved state of {_name(self.env)} is not that of an environment: {type(error).__name__}: {error}"
@@ -115,13 +120,15 @@ class EnvState:
         self.between_episodes = is_between or reason is not None or why is not None
 
     def _put(self, state: Mapping[str, Any]) -> str | None:
-        """Put the state into the environment; return why that cannot be done."""
+        """Put the state into the environment; return why that cannot be done; raises where the wrappers are others."""
         if "layers" not in state and ("entries" in state or "generators" in state):
             return "its state was saved by an earlier version of trieye, in another format"
+        putter = ObjectPutter(self.env)
+        putter.check_layers(state["layers"])
         try:
-            ObjectPutter(self.env).put(state["layers"], state["same"])
+            putter.put(state["layers"], state["same"])
         except SerializationError as error:
-            return f"its state does not fit: {error}; make it as it was made then, with the same wrappers and versions"
+            return f"its state does not fit: {error}"
         return None
 
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trieye.history.ranges import is_in, merged, overlapping, uncovered
+from trieye.journal.ranges import is_in, merged, overlapping, uncovered
 
 RANGE = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair)))
 
