@@ -10,6 +10,7 @@ import pytest
 from tests.forked import in_a_child
 from trieye.exceptions import RunInterrupted
 from trieye.process.signals import (
+    SAME_WITHIN_S,
     STOP_SIGNALS,
     LeaveOnSignal,
     StopSignals,
@@ -126,7 +127,43 @@ def test_outside_of_a_loop_a_signal_leaves_the_program(number, capsys):
     assert isinstance(left.value, SystemExit)
     assert left.value.code == left.value.exit_code == 75
     assert signal.Signals(number).name in capsys.readouterr().err
-    assert signal.getsignal(number) in {signal.SIG_DFL, signal.SIG_IGN}
+
+
+def test_a_program_that_is_on_its_way_out_ends_as_it_chose_though_it_is_asked_again():
+    seen = []
+
+    def of_ray(number, frame):
+        seen.append(number)
+
+    of_ray.__module__ = "ray._private.node"
+    signal.signal(signal.SIGTERM, of_ray)
+    runs = [LeaveOnSignal("leaving the first run"), LeaveOnSignal("leaving the second run")]
+    for leave, which in zip(runs, ("first", "second"), strict=True):
+        leave.take()
+        with pytest.raises(RunInterrupted, match=which):
+            signal.raise_signal(signal.SIGTERM)
+        leave.give_back()
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == []
+    for leave in runs:
+        leave.asked_at -= SAME_WITHIN_S + 0.01
+    signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is of_ray
+
+
+def test_a_request_that_ends_the_loop_and_comes_again_is_one():
+    leave, (stops, asked) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+    with stops:
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    leave.asked_at -= SAME_WITHIN_S + 0.01
+    with pytest.raises(RunInterrupted):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # the program is on its way out
+    leave.give_back()
+    assert asked == [143]
 
 
 def test_the_handler_of_ray_gives_way_and_comes_back():
@@ -137,8 +174,7 @@ def test_the_handler_of_ray_gives_way_and_comes_back():
     signal.signal(signal.SIGTERM, of_ray)
     leave = LeaveOnSignal("leaving")
     leave.take()
-    with pytest.raises(RunInterrupted):
-        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is not of_ray
     leave.give_back()
     assert signal.getsignal(signal.SIGTERM) is of_ray
 

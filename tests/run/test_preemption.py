@@ -287,6 +287,7 @@ def signal_everything(process, number):
     program = psutil.Process(process.pid)
     everything = [*program.children(recursive=True), program]
     os.killpg(process.pid, number)
+    time.sleep(0.1)  # by then the loop has ended
     for one in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.send_signal(number)

@@ -3,11 +3,12 @@
 import _thread
 import contextlib
 import functools
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -59,13 +60,14 @@ class StopSignals:
         self._message = message
         self._requeue_exit_code = requeue_exit_code
         self._before: dict[signal.Signals, Any] = {}
-        self._asked_at = 0.0
+        self._asked_at = -math.inf
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             _watch_forks()
             chosen = [number for number in STOP_SIGNALS if number in _ALWAYS or _is_free(number) or _is_ours(number)]
             self._before = {number: signal.signal(number, self._request) for number in chosen}
+            self._asked_at = max((outer.asked_at for outer in _outer_ones(self._before)), default=-math.inf)
         return self
 
     def __exit__(
@@ -77,13 +79,13 @@ class StopSignals:
         del frame
         if number == signal.SIGXCPU:
             self._ignore_from_now_on(signal.SIGXCPU)
+        if number != signal.SIGINT and _is_same(self._asked_at):
+            return
         if self.exit_code is None:
             self.exit_code, self._asked_at = exit_code_of(number, self._requeue_exit_code), time.monotonic()
             say(f"{signal.Signals(number).name}: {self._message}")
             self._on_request(self.exit_code)
-        elif number == signal.SIGINT or (
-            number != signal.SIGXCPU and time.monotonic() - self._asked_at > SAME_WITHIN_S
-        ):
+        elif number != signal.SIGXCPU:
             self._give_back()
             signal.raise_signal(number)
 
@@ -94,6 +96,8 @@ class StopSignals:
 
     def _give_back(self) -> None:
         before, self._before = self._before, {}
+        for outer in _outer_ones(before):
+            outer.asked_at = max(outer.asked_at, self._asked_at)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -107,35 +111,59 @@ class LeaveOnSignal:
     Args:
         message: Message of the error.
         requeue_exit_code: See `exit_code_of`.
+
+    Attributes:
+        asked_at: When the last request came, here or to a `StopSignals` inside, by `time.monotonic`; what comes within
+            `SAME_WITHIN_S` of it is no other request.
+        is_given_back: Whether it raises no more.
     """
 
     def __init__(self, message: str, *, requeue_exit_code: int | None = None) -> None:
+        self.asked_at, self.is_given_back = -math.inf, False
         self._message = message
         self._requeue_exit_code = requeue_exit_code
         self._before: dict[signal.Signals, Any] = {}
 
     def take(self) -> None:
         """Install the handlers; does nothing if that was done."""
+        if self.is_given_back:
+            self.asked_at, self.is_given_back = -math.inf, False
         if threading.current_thread() is threading.main_thread() and not self._before:
             _watch_forks()
             chosen = [number for number in FROM_OUTSIDE if _is_free(number)]
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
 
     def give_back(self) -> None:
-        """Restore what there was before."""
-        before, self._before = self._before, {}
-        for number, handler in before.items():
-            if signal.getsignal(number) == self._leave:
-                signal.signal(number, handler)
+        """Restore what there was before; after a request, not until the time in which it may come again is over.
+
+        A program that is on its way out thus ends with the exit code that it chose, not by the same signal again.
+        """
+        for number in [number for number in self._before if signal.getsignal(number) != self._leave]:
+            del self._before[number]
+        self.is_given_back = True
+        if not _is_same(self.asked_at):
+            for number in list(self._before):
+                self._restore(number)
+
+    def _restore(self, number: int) -> None:
+        signal.signal(number, self._before.pop(signal.Signals(number)))
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self.is_given_back:
+            if not _is_same(self.asked_at):
+                self._restore(number)
+                signal.raise_signal(number)
+            return
         _put_off[:] = [number]
         if _forks_under_way:
             return
         _put_off.clear()
         if number == signal.SIGXCPU:  # see `StopSignals`
             signal.signal(number, signal.SIG_IGN)
+        if _is_same(self.asked_at):
+            return
+        self.asked_at = time.monotonic()
         message = f"{signal.Signals(number).name}: {self._message}"
         interrupt = RunInterrupted(message, exit_code_of(number, self._requeue_exit_code))
         interrupt.tell(say)
@@ -187,10 +215,20 @@ def _watch_forks() -> None:
     os.register_at_fork(after_in_parent=functools.partial(max, _put_off, key=_thread.interrupt_main, default=None))
 
 
+def _outer_ones(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
+    owners = [getattr(handler, "__self__", None) for handler in handlers.values()]
+    return [owner for owner in owners if isinstance(owner, LeaveOnSignal) and not owner.is_given_back]
+
+
+def _is_same(asked_at: float) -> bool:
+    return time.monotonic() - asked_at <= SAME_WITHIN_S
+
+
 def _is_free(number: signal.Signals) -> bool:
-    """Tell whether nobody but Ray minds a signal; what it does is to end the process without a word to us."""
+    """Tell whether nobody minds a signal but a run that is over, and Ray, which ends the process without a word."""
     handler = signal.getsignal(number)
-    return handler is signal.SIG_DFL or _owner(handler).partition(".")[0] == "ray"
+    is_over = getattr(getattr(handler, "__self__", None), "is_given_back", False)
+    return handler is signal.SIG_DFL or is_over or _owner(handler).partition(".")[0] == "ray"
 
 
 def _is_ours(number: signal.Signals) -> bool:
