@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.serializer import BufferData, CheckpointData, Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, SerializationError, UntrustedPickleError
-from trieye.schemas import BufferData, CheckpointData
 from trieye.snapshot.encode import decode
 
 DATA = Path(__file__).parent / "data"

@@ -16,9 +16,8 @@ from trieye.files.run_record import RunRecord
 from trieye.history.history import History
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
-from trieye.hub.pending import ActorState
+from trieye.hub.pending import ActorState, RawMetricEvent
 from trieye.journal.journal import Journal
-from trieye.schemas import RawMetricEvent
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
 from trieye.stats.point import Point

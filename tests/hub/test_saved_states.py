@@ -12,11 +12,10 @@ import ray
 
 import trieye
 from trieye.checkpoints.directory import load_state
-from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.serializer import BufferData, Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
 from trieye.hub.actor import get_or_create
 from trieye.hub.logic import ActorLogic
-from trieye.schemas import BufferData
 
 
 def arguments(step=3, **changes):

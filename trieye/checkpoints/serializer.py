@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trieye.checkpoints.directory import load_state, save_state
 from trieye.checkpoints.legacy import load_pickle
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import replaced, write_atomic
-from trieye.schemas import BufferData, CheckpointData
 from trieye.snapshot import signing
 from trieye.snapshot.encode import EncodedState, decode, encode
 from trieye.snapshot.parts import OnDamage
@@ -24,6 +23,45 @@ from trieye.snapshot.parts import OnDamage
 logger = logging.getLogger(__name__)
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
+
+
+class CheckpointData(BaseModel):
+    """What a checkpoint of the drop-in API holds; every `dict` holds plain data, arrays and tensors."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    run_name: str
+    global_step: int = Field(ge=0)
+    episodes_played: int = Field(ge=0)
+    total_simulations_run: int = Field(ge=0)
+    model_state_dict: dict[str, Any] = Field(default_factory=dict)
+    optimizer_state_dict: dict[str, Any] = Field(default_factory=dict)
+    actor_state: dict[str, Any] = Field(default_factory=dict)
+    user_data: dict[str, Any] = Field(default_factory=dict)
+    model_config_dict: dict[str, Any] = Field(default_factory=dict)
+    env_config_dict: dict[str, Any] = Field(default_factory=dict)
+
+
+class BufferData(BaseModel):
+    """The content of a replay buffer of the drop-in API."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    buffer_list: list[Any]
+    state: Any = Field(
+        default=None, description="What `load_state_dict` of a buffer gets that was saved as an object, not as a list."
+    )
+
+
+class LoadedTrainingState(BaseModel):
+    """What `load_initial_state` found; both parts are None on a fresh run."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    checkpoint_data: CheckpointData | None = None
+    buffer_data: BufferData | None = None
+    buffer_step: int | None = Field(default=None, description="Step at which the buffer was saved.")
+    resumed_from: str | None = Field(default=None, description="Name of the run the state comes from.")
 
 
 class Serializer:

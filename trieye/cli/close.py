@@ -27,7 +27,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import AttemptMark
@@ -35,7 +35,6 @@ from trieye.hub.status import read_status
 from trieye.journal.look import inspect
 from trieye.process.lock import RunLock
 from trieye.process.waiting import moved_bytes, wait_while_moving
-from trieye.schemas import RunStatus
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
 from trieye.sinks.mlflow.store import require_password
 

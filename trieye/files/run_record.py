@@ -7,15 +7,15 @@ import uuid
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RUN_RECORD, RunFiles
-from trieye.schemas import MetricSummary, RunStatus
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,18 @@ def _checked(name: str, info: ValidationInfo) -> str:
 
 Name = Annotated[str, AfterValidator(_checked)]
 """A name that is joined to paths, and may come from a directory that somebody else has made."""
+
+
+RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+
+class MetricSummary(TypedDict):
+    """What is known of a metric without reading its points: last value, extremes, and the step of the last one."""
+
+    last: float
+    min: float
+    max: float
+    step: int
 
 
 class RunRecord(BaseModel):

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import ray
 
 from trieye.checkpoints.path_manager import PathManager
-from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
+from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.actor_arguments import resolved, sent_lightly, sent_plainly
 from trieye.hub.detached import Drivers, describe_hub, find_hub, on_this_node, this_job
 from trieye.hub.logic import ActorLogic
-from trieye.hub.pending import ActorState
+from trieye.hub.pending import ActorState, RawMetricEvent
 from trieye.process.lock import RunLock
 from trieye.process.niceness import get_a_fair_share
 from trieye.process.signals import outlive_signals
-from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation

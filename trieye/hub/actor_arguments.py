@@ -16,8 +16,7 @@ import ray
 from ray.experimental import get_object_locations
 
 from trieye.hub.detached import on_this_node
-from trieye.hub.pending import SentEvents
-from trieye.schemas import RawMetricEvent
+from trieye.hub.pending import RawMetricEvent, SentEvents
 from trieye.snapshot.tensors import TensorPacker
 
 Method = TypeVar("Method", bound=Callable[..., Any])

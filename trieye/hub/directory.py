@@ -11,7 +11,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.files.run_files import RunFiles
-from trieye.files.run_record import RunRecord, open_run_record
+from trieye.files.run_record import MetricSummary, RunRecord, RunStatus, open_run_record
 from trieye.history.history import History
 from trieye.hub.artifacts import Artifacts
 from trieye.hub.saved_states import Restored, SavedStates
@@ -20,7 +20,6 @@ from trieye.journal.witness import Expected
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import restore_run
 from trieye.process.lock import RunLock
-from trieye.schemas import MetricSummary, RunStatus
 from trieye.sinks.base import RunInfo
 from trieye.sinks.console import LastResort
 from trieye.snapshot import signing

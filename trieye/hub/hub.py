@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trieye.config import TrieyeConfig
-from trieye.schemas import MetricSummary, RunStatus
+from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation

@@ -13,6 +13,7 @@ import ray
 from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import TrieyeError
+from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.actor import TrieyeActor, actor_name
 from trieye.hub.detached import on_this_node
 from trieye.hub.directory import HUB_GONE_AFTER_S
@@ -20,7 +21,6 @@ from trieye.hub.ray_start import join_ray
 from trieye.hub.save_thread import SaveThread
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
-from trieye.schemas import MetricSummary, RunStatus
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation

@@ -8,9 +8,9 @@ from typing import Any
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.logic import ActorLogic
 from trieye.hub.save_thread import SaveThread
-from trieye.schemas import MetricSummary, RunStatus
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation

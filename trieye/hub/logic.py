@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from trieye.checkpoints.path_manager import PathManager
-from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
-from trieye.hub.pending import ActorState, SentEvents, plain_step, rows_of
+from trieye.hub.pending import ActorState, RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.saved_states import Restored
 from trieye.hub.status import HubStatus
 from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
-from trieye.schemas import LoadedTrainingState, MetricSummary, RawMetricEvent, RunStatus
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
 from trieye.snapshot.encode import EncodedState

@@ -1,19 +1,59 @@
 """ActorState: what the hub remembers between two processing passes."""
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-from trieye.schemas import LogContext, RawMetricEvent
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
 from trieye.stats.point import Point
 
 MAX_TIMESTAMP_S = 253_402_300_800.0
 """The year 10000; no backend can show a later date."""
+
+
+class RawMetricEvent(BaseModel):
+    """One raw value from user code.
+
+    NumPy scalars, zero-dimensional tensors, booleans and numeric strings are accepted as values.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    name: str
+    value: float | int
+    global_step: int
+    timestamp: float | None = Field(default=None, description="Unix time in seconds; the time of arrival if None.")
+    context: dict[str, Any] = Field(default_factory=dict)
+
+    def is_valid(self) -> bool:
+        """Tell whether the value is finite.
+
+        Raises:
+            TypeError: The value is an integer beyond the range of a float.
+        """
+        try:
+            return math.isfinite(self.value)
+        except OverflowError as error:
+            raise TypeError(f"event {self.name!r}: value is beyond the range of a float") from error
+
+
+class LogContext(BaseModel):
+    """Clock and latest values of one processing pass."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    latest_step: int
+    last_log_time: float
+    current_time: float
+    event_timestamps: dict[str, list[tuple[float, int]]] = Field(default_factory=dict)
+    latest_values: dict[str, tuple[int, float]] = Field(default_factory=dict)
+
 
 EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
 

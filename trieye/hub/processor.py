@@ -5,7 +5,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trieye.config import StatsConfig
-from trieye.schemas import LogContext, MetricSummary, RawMetricEvent
+from trieye.files.run_record import MetricSummary
+from trieye.hub.pending import LogContext, RawMetricEvent
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.point import Point

@@ -13,12 +13,11 @@ from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.retention import Mode, Retention
-from trieye.checkpoints.serializer import Serializer
+from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.checkpoints.store import CheckpointStore
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
-from trieye.schemas import BufferData, CheckpointData, LoadedTrainingState
 from trieye.snapshot.encode import EncodedState
 
 logger = logging.getLogger(__name__)

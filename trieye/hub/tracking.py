@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from trieye.config.redaction import redacted
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
+from trieye.files.run_record import RunStatus
 from trieye.hub.artifacts import CHECKPOINTS_PATH
 from trieye.hub.directory import HubFiles
-from trieye.schemas import RunStatus
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
 

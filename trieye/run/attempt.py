@@ -11,7 +11,7 @@ from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import recorded, redacted
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.files.run_files import RunFiles
-from trieye.files.run_record import RunRecord, open_run_record
+from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S
 from trieye.hub.hub import Hub, start_hub
 from trieye.mirror.restore import restore_run
@@ -22,7 +22,6 @@ from trieye.process.waiting import TELL_EVERY_S
 from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
 from trieye.run.saves import PendingSaves
-from trieye.schemas import RunStatus
 from trieye.snapshot import signing
 
 AT_ONCE_S = 2.0

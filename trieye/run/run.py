@@ -15,6 +15,7 @@ from trieye.config.fingerprint import leaves
 from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
+from trieye.files.run_record import RunStatus
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
 from trieye.run.attempt import Attempt
@@ -23,7 +24,6 @@ from trieye.run.recorder import Recorder
 from trieye.run.run_client import RunClient
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
-from trieye.schemas import RunStatus
 from trieye.snapshot import rng
 from trieye.snapshot.adapters import stateful
 from trieye.snapshot.encode import decode, encode

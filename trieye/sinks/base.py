@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from trieye.files.run_record import RunStatus as RunStatus  # noqa: PLC0414 - part of the protocol
 from trieye.history.history import Cursor as Cursor  # noqa: PLC0414 - part of the protocol
-from trieye.schemas import RunStatus as RunStatus  # noqa: PLC0414 - part of the protocol
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trieye.config import MetricConfig
-from trieye.schemas import MetricSummary
+from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
 from trieye.stats.ema import EmaWindows
