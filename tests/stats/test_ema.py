@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
 from trieye.stats.aggregator import Aggregator
-from trieye.stats.ema import smoothed_sums
+from trieye.stats.window_kinds import smoothed_sums
 
 
 def smoothed(alpha):

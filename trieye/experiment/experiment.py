@@ -20,7 +20,7 @@ from trieye.experiment.finished import Progress, Result, finished, finished_sent
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.run.run import Run
-from trieye.snapshot import rng
+from trieye.snapshot.generators import seed_all
 
 _MIN_PATIENCE_STEPS = 100
 
@@ -131,7 +131,7 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
             raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
-        rng.seed(config.seed)
+        seed_all(config.seed)
         made = experiment_class(config)
         try:
             loop = _Loop(made, run)

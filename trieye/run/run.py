@@ -24,9 +24,9 @@ from trieye.run.recorder import Recorder
 from trieye.run.run_client import RunClient
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
-from trieye.snapshot import rng
 from trieye.snapshot.adapters import stateful
 from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.generators import capture_all, restore_all
 from trieye.snapshot.parts import SavedParts
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class Run(Recorder):
         own = self._replay if self.config.persistence.save_buffer else None
         if own is not None and objects.setdefault("replay", own) is not own:
             raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
-        held = {"objects": objects, "rng": rng.capture(), "step": step}
+        held = {"objects": objects, "rng": capture_all(), "step": step}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
         hub_state = hub.get_state(step)
@@ -352,7 +352,7 @@ class Run(Recorder):
                 )
             adapted.load_state_dict(held[name])
         self.restored = held
-        rng.restore(state["rng"])
+        restore_all(state["rng"])
         self.step = self.saved_step = state["step"]
         self.resumed, self.resumed_from_another = True, not origin["is_own"]
         say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")

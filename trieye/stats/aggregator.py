@@ -11,11 +11,9 @@ from trieye.config import MetricConfig
 from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
-from trieye.stats.ema import EmaWindows
 from trieye.stats.point import Point
-from trieye.stats.quantile import QuantileWindows
-from trieye.stats.rate import RateWindows
 from trieye.stats.reducers import Ints
+from trieye.stats.window_kinds import EmaWindows, QuantileWindows, RateWindows
 from trieye.stats.windows import MetricWindows
 
 KINDS: Mapping[str, type[MetricWindows]] = {"rate": RateWindows, "quantile": QuantileWindows, "ema": EmaWindows}

@@ -1,0 +1,174 @@
+"""The windows of metrics whose points are no summary of the events in a window alone: quantiles, averages, rates.
+
+An exponential moving average goes over the events in the order in which they were received. With s the sum and a the
+weight of a new value x, s = (1 - a) s + a x, and the average is s / (1 - (1 - a)^n) after n events: without the divisor
+it would begin near 0 (Kingma and Ba, "Adam: a method for stochastic optimization", 2015).
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from trieye.config import MetricConfig
+from trieye.stats.details import Sample, Smoothed
+from trieye.stats.point import Point
+from trieye.stats.reducers import Accumulator, Floats, Ints
+from trieye.stats.windows import AttemptTimes, MetricWindows, merged
+
+
+class QuantileWindows(MetricWindows):
+    """Windows whose points are an exact quantile of their values; they take 8 bytes for each event."""
+
+    def _grouped(
+        self, keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None
+    ) -> Iterator[tuple[int, Accumulator]]:
+        order = np.argsort(keys, kind="stable")
+        ordered = values[order]
+        start = 0
+        for key, events in super()._grouped(keys, values, steps, times, xs):
+            events.detail = Sample(self.config.quantile, array("d", ordered[start : start + events.count].tobytes()))
+            start += events.count
+            yield key, events
+
+
+class EmaWindows(MetricWindows):
+    """Windows whose points are the running average after the event of theirs that was received last."""
+
+    def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
+        super().__init__(config, times)
+        self._sum = 0.0
+        # logarithm of (1 - a)^n: exact for small a, and right too when a differs between two attempts
+        self._log_rest = 0.0
+
+    def _grouped(
+        self, keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None
+    ) -> Iterator[tuple[int, Accumulator]]:
+        averages = self._averages(values)
+        received_before = self.num_events - len(values)
+        _, from_end = np.unique(keys[::-1], return_index=True)
+        last_rows = (len(keys) - 1 - from_end).tolist()
+        for (key, events), row in zip(super()._grouped(keys, values, steps, times, xs), last_rows, strict=True):
+            events.detail = Smoothed(received_before + row + 1, float(averages[row]))
+            yield key, events
+
+    def _averages(self, values: Floats) -> Floats:
+        alpha = self.config.ema_alpha
+        log_rest = math.log1p(-alpha) if alpha < 1.0 else -math.inf
+        sums = smoothed_sums(values, alpha, before=self._sum)
+        log_rests = self._log_rest + log_rest * np.arange(1, len(values) + 1)
+        self._sum, self._log_rest = float(sums[-1]), float(log_rests[-1])
+        averages: Floats = sums / -np.expm1(log_rests)
+        return averages
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain data that `restore` takes."""
+        return {**super().to_state(), "ema": [self._sum, self._log_rest]}
+
+    def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
+        """Go on where `to_state` left off; a metric that had another aggregation begins its average anew."""
+        super().restore(state, shift_s=shift_s)
+        self._sum, self._log_rest = state.get("ema", (0.0, 0.0))
+
+
+def smoothed_sums(values: Floats, alpha: float, *, before: float) -> Floats:
+    """Return s after each value.
+
+    Args:
+        values: `[n]`, n > 0, in the order of arrival.
+        alpha: Weight of a new value, above 0 and at most 1.
+        before: s before the first value.
+    """
+    rest = 1.0 - alpha
+    sums: Floats = alpha * values
+    sums[0] += rest * before
+    # each pass doubles how far back a sum reaches: sums are affine in what came before, so parts can be joined
+    span, weight = 1, rest
+    while span < len(values) and weight > 0.0:
+        sums[span:] += weight * sums[:-span]
+        span, weight = 2 * span, weight * weight
+    return sums
+
+
+class RateWindows(MetricWindows):
+    """Sum of the values since the last logged point, divided by the seconds since then.
+
+    The first point counts from the beginning of the attempt. When nothing came for a whole interval one 0 is logged,
+    and then nothing until there is something to say.
+    """
+
+    def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
+        super().__init__(config, times)
+        self._logged_at: float | None = None
+        self._value = 0.0
+        self._step = 0
+
+    @property
+    def _since(self) -> float:
+        return self._began if self._logged_at is None else self._logged_at
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether time alone can lead to a point."""
+        return super().waits_for_time or bool(self._seconds and self._value) or self._was_put_back
+
+    @property
+    def _was_put_back(self) -> bool:
+        if not self._length or self.watermark is None:
+            return False
+        return any(key * self._length <= self.watermark for key in self._open)
+
+    def _is_due(self, opened: float, at: float) -> bool:
+        del opened
+        return at - self._since >= self._seconds
+
+    def _reduce(self, window: Accumulator) -> float:
+        return window.total
+
+    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
+        if not closed:
+            return self._idle(at)
+        if at <= self._since:  # no time has passed: these events count at the next point
+            self._put_back(closed, at)
+            return []
+        step, window = closed[0]
+        for later, events in closed[1:]:
+            step = max(step, later)
+            window.merge(events)
+        self._value = window.total / (at - self._since)
+        self._logged_at = at
+        point = self._point(step, window, self._value)
+        self._step = point.step
+        return [point]
+
+    def _put_back(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
+        for step, window in closed:
+            key = -(-step // self._length) if self._length else 0
+            self._open[key] = merged(self._open.get(key), window)
+            self._opened_at[key] = at
+
+    def _idle(self, at: float) -> list[Point]:
+        if not self._seconds or self._value == 0.0 or self._open or at - self._since < self._seconds:
+            return []
+        self._value, self._logged_at = 0.0, at
+        log_to = tuple(self.config.log_to)
+        return [Point(self.config.name, 0.0, self._step, self._times.started + at, log_to, count=0)]
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain data that `restore` takes."""
+        return {**super().to_state(), "logged_at": self._since, "value": self._value, "step": self._step}
+
+    def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
+        """Go on where `to_state` left off.
+
+        What an older version counted without the time in which it did is left out: the rate would be too high.
+        """
+        logged_at = state.get("logged_at")
+        if logged_at is None and state.get("aggregation") == "rate":
+            state = {**state, "open": [], "opened_at": [], "late": None}
+        super().restore(state, shift_s=shift_s)
+        if logged_at is not None:
+            self._logged_at = logged_at + shift_s
+            self._value, self._step = state.get("value", 0.0), state.get("step", 0)
