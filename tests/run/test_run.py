@@ -308,7 +308,8 @@ def test_a_save_stays_due_until_it_is_made(make_config):
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
 
 
-def test_a_signal_raises_run_interrupted_with_the_exit_code(make_config):
+def test_a_signal_raises_run_interrupted_with_the_exit_code(make_config, monkeypatch):
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)  # nobody waits for a repetition
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunInterrupted) as caught, trieye.Run(make_config()) as run:
         for step in run.steps(None):
@@ -573,7 +574,8 @@ def set_handler():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handler):
+def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handler, monkeypatch):
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     set_handler(signal.SIG_DFL)
     with pytest.raises(SystemExit) as left, trieye.Run(make_config()) as run:
         signal.raise_signal(signal.SIGTERM)
