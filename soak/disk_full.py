@@ -21,6 +21,8 @@ import trieye
 WINDOW = 100
 FULL_BYTES = 4096
 BATCH = 200
+STILL_S = 1.0
+PATIENCE_S = 30.0
 
 
 class Messages(logging.Handler):
@@ -67,6 +69,16 @@ class Trainer(threading.Thread):
                 self._run.log("value", float(self.num_logged), step=self.num_logged)
             time.sleep(0.005)
 
+    def stands_still(self, patience_s: float) -> bool:
+        """Tell whether it logs nothing for a second; on a busy machine it takes a while to fill what may wait."""
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until:
+            before = self.num_logged
+            time.sleep(STILL_S)
+            if self.num_logged == before:
+                return True
+        return False
+
 
 def soak(root: Path, overflow: str, *, full_s: float) -> dict[str, Any]:
     """Run the soak with one policy and return its figures."""
@@ -89,10 +101,8 @@ def soak(root: Path, overflow: str, *, full_s: float) -> dict[str, Any]:
         accepted_before = run.health()["accepted"]
         disk.fill()
         try:
-            time.sleep(full_s / 2)
-            halfway = trainer.num_logged
-            time.sleep(full_s / 2)
-            went_on = trainer.num_logged > halfway
+            time.sleep(full_s)
+            went_on = not trainer.stands_still(PATIENCE_S if overflow == "block" else STILL_S)
         finally:
             disk.free()
         if went_on != (overflow == "drop"):
