@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ import trieye
 from trieye.cli import main
 from trieye.history.table import read_history
 from trieye.process import waiting
-from trieye.process.waiting import moved_bytes, wait_while_moving
+from trieye.process.waiting import Backoff, moved_bytes, wait_while_moving
 from trieye.run import attempt
 
 
@@ -117,3 +118,21 @@ def test_the_user_is_told_what_a_long_end_waits_for(make_config, monkeypatch):
         run_status = run._attempt.hub._logic.status
         run._attempt.hub.close = close_late
     assert "closing run 'run': saving step 7; " in said.getvalue()
+
+
+def test_pauses_double_up_to_the_longest_and_begin_anew_when_it_worked():
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.failed() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff.failures == 5
+    backoff.worked()
+    assert (backoff.failures, backoff.failed()) == (0, 0.5)
+    for _ in range(10_000):
+        backoff.failed()
+
+
+def test_pauses_are_spread_and_leave_the_users_generator_alone():
+    before, backoff = random.getstate(), Backoff(1.0, 1.0, spread=0.25)
+    pauses = {backoff.failed() for _ in range(100)}
+    assert len(pauses) > 50
+    assert 0.75 <= min(pauses) <= max(pauses) <= 1.25
+    assert random.getstate() == before

@@ -1,5 +1,6 @@
-"""Waiting for work that takes as long as it takes: as long as it goes on."""
+"""Waiting: for work as long as it goes on, and longer each time before something that failed is tried again."""
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,3 +50,34 @@ def wait_while_moving(
             told = now
             tell(seen)
     return True
+
+
+class Backoff:
+    """Pauses before something that failed is tried again, each twice as long as the one before.
+
+    Args:
+        first_s: The first pause, seconds.
+        longest_s: No pause is longer, seconds.
+        spread: Chance makes each pause longer or shorter by up to this share of it, so that runs that lost one server
+            do not all come back to it at once.
+
+    Attributes:
+        failures: How often it failed since it worked.
+    """
+
+    # the user's own generator is part of his checkpoints, and must not be drawn from here
+    _dice = random.SystemRandom()
+
+    def __init__(self, first_s: float, longest_s: float, *, spread: float = 0.0) -> None:
+        self.failures = 0
+        self._first_s, self._longest_s, self._spread = first_s, longest_s, spread
+
+    def failed(self) -> float:
+        """Count a failure, and return how long to wait now, seconds."""
+        pause_s = min(self._first_s * 2.0 ** min(self.failures, 30), self._longest_s)
+        self.failures += 1
+        return pause_s * self._dice.uniform(1 - self._spread, 1 + self._spread)
+
+    def worked(self) -> None:
+        """Begin anew with the first pause."""
+        self.failures = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from trieye.exceptions import JournalError, RunClosedError, SequenceGapError
 from trieye.hub.hub import Channel
 from trieye.process.progress import say
+from trieye.process.waiting import Backoff
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -80,11 +81,10 @@ class Delivery:
         self._seq = gap.expected
 
     def _until_accepted(self, call: Callable[[], None]) -> None:
-        began, pause_s = time.monotonic(), FIRST_PAUSE_S
+        began, backoff = time.monotonic(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while self._given_up.is_set() or not self._try(call):
-            if self._given_up.wait(pause_s):
+            if self._given_up.wait(backoff.failed()):
                 raise RunClosedError(f"run {self._channel.run_name!r} is closed")
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         if self.trouble is not None:
             self.trouble = None
             say(f"run {self._channel.run_name!r} takes values again, after {time.monotonic() - began:.1f} s")

@@ -6,6 +6,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from trieye.exceptions import ReplayTimeoutError
+from trieye.process.waiting import Backoff
 from trieye.replay.remote.channel import Channel
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -32,7 +33,7 @@ class Deadline:
     def __init__(self, timeout_s: float, describe: Callable[[], str]) -> None:
         self._timeout_s, self._describe = timeout_s, describe
         self._at = time.monotonic() + timeout_s
-        self._pause_s, self._trouble = FIRST_PAUSE_S, "it does not answer"
+        self._backoff, self._trouble = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), "it does not answer"
 
     @property
     def left_s(self) -> float:
@@ -55,8 +56,7 @@ class Deadline:
     def pause(self, trouble: str) -> None:
         """Wait a little, a little longer each time; raises what `check` raises."""
         self.check(trouble)
-        time.sleep(min(self._pause_s, self.left_s))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        time.sleep(min(self._backoff.failed(), self.left_s))
 
     def result(self, call: "Future[Result]") -> Result:
         """Return what a call returned, and raise what it raised.

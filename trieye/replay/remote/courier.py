@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 
 from trieye.exceptions import ReplayClosedError
 from trieye.process.progress import say
+from trieye.process.waiting import Backoff
 from trieye.replay.remote.block import Block
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.messages import Ack
@@ -67,7 +68,7 @@ class Courier:
         self._alarm: _Nothing = SimpleQueue()
         self._failure: Exception | None = None
         self._is_ended, self._told_gone = False, 0
-        self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
+        self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self._last_word = time.monotonic()
         self._next_collect = self._last_word + flush_s
         self._thread = threading.Thread(target=self._work, name="trieye-writer", daemon=True)
@@ -223,7 +224,7 @@ class Courier:
                 continue
             self._last_word = time.monotonic()
             self.trouble = ack.refused
-            self._pause_s = FIRST_PAUSE_S
+            self._backoff.worked()
             self._note_taken(self._outbox.answered(parcel, ack))
 
     def _deliver(self) -> None:
@@ -262,8 +263,7 @@ class Courier:
 
     def _wait_longer(self, trouble: str) -> None:
         self.trouble = trouble
-        self._not_before = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._not_before = time.monotonic() + self._backoff.failed()
 
     def _note_taken(self, num_batches: int) -> None:
         self._give(num_batches)
