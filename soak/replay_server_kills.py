@@ -24,7 +24,7 @@ import ray
 
 from trieye.exceptions import TrieyeError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-from trieye.replay.remote.calls import call
+from trieye.replay.remote.channel import call
 
 ROWS, DRAWN, BATCHES = 32, 16, 10
 DEADLINE_S = 60.0

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trieye.replay.fragments.choice import PrioritizedChoice, UniformChoice
-from trieye.replay.fragments.pool import ChunkPool, HeldChunk
+from trieye.replay.fragments.pool import ChunkPool, HeldChunk, PrioritizedChoice, UniformChoice
 
 
 def filled(choice, priorities):

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.replay.remote.block import Block
-from trieye.replay.remote.messages import Ack
-from trieye.replay.remote.outbox import Outbox
-from trieye.replay.remote.receipts import Receipts
+from trieye.replay.remote.delivery import Ack, Outbox, Receipts
+from trieye.replay.remote.messages import Block
 from trieye.replay.rows.schema import Column
 
 
@@ -188,7 +186,7 @@ def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_byte
 
 
 def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_for_longest(monkeypatch):
-    monkeypatch.setattr("trieye.replay.remote.receipts.MAX_CLIENTS", 2)
+    monkeypatch.setattr("trieye.replay.remote.delivery.MAX_CLIENTS", 2)
     receipts = Receipts()
     for client in ("a", "b", "a", "c"):
         receipts.take(client, receipts.end(client), 1)

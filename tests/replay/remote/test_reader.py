@@ -9,8 +9,7 @@ import pytest
 from tests.replay.remote.conftest import FlakyChannel, row
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.remote import Reader, RemoteReplay, ReplayServer
-from trieye.replay.remote.far import FarRows
-from trieye.replay.remote.near import NearRows
+from trieye.replay.remote.draws import FarRows, NearRows
 
 
 def add(replay, values, **options):

@@ -11,7 +11,7 @@ import pytest
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.replay.remote import RemoteReplay
-from trieye.replay.remote.near import NearRows
+from trieye.replay.remote.draws import NearRows
 from trieye.replay.samplers.base import Draw
 
 

@@ -11,9 +11,9 @@ from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-from trieye.replay.remote.calls import call
-from trieye.replay.remote.edge import Edge
+from trieye.replay.remote.channel import call
 from trieye.replay.remote.handle import table_of
+from trieye.replay.remote.table import Edge
 
 TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
 

@@ -1,9 +1,17 @@
 """Fragments: slices of the experience of many workers, handed out as chunks of consecutive ones."""
 
 from trieye.replay.fragments.buffer import FragmentBuffer
-from trieye.replay.fragments.fragment import AddResult, AddStatus, Chunk, Fragment, FragmentMeta, Lease, stack
+from trieye.replay.fragments.fragment import (
+    AddResult,
+    AddStatus,
+    Chunk,
+    Fragment,
+    FragmentMeta,
+    FragmentRules,
+    Lease,
+    stack,
+)
 from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
-from trieye.replay.fragments.rules import FragmentRules
 
 __all__ = [
     "AddResult",

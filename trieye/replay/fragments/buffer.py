@@ -13,12 +13,11 @@ from numpy.typing import ArrayLike
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.fragments.content import Content, check_count
-from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, Lease
+from trieye.replay.fragments.content import Content
+from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease
 from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
-from trieye.replay.fragments.rules import FragmentRules
+from trieye.replay.fragments.readers import Ticket, WaitingLine
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
-from trieye.replay.fragments.waiting import Ticket, WaitingLine
 from trieye.replay.limiter import Limiter
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -334,7 +333,7 @@ class FragmentBuffer:
         return content
 
     def _join(self, n: int, wake: Callable[[], bool]) -> Ticket:
-        check_count(n, self.rules)
+        self.rules.check_count(n)
         ticket = Ticket(int(n), self._clock(), wake)
         with self._lock:
             self._open()

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.replay.fragments.content import Content
-from trieye.replay.fragments.early import EarlyFragment
 from trieye.replay.fragments.fragment import Fragment, FragmentMeta
-from trieye.replay.fragments.payload import PayloadSchema
+from trieye.replay.fragments.payloads import PayloadSchema
 from trieye.replay.fragments.pool import HeldChunk
-from trieye.replay.fragments.streams import Stream
+from trieye.replay.fragments.streams import EarlyFragment, Stream
 from trieye.replay.rows.schema import describe
 from trieye.snapshot.parts import SavedParts
 

@@ -7,11 +7,9 @@ batch = replay.reader().sample(256)                                 # on the sam
 """
 
 from trieye.replay.remote.channel import LocalChannel
-from trieye.replay.remote.fragment_server import FragmentServer
-from trieye.replay.remote.fragments import RemoteFragments
-from trieye.replay.remote.handle import RemoteReplay
+from trieye.replay.remote.handle import RemoteFragments, RemoteReplay
 from trieye.replay.remote.reader import Reader
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.server import FragmentServer, ReplayServer
 from trieye.replay.remote.writer import Writer
 
 __all__ = ["FragmentServer", "LocalChannel", "Reader", "RemoteFragments", "RemoteReplay", "ReplayServer", "Writer"]

@@ -12,8 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
 from trieye.process.niceness import get_a_fair_share
-from trieye.replay.remote.fragment_server import FragmentServer
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.server import FragmentServer, ReplayServer
 
 NAMESPACE = "trieye"
 

@@ -12,10 +12,9 @@ from queue import Empty, SimpleQueue
 from trieye.exceptions import ReplayClosedError
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
-from trieye.replay.remote.block import Block
 from trieye.replay.remote.channel import Channel
-from trieye.replay.remote.messages import Ack
-from trieye.replay.remote.outbox import Outbox, Parcel
+from trieye.replay.remote.delivery import Ack, Outbox, Parcel
+from trieye.replay.remote.messages import Block
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 HEARTBEAT_S = 1.0

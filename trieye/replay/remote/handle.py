@@ -1,14 +1,19 @@
-"""RemoteReplay: what user code holds of a replay actor."""
+"""What user code holds of a replay actor: RemoteReplay for tables, RemoteFragments for fragments."""
 
-from collections.abc import Collection, Mapping
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from trieye.config.replay import ReplayConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.attached import AttachedReplay
-from trieye.replay.remote.calls import call
-from trieye.replay.remote.channel import Channel
+from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
+from trieye.replay.remote.channel import FIRST_PAUSE_S, Channel, call
 from trieye.replay.remote.messages import DEFAULT_TABLE, Memory
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.writer import Writer
@@ -16,6 +21,9 @@ from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
 SAVE_TIMEOUT_S = 3600.0
+
+
+FOR_EVER_S = 1e9
 
 
 def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -149,3 +157,111 @@ class RemoteReplay:
 
     def _call(self, method: str, *values: Any, timeout_s: float | None = None) -> Any:
         return call(self._channel, timeout_s or self._timeout_s, method, *values)
+
+
+class RemoteFragments:
+    """A `FragmentBuffer` in a process of its own; can be sent to tasks and actors.
+
+    Fragments travel through the object store; a fragment that is sent twice is recognized. After the death of the
+    actor it goes on from its last snapshot; leases end, and what workers added since begins with a gap.
+
+    Args:
+        channel: The way to the server.
+        timeout_s: How long a call waits for an answer, seconds; the time that a fetch may wait comes on top.
+    """
+
+    def __init__(self, channel: Channel, *, timeout_s: float = 60.0) -> None:
+        self._channel, self._timeout_s = channel, timeout_s
+
+    @classmethod
+    def start(cls, rules: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
+        """Start an actor on this node; Ray has to be started.
+
+        Args:
+            rules: The arguments of `FragmentRules`.
+            timeout_s: How long a call waits for an answer, seconds.
+            **options: Those of `trieye.replay.remote.actor.start_fragments`.
+        """
+        from trieye.replay.remote.actor import start_fragments
+
+        return cls(start_fragments(rules, **options), timeout_s=timeout_s)
+
+    def add(self, payload: Mapping[str, Any], meta: FragmentMeta) -> AddResult:
+        """Add one fragment; see `FragmentBuffer.add`."""
+        return self.add_batch([(payload, meta)])[0]
+
+    def add_batch(self, fragments: Iterable[tuple[Mapping[str, Any], FragmentMeta]]) -> list[AddResult]:
+        """Add fragments with one call; see `FragmentBuffer.add_batch`."""
+        results: list[AddResult] = self._call("add_batch", list(fragments))
+        return results
+
+    def set_version(self, session: str, version: int) -> None:
+        """Announce the weights that workers use from now on; see `FragmentBuffer.set_version`."""
+        self._call("set_version", session, version)
+
+    def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
+        """Lease `n` chunks, which are copied to this process; see `FragmentBuffer.fetch`."""
+        end = time.monotonic() + (FOR_EVER_S if timeout_s is None else timeout_s)
+        while True:
+            left_s = max(end - time.monotonic(), 0.0)
+            under_way = self._channel.begin("fetch", n, None if timeout_s is None else left_s, strict)
+            try:
+                lease: Lease = under_way.result(left_s + self._timeout_s)
+            except TimeoutError as error:
+                if under_way.done():  # the buffer had not enough chunks
+                    raise
+                raise ReplayTimeoutError(
+                    f"fetch({n}): {self._channel.name!r} did not answer in {left_s + self._timeout_s:.3g} s"
+                ) from error
+            except ConnectionError as error:
+                if time.monotonic() + FIRST_PAUSE_S > end:
+                    raise ReplayTimeoutError(f"fetch({n}) in {timeout_s:g} s: {error}") from error
+                time.sleep(FIRST_PAUSE_S)
+            else:
+                return lease
+
+    async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
+        """Do what `fetch` does, without holding up the event loop."""
+        return await asyncio.to_thread(self.fetch, n, timeout_s, strict)
+
+    def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
+        """Return the chunks of one of several ranks; see `FragmentBuffer.read`."""
+        chunks: tuple[Chunk, ...] = self._call("read", _id(lease), rank, world)
+        return chunks
+
+    def release(self, lease: Lease | str) -> bool:
+        """End a lease, and return whether it was open."""
+        return bool(self._call("release", _id(lease)))
+
+    def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
+        """Set the priorities of chunks; see `FragmentBuffer.update_priorities`."""
+        return int(self._call("update_priorities", np.asarray(chunk_ids), np.asarray(priorities)))
+
+    def metrics(self, *, reset: bool = True) -> dict[str, float]:
+        """Return plain numbers, ready to be logged; see `FragmentBuffer.metrics`."""
+        found: dict[str, float] = self._call("metrics", reset)
+        return found
+
+    def snapshot(self, directory: str | Path | None = None) -> None:
+        """Write a snapshot on the machine of the server; see `FragmentServer.snapshot`."""
+        self._call("snapshot", None if directory is None else Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot; see `StateParts`."""
+        parts: StateParts = self._call("state_parts", set(known), timeout_s=SAVE_TIMEOUT_S)
+        return parts
+
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot whose files can be read on the machine of the server."""
+        self._call("load_state_dict", held, timeout_s=SAVE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the server and give its memory back."""
+        self._channel.kill()
+
+    def _call(self, method: str, *values: Any, timeout_s: float | None = None) -> Any:
+        return call(self._channel, timeout_s or self._timeout_s, method, *values)
+
+
+def _id(lease: Lease | str) -> str:
+    return lease if isinstance(lease, str) else lease.id

@@ -1,25 +1,115 @@
-"""ReplayServer: named tables in one process, and their snapshots."""
+"""What a replay actor does, without Ray: named tables or fragments in one process, and their snapshots."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import ArrayLike
 
-from trieye.checkpoints.directory import load_parts
+from trieye.checkpoints.directory import has_parts, load_parts, save_parts
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.process.progress import say
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
+from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import Limiter
-from trieye.replay.remote.messages import Ack, Memory, Plan, Rows
-from trieye.replay.remote.snapshots import Snapshots
+from trieye.replay.remote.delivery import Ack
+from trieye.replay.remote.messages import Memory, Plan, Rows
 from trieye.replay.remote.table import Table
 from trieye.replay.samplers.base import Ids
 from trieye.snapshot.nodes import StateParts
-from trieye.snapshot.parts import SavedParts
+from trieye.snapshot.parts import Growing, SavedParts
+
+
+class Snapshots:
+    """Writes and reads the snapshots of one server.
+
+    Args:
+        name: Of the server, for messages.
+        directory: Where they are; without one there are only those that are asked for by path.
+        every_s: How often they are written, seconds; only when asked for if None.
+
+    Attributes:
+        num_written: Snapshots written.
+        num_failed: Snapshots that the timer could not write.
+
+    Raises:
+        ConfigurationError: There is an interval and no directory.
+    """
+
+    def __init__(self, name: str, directory: Path | None, every_s: float | None) -> None:
+        if every_s is not None and directory is None:
+            raise ConfigurationError(f"replay {name!r}: snapshot_every_s needs a directory for the snapshots")
+        self.num_written = self.num_failed = 0
+        self._name, self._directory, self._every_s = name, directory, every_s
+        self._lock = threading.Lock()
+        self._is_closing = threading.Event()
+        self._timer: threading.Thread | None = None
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether there is one from which the server would go on."""
+        return self._directory is not None
+
+    def begin(self, load: Callable[[Any], None], write: Callable[[], None]) -> None:
+        """Load what is in the directory, if anything is, and start the timer.
+
+        Args:
+            load: Takes over the `SavedParts`.
+            write: Writes a snapshot.
+
+        Raises:
+            CheckpointError: What is there is damaged.
+        """
+        directory = self._directory
+        if directory is not None and has_parts(directory):
+            load(load_parts(directory))
+        if self._every_s is not None:
+            arguments = (self._every_s, write)
+            self._timer = threading.Thread(
+                target=self._write_for_ever, args=arguments, name="trieye-replay-snapshots", daemon=True
+            )
+            self._timer.start()
+
+    def write(self, growing: Growing, directory: Path | None) -> bool:
+        """Write a snapshot; of what the directory holds already only the new is written.
+
+        Args:
+            growing: What to save.
+            directory: Where to; the server's own if None.
+
+        Returns:
+            Whether it is the one from which the server would go on.
+
+        Raises:
+            ConfigurationError: There is no directory.
+            SerializationError: It could not be written; the one that was there is untouched.
+        """
+        target = directory or self._directory
+        if target is None:
+            raise ConfigurationError(f"replay {self._name!r} has no directory for snapshots; name one")
+        with self._lock:
+            save_parts(target, growing)
+            self.num_written += 1
+        return target == self._directory
+
+    def close(self) -> None:
+        """End the timer."""
+        self._is_closing.set()
+        if self._timer is not None:
+            self._timer.join()
+
+    def _write_for_ever(self, every_s: float, write: Callable[[], None]) -> None:
+        while not self._is_closing.wait(every_s):
+            try:
+                write()
+            except TrieyeError as error:
+                self.num_failed += 1
+                say(f"replay {self._name!r}: no snapshot was written: {error}")
 
 
 class ReplayServer:
@@ -183,3 +273,74 @@ class _Snapshot:
 
     def load_state_dict(self, state: Any) -> None:
         self._server.load_state_dict(state)
+
+
+class FragmentServer:
+    """A `FragmentBuffer` with snapshots; if there is one in its directory, it goes on from there.
+
+    Args:
+        rules: The arguments of `FragmentRules`.
+        limiter: Those of a `Limiter`; None for none.
+        seed: Of the generator that chooses.
+        name: For messages.
+        directory: Where the snapshots are; without one there are none.
+        snapshot_every_s: How often they are written, seconds; only when asked to if None.
+
+    Raises:
+        ConfigurationError: An argument is not usable.
+        CheckpointError: A snapshot is damaged.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Any],
+        *,
+        limiter: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        name: str = "fragments",
+        directory: Path | None = None,
+        snapshot_every_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self.buffer = FragmentBuffer(
+            FragmentRules(**rules), seed=seed, limiter=None if limiter is None else Limiter(**limiter)
+        )
+        self._snapshots = Snapshots(name, directory, snapshot_every_s)
+        self._snapshots.begin(self.buffer.load_state_dict, self.snapshot)
+
+    def snapshot(self, directory: Path | None = None) -> None:
+        """Write a snapshot.
+
+        Args:
+            directory: Where to; the server's own if None.
+
+        Raises:
+            ConfigurationError: There is none.
+            SerializationError: It could not be written.
+        """
+        self._snapshots.write(self.buffer, directory)
+
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot, also if the server dies: its own directory holds the same content afterwards.
+
+        Raises:
+            ConfigurationError: It has chunks of another length or schema.
+            SerializationError: It is not whole, or the server's own snapshot could not be written.
+        """
+        self.buffer.load_state_dict(held)
+        if self._snapshots.has_directory:
+            self.snapshot()
+
+    def metrics(self, reset: bool) -> dict[str, float]:
+        """Return plain numbers; see `FragmentBuffer.metrics`."""
+        return self.buffer.metrics(reset=reset)
+
+    def close(self) -> None:
+        """End the snapshots and give the memory back."""
+        self._snapshots.close()
+        self.buffer.close()
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_") or method == "buffer":
+            raise AttributeError(method)
+        return getattr(self.buffer, method)

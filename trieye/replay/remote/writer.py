@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
-from trieye.replay.remote.block import Block
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.courier import Courier
-from trieye.replay.remote.messages import DEFAULT_TABLE
-from trieye.replay.remote.outbox import Outbox
+from trieye.replay.remote.delivery import Outbox
+from trieye.replay.remote.messages import DEFAULT_TABLE, Block
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
 

@@ -1,6 +1,9 @@
-"""NearRows: rows of a table on the same machine, copied by the reader itself out of shared memory."""
+"""Where the rows of a reader come from: shared memory on the same machine, or the server's own copies."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +11,67 @@ from numpy.typing import NDArray
 from trieye.exceptions import ConfigurationError
 from trieye.replay.attached import AttachedReplay
 from trieye.replay.batch import Batch
-from trieye.replay.remote.ahead import Ahead
-from trieye.replay.remote.calls import Deadline, poll_s
-from trieye.replay.remote.channel import Channel
+from trieye.replay.remote.channel import Channel, Deadline, poll_s
 from trieye.replay.remote.messages import Memory, Plan, below
 from trieye.replay.samplers.base import Draw, spliced
+
+Item = TypeVar("Item")
+
+
+class Ahead(Generic[Item]):
+    """A short queue of what one kind of call returns several of; one call is under way while half of it is left.
+
+    Args:
+        begin: Begins a call.
+        unpack: Returns the items of its result, or why there is none yet.
+        low: Number of items at which the next call begins.
+    """
+
+    def __init__(
+        self, begin: Callable[[], "Future[Any]"], unpack: Callable[[Any], Sequence[Item] | str], low: int
+    ) -> None:
+        self._begin, self._unpack, self._low = begin, unpack, low
+        self._items: deque[Item] = deque()
+        self._call: Future[Any] | None = None
+
+    def next(self, deadline: Deadline) -> Item:
+        """Return the next item.
+
+        Raises:
+            ReplayTimeoutError: There was none in time.
+            TrieyeError: What the server raised.
+        """
+        while not self._items:
+            self._fetch(deadline)
+        item = self._items.popleft()
+        if self._call is None and len(self._items) <= self._low:
+            self._call = self._begin()
+        return item
+
+    def clear(self) -> None:
+        """Forget what was asked for."""
+        self._items.clear()
+        self._call = None
+
+    def _fetch(self, deadline: Deadline) -> None:
+        call = self._call or self._begin()
+        self._call = call
+        try:
+            found = deadline.result(call)
+        except ConnectionError as error:
+            self._call = None
+            deadline.pause(str(error))
+            return
+        except Exception:
+            if call.done():
+                self._call = None
+            raise
+        self._call = None
+        items = self._unpack(found)
+        if isinstance(items, str):
+            deadline.check(items)
+        else:
+            self._items.extend(items)
 
 
 class NearRows:
@@ -127,3 +186,51 @@ class NearRows:
 
 def _draws(plan: Plan) -> list[tuple[str, Draw]]:
     return [(plan.generation, draw) for draw in plan.draws()]
+
+
+class FarRows:
+    """Asks the server for whole batches, several at a time.
+
+    Args:
+        channel: The way to the server.
+        table: Name of the table.
+        ahead: Batches that come with one call.
+        timeout_s: How long the reader waits at most, seconds.
+
+    Attributes:
+        generation: Of the memory that the rows came from; empty before the first draw.
+    """
+
+    def __init__(self, channel: Channel, table: str, ahead: int, timeout_s: float) -> None:
+        self.generation = ""
+        self._channel, self._table, self._num_ahead = channel, table, ahead
+        self._poll_s = poll_s(timeout_s)
+        self._batches: dict[tuple[int, tuple[str, ...] | None], Ahead[tuple[str, Batch]]] = {}
+
+    def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
+        """Draw rows.
+
+        Raises:
+            ReplayTimeoutError: There was nothing to draw in time.
+            ConfigurationError: A key is unknown, or `out` is of another size.
+        """
+        wanted = None if keys is None else tuple(keys)
+        batches = self._batches.get((n, wanted))
+        if batches is None:
+            batches = self._batches[n, wanted] = Ahead(
+                lambda: self._channel.begin("batches", self._table, self._num_ahead, n, wanted, self._poll_s),
+                lambda found: found,
+                self._num_ahead // 2,
+            )
+        self.generation, batch = batches.next(deadline)
+        if out is None:  # what was sent is read-only
+            batch.data = {key: np.array(array) for key, array in batch.data.items()}
+            return batch
+        if len(out) != n or list(out) != list(batch):
+            raise ConfigurationError(
+                f"sample({n}): `out` holds {len(out)} rows of {', '.join(out)}; reuse a batch of the same size and keys"
+            )
+        for key, array in batch.data.items():
+            np.copyto(out.data[key], array)
+        batch.data, batch.records = out.data, out.records
+        return batch
