@@ -24,7 +24,6 @@ import ray
 
 from trieye.exceptions import TrieyeError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-from trieye.replay.remote.channel import call
 
 ROWS, DRAWN, BATCHES = 32, 16, 10
 DEADLINE_S = 60.0
@@ -53,7 +52,7 @@ class Client:
 
     def draw(self, n: int) -> Any:
         """Return a batch that the server copied."""
-        ((_, batch),) = call(self.replay._channel, DEADLINE_S, "batches", "default", 1, n, None, 5.0)  # noqa: SLF001 - a reader draws ahead
+        ((_, batch),) = self.replay.ask(ReplayServer.batches, "default", 1, n, None, 5.0)  # a reader draws ahead
         return batch
 
     def work(self) -> None:

@@ -8,33 +8,32 @@ import numpy as np
 import pytest
 
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.channel import group_of
+from trieye.replay.samplers.base import Draw
 
 
-class FlakyChannel(LocalChannel):
+class FlakyChannel:
     """Makes each call in a thread of the server, loses some of them and some answers, and can kill the server."""
 
     def __init__(self, make_server, *, seed=0, loss=0.0):
-        super().__init__(make_server())
+        self.server = make_server()
+        self.name = self.server.name
         self.loss, self._make_server, self._dice = loss, make_server, random.Random(seed)
         self._ingest, self._others = ThreadPoolExecutor(1), ThreadPoolExecutor(8)
         self._lock = threading.Lock()
 
-    @property
-    def server(self):
-        return self._server
-
-    def begin(self, method, *values):
-        server, call, fate = self._server, Future(), self._dice.random()
+    def begin(self, operation, *values, **options):
+        server, call, fate = self.server, Future(), self._dice.random()
 
         def act():
             with self._lock:
-                is_gone = server is None or server is not self._server
+                is_gone = server is None or server is not self.server
             if is_gone or fate < self.loss / 2:
                 call.set_exception(ConnectionError("lost on the way"))
                 return
-            done = LocalChannel(server).begin(method, *values)
+            done = LocalChannel(server).begin(operation, *values, **options)
             with self._lock:
-                is_gone = server is not self._server
+                is_gone = server is not self.server
             if is_gone or fate < self.loss:
                 call.set_exception(ConnectionError("nobody heard the answer"))
             elif done.exception() is not None:
@@ -42,16 +41,18 @@ class FlakyChannel(LocalChannel):
             else:
                 call.set_result(done.result())
 
-        (self._ingest if method == "add_batch" else self._others).submit(act)
+        (self._ingest if group_of(operation) == "ingest" else self._others).submit(act)
         return call
 
     def die(self):
         """Let the server vanish, with all that it has in memory, and another one take its place."""
         with self._lock:
-            old = self._server
-            self._server = None
-        old._snapshots.close()  # a process that died writes nothing more
-        self._server = self._make_server()
+            old, self.server = self.server, None
+        old.stop_snapshots()  # a process that died writes nothing more
+        self.server = self._make_server()
+
+    def kill(self):
+        self.server.close()
 
 
 @pytest.fixture
@@ -59,14 +60,25 @@ def make_replay():
     """Return a function that makes a replay of one table in this process."""
     made = []
 
-    def make(capacity=1000, *, options=None, **table):
-        server = ReplayServer({"default": {"capacity": capacity, **table}}, **(options or {}))
-        made.append(RemoteReplay(LocalChannel(server)))
+    def make(capacity=1000, **table):
+        made.append(local_replay({"default": {"capacity": capacity, "storage": "shm", **table}}))
         return made[-1]
 
     yield make
     for replay in made:
         replay.close()
+
+
+def local_replay(tables, **options):
+    """Return a replay in this process."""
+    return RemoteReplay(LocalChannel(ReplayServer(tables, **options)))
+
+
+def content(replay):
+    """Return the column `x` of the rows of a table in shared memory, in the order of their ids."""
+    view = replay.attach()
+    ids = np.arange(view.counters()["low"], view.counters()["total"])
+    return view.rows(Draw(ids, np.ones(len(ids), np.float32)))["x"].tolist()
 
 
 def row(value, *, terminated=False):

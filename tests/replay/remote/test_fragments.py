@@ -56,8 +56,7 @@ def test_what_a_server_held_is_there_again_after_its_death(tmp_path):
     channel = FlakyChannel(lambda: FragmentServer(RULES, directory=tmp_path / "snapshot"))
     replay = filled(RemoteFragments(channel))
     replay.snapshot()
-    channel._server.close()
-    channel._server = channel._make_server()
+    channel.die()
     assert replay.add(*fragments("a", 1, first=3)[0]).status == "duplicate"
     assert len(replay.fetch(2, timeout_s=1).chunks) == 2
     with pytest.raises(ReplayTimeoutError):
@@ -72,7 +71,7 @@ def test_an_actor_serves_readers_that_wait_and_goes_on_after_its_death(ray_clust
     import ray
 
     replay = RemoteFragments.start(RULES, directory=tmp_path / "snapshot", timeout_s=120)
-    waiting = replay._channel.begin("fetch", 2, 60.0)
+    waiting = replay._channel.begin(FragmentServer.fetch, 2, 60.0)
     filled(replay)
     assert len(waiting.result(60).chunks) == 2
     replay.snapshot()
@@ -92,13 +91,12 @@ def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
     replay.add_batch(fragments("c", 4))
     replay.snapshot()
     replay.load_state_dict(load_parts(tmp_path / "checkpoint"))
-    channel._server.close()
-    channel._server = channel._make_server()
+    channel.die()
     assert replay.metrics()["replay/size"] == 2
 
 
 class SilentChannel(LocalChannel):
-    def begin(self, method, *values):
+    def begin(self, operation, *values):
         return Future()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.replay.remote.conftest import FlakyChannel, row
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
+from trieye.replay.hindsight import Hindsight
 from trieye.replay.remote import Reader, RemoteReplay, ReplayServer
 from trieye.replay.remote.draws import FarRows, NearRows
 
@@ -208,14 +209,20 @@ def test_rows_that_may_not_be_drawn_again_are_waited_for(make_replay):
     assert replay.reader(ahead=1).sample(1).ids[0] >= 0
 
 
+def no_reward(achieved, desired, info):
+    return np.zeros(len(achieved))
+
+
 def test_goals_that_are_made_by_the_buffer_are_made_by_the_server(make_replay):
-    replay = make_replay(storage="shm", schema={"x": np.int64, "terminated": np.bool_})
-    replay._channel._server._tables["default"]._is_shared = False
+    replay = make_replay(her=Hindsight(no_reward))
     with replay.writer() as writer:
-        writer.add(x=1, terminated=False)
-    reader = replay.reader()
-    assert reader.sample(2)["x"].tolist() == [1, 1]
-    assert isinstance(reader._rows, FarRows)
+        for value in range(20):
+            goals = {"next_achieved_goal": float(value), "desired_goal": 100.0}
+            writer.add(**row(value, terminated=value == 19), reward=1.0, **goals)
+    batch = replay.reader().sample(64)
+    assert (batch["desired_goal"] < 20).any()
+    with pytest.raises(ConfigurationError, match="cannot be attached to"):
+        replay.attach()
 
 
 def test_an_unknown_table_is_an_error_that_names_the_nearest(make_replay):

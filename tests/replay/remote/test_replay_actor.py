@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from tests.replay.remote.conftest import content
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.replay.remote import RemoteReplay
 from trieye.replay.remote.draws import NearRows
-from trieye.replay.samplers.base import Draw
 
 
 @pytest.fixture
@@ -48,13 +48,6 @@ def write(replay, number, count, flush_every):
             if value % flush_every == 0:
                 writer.flush()
         return os.getpid()
-
-
-def content(replay):
-    """Return the column `x` of all rows."""
-    view = replay.attach()
-    ids = np.arange(view.counters()["low"], view.counters()["total"])
-    return view.rows(Draw(ids, np.ones(len(ids), np.float32)))["x"]
 
 
 def test_a_table_without_rows_cannot_be_attached_to(start):
@@ -94,7 +87,7 @@ def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(
             check(reader.sample(32))
         reader.wait(int(2000 + acknowledged + 400))
         assert writer.stats()["lost_rows"] == 0
-    found = content(replay)
+    found = np.array(content(replay))
     for number, count in ((1, 1000), (2, 1000), (3, acknowledged), (4, 400)):
         assert (found[found // 10_000 == number] - 10_000 * number).tolist() == list(range(1, count + 1))
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.replay.remote.conftest import row
+from tests.replay.remote.conftest import FlakyChannel, row
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-from trieye.replay.remote.channel import call
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.table import Edge
 
@@ -53,7 +52,7 @@ def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
             writer.add(**row(value))
             if value > 100:
                 writer.flush()
-                call(replay._channel, 5.0, "batches", "main", 1, 16, None, 5.0)
+                replay.ask(ReplayServer.batches, "main", 1, 16, None, 5.0)
     assert replay.stats("main")["sampled"] == 199 * 16
 
 
@@ -79,7 +78,7 @@ def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
     while server.stats("main")["snapshots"] < 3 and time.monotonic() < until:
         time.sleep(0.01)
     server.close()
-    assert server._snapshots.num_written >= 3
+    assert server.num_written >= 3
     assert load_parts(tmp_path / "snapshot").state["main"]["state"]["end"] == 70
 
 
@@ -170,8 +169,8 @@ def test_rows_are_held_back_as_many_as_came_during_the_last_calls_at_most_a_tent
 
 def test_environments_keep_their_numbers_over_a_restart(tmp_path):
     options = {"default": {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}}
-    server = ReplayServer(options, directory=tmp_path / "snapshot")
-    replay = RemoteReplay(LocalChannel(server))
+    channel = FlakyChannel(lambda: ReplayServer(options, directory=tmp_path / "snapshot"))
+    replay = RemoteReplay(channel)
     with replay.writer(flush_rows=1) as writer, replay.writer(flush_rows=1) as other:
         for value in range(5):
             writer.add(**row(value))
@@ -179,7 +178,7 @@ def test_environments_keep_their_numbers_over_a_restart(tmp_path):
             other.add(**row(100 + value))
             other.flush()
         replay.snapshot()
-        replay._channel._server = ReplayServer(options, directory=tmp_path / "snapshot")
+        channel.die()
         for value in range(5, 10):
             writer.add(**row(value))
             other.add(**row(100 + value))
@@ -209,9 +208,10 @@ def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
 
 
 def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
-    replay = filled(ReplayServer(TABLES, directory=tmp_path / "snapshot"))
+    server = ReplayServer(TABLES, directory=tmp_path / "snapshot")
+    replay = filled(server)
     replay.snapshot(tmp_path / "checkpoint")
-    filled(replay._channel._server, seed=1000)
+    filled(server, seed=1000)
     replay.snapshot()
     replay.restore(tmp_path / "checkpoint")
     again = RemoteReplay(LocalChannel(ReplayServer(TABLES, directory=tmp_path / "snapshot")))

@@ -5,20 +5,17 @@ import os
 import threading
 import time
 import warnings
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from tests.replay.remote.conftest import FlakyChannel, row
+from tests.replay.remote.conftest import FlakyChannel, content, row
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, TrieyeError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer, Writer
 
-
-def content(server, table="default"):
-    """Return the column `x`, in the order of the ids."""
-    buffer = server._tables[table]._buffer
-    store = buffer._store
-    return store.reader.ring.rows(store.low, len(buffer))["x"].tolist()
+SMALL = {"default": {"capacity": 100, "storage": "shm"}}
+LARGE = {"default": {"capacity": 10_000, "storage": "shm"}}
 
 
 def test_rows_are_in_the_ring_when_flush_returns(make_replay):
@@ -27,7 +24,7 @@ def test_rows_are_in_the_ring_when_flush_returns(make_replay):
         for value in range(20):
             writer.add(**row(value))
         writer.flush()
-        assert content(replay._channel._server) == list(range(20))
+        assert content(replay) == list(range(20))
         assert writer.stats()["taken"] == 20
 
 
@@ -57,7 +54,7 @@ def test_rows_of_extend_are_cut_into_batches_and_keep_their_order(make_replay):
         batch = {"obs": np.zeros((99, 3), np.float32), "x": values, "terminated": np.zeros(99, bool)}
         writer.extend(batch, env_ids=values % 3, priorities=np.where(values == 50, 1e9, 1e-9))
         writer.flush()
-    assert content(replay._channel._server) == list(range(100))
+    assert content(replay) == list(range(100))
     assert (replay.reader().sample(64)["x"] == 50).mean() > 0.9
 
 
@@ -129,10 +126,8 @@ def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
 
 def test_a_writer_waits_for_room_and_says_why_when_it_gives_up():
     class Deaf(LocalChannel):
-        def begin(self, method, *values):
-            return (
-                FlakyChannel.begin.__globals__["Future"]() if method == "add_batch" else super().begin(method, *values)
-            )
+        def begin(self, operation, *values):
+            return Future() if operation is ReplayServer.add_batch else super().begin(operation, *values)
 
     writer = Writer(Deaf(ReplayServer({"default": {"capacity": 10}})), flush_rows=2, max_inflight=2, timeout_s=0.05)
     for value in range(6):
@@ -152,7 +147,7 @@ def test_a_writer_that_is_sent_away_is_another_writer(make_replay):
             other.add(**row(1))
             other.flush()
             assert other._flush_rows == 3
-            assert content(replay._channel._server) == [1]
+            assert content(replay) == [1]
 
 
 def test_a_writer_does_not_work_in_a_forked_process(make_replay):
@@ -181,7 +176,9 @@ def fill(replay, number, count, writers):
 @pytest.mark.parametrize("deaths", [0, 3])
 def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_server_dies(tmp_path, deaths, capsys):
     def make_server():
-        return ReplayServer({"default": {"capacity": 10_000}}, directory=tmp_path / "snapshot", snapshot_every_s=0.05)
+        return ReplayServer(
+            {"default": {"capacity": 10_000, "storage": "shm"}}, directory=tmp_path / "snapshot", snapshot_every_s=0.05
+        )
 
     channel = FlakyChannel(make_server, seed=deaths, loss=0.1)
     replay, writers = RemoteReplay(channel), []
@@ -195,7 +192,7 @@ def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_se
         channel.die()
     for thread in threads:
         thread.join()
-    found = content(channel.server)
+    found = content(replay)
     for number in range(3):
         assert [value - 10_000 * number for value in found if value // 10_000 == number] == list(range(1500))
     assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
@@ -203,12 +200,13 @@ def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_se
 
 
 def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends():
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}), loss=0.4, seed=2)
-    with RemoteReplay(channel).writer(flush_rows=2, flush_ms=3_600_000, timeout_s=20) as writer:
+    channel = FlakyChannel(lambda: ReplayServer(SMALL), loss=0.4, seed=2)
+    replay = RemoteReplay(channel)
+    with replay.writer(flush_rows=2, flush_ms=3_600_000, timeout_s=20) as writer:
         for value in range(21):
             writer.add(**row(value))
         writer.flush()
-        assert content(channel.server) == list(range(21))
+        assert content(replay) == list(range(21))
 
 
 def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
@@ -224,7 +222,7 @@ def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
 
 def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("trieye.replay.remote.courier.HEARTBEAT_S", 0.02)
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}, directory=tmp_path / "snapshot"))
+    channel = FlakyChannel(lambda: ReplayServer(SMALL, directory=tmp_path / "snapshot"))
     replay = RemoteReplay(channel)
     with replay.writer(flush_rows=2) as writer:
         for value in range(6):
@@ -236,12 +234,12 @@ def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(tmp_path,
         writer.flush()
         channel.die()
         replay.reader().wait(10, timeout_s=20)
-        assert content(channel.server) == list(range(10))
+        assert content(replay) == list(range(10))
         assert writer.stats()["resent_batches"] == 2
 
 
 def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(tmp_path, capsys):
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100}}))
+    channel = FlakyChannel(lambda: ReplayServer(SMALL))
     replay = RemoteReplay(channel)
     with replay.writer(flush_rows=2, keep_bytes=0) as writer:
         for value in range(6):
@@ -250,7 +248,7 @@ def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(tmp_path
         channel.die()
         writer.add(**row(6))
         writer.flush()
-        assert content(channel.server) == [6]
+        assert content(replay) == [6]
         assert writer.stats()["lost_rows"] == 6
         assert replay.stats()["lost_rows"] == 6
     assert "has lost 6 rows of this writer" in capsys.readouterr().err

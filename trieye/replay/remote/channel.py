@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from trieye.exceptions import ReplayTimeoutError
 from trieye.process.waiting import Backoff
@@ -13,11 +13,37 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 LONGEST_POLL_S = 1.0
 """How long the server lets a call wait before it answers that there is nothing yet."""
 
+Group = Literal["ingest", "draw", "wait", "save", "update"]
+"""The threads of an actor on which an operation runs; what is in no group is quick, and has a thread of its own."""
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+Server = TypeVar("Server")
+Server_co = TypeVar("Server_co", covariant=True)
+Values = ParamSpec("Values")
 Result = TypeVar("Result")
 
 
-class Channel(Protocol):
-    """Makes calls to a `ReplayServer` wherever it is; safe to use from threads, and can be sent where it works.
+def in_group(group: Group) -> Callable[[Operation], Operation]:
+    """Let a replay actor run an operation on the threads of a group."""
+
+    def mark(operation: Operation) -> Operation:
+        vars(operation)["group"] = group
+        return operation
+
+    return mark
+
+
+def group_of(operation: Callable[..., Any]) -> Group | None:
+    """Return the group of an operation."""
+    group: Group | None = vars(operation).get("group")
+    return group
+
+
+class Channel(Protocol[Server_co]):
+    """Makes calls to a server wherever it is; safe to use from threads, and can be sent where it works.
+
+    An operation is named by the function itself, such as `ReplayServer.stats`, so that its values and its result are
+    checked.
 
     Attributes:
         name: Of the server, for messages.
@@ -25,8 +51,14 @@ class Channel(Protocol):
 
     name: str
 
-    def begin(self, method: str, *values: Any) -> "Future[Any]":
-        """Begin a call of a method of the server; calls of the same method arrive in the order in which they began.
+    def begin(
+        self,
+        operation: Callable[Concatenate[Server_co, Values], Result],
+        /,
+        *values: Values.args,
+        **options: Values.kwargs,
+    ) -> "Future[Result]":
+        """Begin an operation of the server; those of one group arrive in the order in which they began.
 
         The future raises
 
@@ -38,22 +70,44 @@ class Channel(Protocol):
         """End the server for good."""
 
 
-class LocalChannel:
+class Closable(Protocol):
+    """A server that a channel of this process can lead to.
+
+    Attributes:
+        name: For messages.
+    """
+
+    name: str
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+LocalServer = TypeVar("LocalServer", bound=Closable)
+
+
+class LocalChannel(Generic[LocalServer]):
     """The way to a server in this process; every call is made at once.
 
     Args:
-        server: A `ReplayServer`.
+        server: A `ReplayServer` or a `FragmentServer`.
     """
 
-    def __init__(self, server: Any) -> None:
-        self.name = str(server.name)
+    def __init__(self, server: LocalServer) -> None:
+        self.name = server.name
         self._server = server
 
-    def begin(self, method: str, *values: Any) -> "Future[Any]":
+    def begin(
+        self,
+        operation: Callable[Concatenate[LocalServer, Values], Result],
+        /,
+        *values: Values.args,
+        **options: Values.kwargs,
+    ) -> "Future[Result]":
         """Make the call in this thread."""
-        call: Future[Any] = Future()
+        call: Future[Result] = Future()
         try:
-            call.set_result(getattr(self._server, method)(*values))
+            call.set_result(operation(self._server, *values, **options))
         except Exception as error:  # noqa: BLE001 - a call like a remote one: whoever takes the result gets the error
             call.set_exception(error)
         return call
@@ -115,17 +169,35 @@ class Deadline:
             self.check()
         return call.result()
 
+    def answer(
+        self,
+        channel: Channel[Server],
+        operation: Callable[Concatenate[Server, Values], Result],
+        /,
+        *values: Values.args,
+        **options: Values.kwargs,
+    ) -> Result:
+        """Make a call, again if need be, until it is answered; raises what `result` raises."""
+        while True:
+            try:
+                return self.result(channel.begin(operation, *values, **options))
+            except ConnectionError as error:
+                self.pause(str(error))
 
-def call(channel: Channel, timeout_s: float, method: str, *values: Any) -> Any:
-    """Make a call that may be made more than once, until it is answered.
+
+def ask(
+    channel: Channel[Server],
+    timeout_s: float,
+    operation: Callable[Concatenate[Server, Values], Result],
+    /,
+    *values: Values.args,
+    **options: Values.kwargs,
+) -> Result:
+    """Do an operation of a server, again if need be, and return its result.
 
     Raises:
         ReplayTimeoutError: It was not answered in time.
         TrieyeError: What the server raised.
     """
-    deadline = Deadline(timeout_s, lambda: f"{channel.name!r} did not answer {method}()")
-    while True:
-        try:
-            return deadline.result(channel.begin(method, *values))
-        except ConnectionError as error:
-            deadline.pause(str(error))
+    deadline = Deadline(timeout_s, lambda: f"{channel.name!r} did not answer {operation.__name__}()")
+    return deadline.answer(channel, operation, *values, **options)

@@ -15,6 +15,7 @@ from trieye.process.waiting import Backoff
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.delivery import Ack, Outbox, Parcel
 from trieye.replay.remote.messages import Block
+from trieye.replay.remote.server import ReplayServer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 HEARTBEAT_S = 1.0
@@ -47,7 +48,7 @@ class Courier:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Channel[ReplayServer],
         table: str,
         client: str,
         outbox: Outbox,
@@ -142,7 +143,7 @@ class Courier:
     def stop(self) -> None:
         """Send nothing more, end the thread, and let the server forget the writer."""
         self._halt()
-        self._channel.begin("leave", self._table, self._client)
+        self._channel.begin(ReplayServer.leave, self._table, self._client)
 
     def _halt(self) -> None:
         self._failure = self._failure or ReplayClosedError(f"the writer of table {self._table!r} is closed")
@@ -233,8 +234,8 @@ class Courier:
         if (outbox.is_held_up or is_idle) and now >= self._not_before:
             self._catch_up()
         while (parcel := outbox.next()) is not None:
-            call: Future[Ack] = self._channel.begin(
-                "add_batch", self._table, self._client, parcel.first, outbox.oldest, parcel.rows
+            call = self._channel.begin(
+                ReplayServer.add_batch, self._table, self._client, parcel.first, outbox.oldest, parcel.rows
             )
             call.add_done_callback(partial(self._hear, parcel))
 
@@ -247,8 +248,8 @@ class Courier:
         wait_s = LIMITER_WAIT_S if self._outbox.is_held_up else 0.0
         count = self._outbox.next_size
         try:
-            call = self._channel.begin("await_insert", self._table, self._client, count, wait_s)
-            ack: Ack = call.result(ANSWER_TIMEOUT_S)
+            call = self._channel.begin(ReplayServer.await_insert, self._table, self._client, count, wait_s)
+            ack = call.result(ANSWER_TIMEOUT_S)
         except ConnectionError as error:
             self._wait_longer(str(error))
             return

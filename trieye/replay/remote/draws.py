@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,16 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.attached import AttachedReplay
 from trieye.replay.batch import Batch
 from trieye.replay.remote.channel import Channel, Deadline, poll_s
-from trieye.replay.remote.messages import Memory, Plan, below
+from trieye.replay.remote.messages import Plan, below
+from trieye.replay.remote.server import ReplayServer
 from trieye.replay.samplers.base import Draw, spliced
 
+Found = TypeVar("Found")
 Item = TypeVar("Item")
+Sent = tuple[str, Batch]
 
 
-class Ahead(Generic[Item]):
+class Ahead(Generic[Found, Item]):
     """A short queue of what one kind of call returns several of; one call is under way while half of it is left.
 
     Args:
@@ -28,11 +31,11 @@ class Ahead(Generic[Item]):
     """
 
     def __init__(
-        self, begin: Callable[[], "Future[Any]"], unpack: Callable[[Any], Sequence[Item] | str], low: int
+        self, begin: Callable[[], "Future[Found]"], unpack: Callable[[Found], Sequence[Item] | str], low: int
     ) -> None:
         self._begin, self._unpack, self._low = begin, unpack, low
         self._items: deque[Item] = deque()
-        self._call: Future[Any] | None = None
+        self._call: Future[Found] | None = None
 
     def next(self, deadline: Deadline) -> Item:
         """Return the next item.
@@ -47,11 +50,6 @@ class Ahead(Generic[Item]):
         if self._call is None and len(self._items) <= self._low:
             self._call = self._begin()
         return item
-
-    def clear(self) -> None:
-        """Forget what was asked for."""
-        self._items.clear()
-        self._call = None
 
     def _fetch(self, deadline: Deadline) -> None:
         call = self._call or self._begin()
@@ -88,13 +86,13 @@ class NearRows:
         num_redrawn: Rows that were overwritten before they were copied, and drawn anew.
     """
 
-    def __init__(self, channel: Channel, table: str, ahead: int, timeout_s: float) -> None:
+    def __init__(self, channel: Channel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
         self.generation = ""
         self.num_redrawn = 0
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
         self._view: AttachedReplay
-        self._plans: dict[int, Ahead[tuple[str, Draw]]] = {}
+        self._plans: dict[int, Ahead[Plan | str, tuple[str, Draw]]] = {}
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
         """Draw rows; return None if the server's memory cannot be read from here.
@@ -121,7 +119,7 @@ class NearRows:
         plans = self._plans.get(n)
         if plans is None:
             plans = self._plans[n] = Ahead(
-                lambda: self._channel.begin("plan", self._table, self._num_ahead, n, self._poll_s),
+                lambda: self._channel.begin(ReplayServer.plan, self._table, self._num_ahead, n, self._poll_s),
                 lambda found: found if isinstance(found, str) else _draws(found),
                 self._num_ahead // 2,
             )
@@ -130,7 +128,7 @@ class NearRows:
     def _attach(self, generation: str, deadline: Deadline) -> bool | None:
         """Look at the memory of a generation; return False if it is gone, and None if it cannot be seen from here."""
         for _ in range(2):  # at the second time, a server that just died is told from one on another machine
-            memory = self._memory(deadline)
+            memory = deadline.answer(self._channel, ReplayServer.memory, self._table)
             if memory.generation != generation:
                 return False
             if memory.handle is None:
@@ -142,15 +140,6 @@ class NearRows:
             self.generation = generation
             return True
         return None
-
-    def _memory(self, deadline: Deadline) -> Memory:
-        while True:
-            try:
-                memory: Memory = deadline.result(self._channel.begin("memory", self._table))
-            except ConnectionError as error:
-                deadline.pause(str(error))
-            else:
-                return memory
 
     def _copied(self, draw: Draw, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
         """Copy rows until none of them was overwritten meanwhile; return None if the memory changed instead."""
@@ -174,11 +163,7 @@ class NearRows:
     def _plan(self, n: int, deadline: Deadline) -> Plan:
         """Return one draw, decided now."""
         while True:
-            try:
-                plan: Plan | str = deadline.result(self._channel.begin("plan", self._table, 1, n, self._poll_s))
-            except ConnectionError as error:
-                deadline.pause(str(error))
-                continue
+            plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s)
             if isinstance(plan, Plan):
                 return plan
             deadline.check(plan)
@@ -201,11 +186,11 @@ class FarRows:
         generation: Of the memory that the rows came from; empty before the first draw.
     """
 
-    def __init__(self, channel: Channel, table: str, ahead: int, timeout_s: float) -> None:
+    def __init__(self, channel: Channel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
         self.generation = ""
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
-        self._batches: dict[tuple[int, tuple[str, ...] | None], Ahead[tuple[str, Batch]]] = {}
+        self._batches: dict[tuple[int, tuple[str, ...] | None], Ahead[list[Sent] | str, Sent]] = {}
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
         """Draw rows.
@@ -218,7 +203,9 @@ class FarRows:
         batches = self._batches.get((n, wanted))
         if batches is None:
             batches = self._batches[n, wanted] = Ahead(
-                lambda: self._channel.begin("batches", self._table, self._num_ahead, n, wanted, self._poll_s),
+                lambda: self._channel.begin(
+                    ReplayServer.batches, self._table, self._num_ahead, n, wanted, self._poll_s
+                ),
                 lambda found: found,
                 self._num_ahead // 2,
             )

@@ -1,74 +1,109 @@
 """What user code holds of a replay actor: RemoteReplay for tables, RemoteFragments for fragments."""
 
 import asyncio
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
-from trieye.exceptions import ConfigurationError, ReplayTimeoutError
+from trieye.exceptions import ConfigurationError
 from trieye.replay.attached import AttachedReplay
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
-from trieye.replay.remote.channel import FIRST_PAUSE_S, Channel, call
-from trieye.replay.remote.messages import DEFAULT_TABLE, Memory
+from trieye.replay.remote.channel import Channel, Deadline, ask, group_of
+from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
+from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
 from trieye.replay.remote.writer import Writer
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
 SAVE_TIMEOUT_S = 3600.0
-
-
 FOR_EVER_S = 1e9
 
-
-def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
-    """Return the arguments of the table that a config describes.
-
-    Raises:
-        ConfigurationError: It describes fragments.
-    """
-    if config.kind == "fragment":
-        raise ConfigurationError(
-            "replay.kind=fragment is no table of rows; use RemoteFragments.start(config.fragment_rules)"
-        )
-    same = ("capacity", "sampler_options", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next")
-    table = {name: getattr(config, name) for name in (*same, "prefault", "max_reuse", "max_staleness")}
-    if config.limiter.samples_per_insert is not None:
-        table["limiter"] = config.limiter.model_dump()
-    storage = "shm" if config.storage == "ram" else config.storage
-    return {**table, "sampler": config.kind, "storage": storage, "seed": seed}
+Held = TypeVar("Held", bound=Server)
+Values = ParamSpec("Values")
+Result = TypeVar("Result")
 
 
-class RemoteReplay:
-    """Tables in a process of their own, with writers and readers anywhere; can be sent to tasks and actors.
+class Remote(Generic[Held]):
+    """A server in a process of its own; can be sent to tasks and actors.
 
-    It has what `Run.save` and `Run.restore` need, so that its rows are part of a checkpoint.
+    It has what `Run.save` and `Run.restore` need, so that its content is part of a checkpoint.
 
     Args:
         channel: The way to the server.
-        timeout_s: How long a call waits for an answer, seconds.
+        timeout_s: How long a call waits for an answer, seconds; the time that a fetch may wait comes on top.
     """
 
-    def __init__(self, channel: Channel, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, channel: Channel[Held], *, timeout_s: float = 60.0) -> None:
         self._channel, self._timeout_s = channel, timeout_s
+
+    def ask(
+        self, operation: Callable[Concatenate[Held, Values], Result], /, *values: Values.args, **options: Values.kwargs
+    ) -> Result:
+        """Do an operation of the server, such as `ReplayServer.stats`, and return its result; it may be done twice.
+
+        Raises:
+            ReplayTimeoutError: It was not answered in time.
+            TrieyeError: What the server raised.
+        """
+        timeout_s = SAVE_TIMEOUT_S if group_of(operation) == "save" else self._timeout_s
+        return ask(self._channel, timeout_s, operation, *values, **options)
+
+    def snapshot(self, directory: str | Path | None = None) -> None:
+        """Write a snapshot of all that the server holds, on its machine.
+
+        Args:
+            directory: Where to; the server's own if None.
+
+        Raises:
+            ConfigurationError: There is none.
+            SerializationError: It could not be written.
+        """
+        self.ask(Server.snapshot, None if directory is None else Path(directory).absolute())
+
+    def restore(self, directory: str | Path) -> None:
+        """Go on from a snapshot; make new writers afterwards, as those that are open send again what came after it.
+
+        Raises:
+            CheckpointError: There is none, or it is not whole.
+            ConfigurationError: It holds rows of another schema, or chunks of another length.
+        """
+        self.ask(Server.restore, Path(directory).absolute())
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot of all that the server holds; see `StateParts`."""
+        return self.ask(Server.state_parts, set(known))
+
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot whose files can be read on the machine of the server."""
+        self.ask(Server.load_state_dict, held)
+
+    def close(self) -> None:
+        """End the server and give its memory back."""
+        self._channel.kill()
+
+
+class RemoteReplay(Remote[ReplayServer]):
+    """Tables in a process of their own, with writers and readers anywhere."""
 
     @classmethod
     def start(cls, tables: Mapping[str, Mapping[str, Any]], *, timeout_s: float = 60.0, **options: Any) -> Self:
         """Start a replay actor on this node; Ray has to be started.
 
         Args:
-            tables: The arguments of a `ReplayBuffer` for each table, by name.
+            tables: The arguments of a `ReplayBuffer` for each table, by name; the storage is `shm` unless they say
+                another.
             timeout_s: How long a call waits for an answer, seconds.
-            **options: Those of `trieye.replay.remote.actor.start_actor`.
+            **options: Those of `trieye.replay.remote.actor.start_server`.
         """
-        from trieye.replay.remote.actor import start_actor
+        from trieye.replay.remote.actor import ReplayActor, start_server
 
-        return cls(start_actor(tables, **options), timeout_s=timeout_s)
+        shared = {table: {"storage": "shm", **spec} for table, spec in tables.items()}
+        return cls(start_server(ReplayActor, {"tables": shared}, **options), timeout_s=timeout_s)
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0, **options: Any) -> Self:
@@ -100,78 +135,50 @@ class RemoteReplay:
         Raises:
             ConfigurationError: The server is on another machine, or the table has no rows yet or does not share them.
         """
-        memory: Memory = self._call("memory", table)
+        memory = self.ask(ReplayServer.memory, table)
         if memory.handle is None:
             raise ConfigurationError(
                 f"table {table!r} cannot be attached to: it has no rows yet, or does not share them"
             )
         return AttachedReplay(memory.handle)
 
-    def snapshot(self, directory: str | Path | None = None) -> None:
-        """Write a snapshot of all tables on the machine of the server.
-
-        Args:
-            directory: Where to; the server's own if None.
-
-        Raises:
-            ConfigurationError: There is none.
-            SerializationError: It could not be written.
-        """
-        self._call("snapshot", None if directory is None else Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
-
-    def restore(self, directory: str | Path) -> None:
-        """Go on from a snapshot; make new writers afterwards, as those that are open send again what came after it.
-
-        Raises:
-            CheckpointError: There is none, or it is not whole.
-            ConfigurationError: It holds rows of another schema.
-        """
-        self._call("restore", Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
-
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot of all tables; see `StateParts`."""
-        parts: StateParts = self._call("state_parts", set(known), timeout_s=SAVE_TIMEOUT_S)
-        return parts
-
-    def load_state_dict(self, held: SavedParts) -> None:
-        """Go on from a snapshot whose files can be read on the machine of the server."""
-        self._call("load_state_dict", held, timeout_s=SAVE_TIMEOUT_S)
-
     def stats(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
         """Return counts of a table as plain numbers."""
-        found: dict[str, float] = self._call("stats", table)
-        return found
+        return self.ask(ReplayServer.stats, table)
 
     def metrics(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
         """Return the metrics of a table, ready to be logged."""
-        found: dict[str, float] = self._call("metrics", table)
-        return found
+        return self.ask(ReplayServer.metrics, table)
 
     def set_version(self, version: int, table: str = DEFAULT_TABLE) -> None:
         """Tell which version of the model the rows come from that are added from now on."""
-        self._call("set_version", table, version)
-
-    def close(self) -> None:
-        """End the server and give its memory back."""
-        self._channel.kill()
-
-    def _call(self, method: str, *values: Any, timeout_s: float | None = None) -> Any:
-        return call(self._channel, timeout_s or self._timeout_s, method, *values)
+        self.ask(ReplayServer.set_version, table, version)
 
 
-class RemoteFragments:
-    """A `FragmentBuffer` in a process of its own; can be sent to tasks and actors.
+def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
+    """Return the arguments of the table that a config describes.
+
+    Raises:
+        ConfigurationError: It describes fragments.
+    """
+    if config.kind == "fragment":
+        raise ConfigurationError(
+            "replay.kind=fragment is no table of rows; use RemoteFragments.start(config.fragment_rules)"
+        )
+    same = ("capacity", "sampler_options", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next")
+    table = {name: getattr(config, name) for name in (*same, "prefault", "max_reuse", "max_staleness")}
+    if config.limiter.samples_per_insert is not None:
+        table["limiter"] = config.limiter.model_dump()
+    storage = "shm" if config.storage == "ram" else config.storage
+    return {**table, "sampler": config.kind, "storage": storage, "seed": seed}
+
+
+class RemoteFragments(Remote[FragmentServer]):
+    """A `FragmentBuffer` in a process of its own.
 
     Fragments travel through the object store; a fragment that is sent twice is recognized. After the death of the
     actor it goes on from its last snapshot; leases end, and what workers added since begins with a gap.
-
-    Args:
-        channel: The way to the server.
-        timeout_s: How long a call waits for an answer, seconds; the time that a fetch may wait comes on top.
     """
-
-    def __init__(self, channel: Channel, *, timeout_s: float = 60.0) -> None:
-        self._channel, self._timeout_s = channel, timeout_s
 
     @classmethod
     def start(cls, rules: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
@@ -180,11 +187,12 @@ class RemoteFragments:
         Args:
             rules: The arguments of `FragmentRules`.
             timeout_s: How long a call waits for an answer, seconds.
-            **options: Those of `trieye.replay.remote.actor.start_fragments`.
+            **options: `limiter` and `seed` as in `FragmentServer`, and those of
+                `trieye.replay.remote.actor.start_server`.
         """
-        from trieye.replay.remote.actor import start_fragments
+        from trieye.replay.remote.actor import FragmentActor, start_server
 
-        return cls(start_fragments(rules, **options), timeout_s=timeout_s)
+        return cls(start_server(FragmentActor, {"rules": rules}, **options), timeout_s=timeout_s)
 
     def add(self, payload: Mapping[str, Any], meta: FragmentMeta) -> AddResult:
         """Add one fragment; see `FragmentBuffer.add`."""
@@ -192,33 +200,23 @@ class RemoteFragments:
 
     def add_batch(self, fragments: Iterable[tuple[Mapping[str, Any], FragmentMeta]]) -> list[AddResult]:
         """Add fragments with one call; see `FragmentBuffer.add_batch`."""
-        results: list[AddResult] = self._call("add_batch", list(fragments))
-        return results
+        return self.ask(FragmentServer.add_batch, list(fragments))
 
     def set_version(self, session: str, version: int) -> None:
         """Announce the weights that workers use from now on; see `FragmentBuffer.set_version`."""
-        self._call("set_version", session, version)
+        self.ask(FragmentServer.set_version, session, version)
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Lease `n` chunks, which are copied to this process; see `FragmentBuffer.fetch`."""
-        end = time.monotonic() + (FOR_EVER_S if timeout_s is None else timeout_s)
+        wait_s = FOR_EVER_S if timeout_s is None else timeout_s
+        enough = Deadline(wait_s, lambda: f"fetch({n}) from {self._channel.name!r} was not possible")
+        answer = Deadline(wait_s + self._timeout_s, lambda: f"fetch({n}): {self._channel.name!r} did not answer")
         while True:
-            left_s = max(end - time.monotonic(), 0.0)
-            under_way = self._channel.begin("fetch", n, None if timeout_s is None else left_s, strict)
+            left_s = None if timeout_s is None else enough.left_s
             try:
-                lease: Lease = under_way.result(left_s + self._timeout_s)
-            except TimeoutError as error:
-                if under_way.done():  # the buffer had not enough chunks
-                    raise
-                raise ReplayTimeoutError(
-                    f"fetch({n}): {self._channel.name!r} did not answer in {left_s + self._timeout_s:.3g} s"
-                ) from error
+                return answer.result(self._channel.begin(FragmentServer.fetch, n, left_s, strict))
             except ConnectionError as error:
-                if time.monotonic() + FIRST_PAUSE_S > end:
-                    raise ReplayTimeoutError(f"fetch({n}) in {timeout_s:g} s: {error}") from error
-                time.sleep(FIRST_PAUSE_S)
-            else:
-                return lease
+                enough.pause(str(error))
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Do what `fetch` does, without holding up the event loop."""
@@ -226,41 +224,19 @@ class RemoteFragments:
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
         """Return the chunks of one of several ranks; see `FragmentBuffer.read`."""
-        chunks: tuple[Chunk, ...] = self._call("read", _id(lease), rank, world)
-        return chunks
+        return self.ask(FragmentServer.read, _id(lease), rank, world)
 
     def release(self, lease: Lease | str) -> bool:
         """End a lease, and return whether it was open."""
-        return bool(self._call("release", _id(lease)))
+        return self.ask(FragmentServer.release, _id(lease))
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
         """Set the priorities of chunks; see `FragmentBuffer.update_priorities`."""
-        return int(self._call("update_priorities", np.asarray(chunk_ids), np.asarray(priorities)))
+        return self.ask(FragmentServer.update_priorities, np.asarray(chunk_ids), np.asarray(priorities))
 
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers, ready to be logged; see `FragmentBuffer.metrics`."""
-        found: dict[str, float] = self._call("metrics", reset)
-        return found
-
-    def snapshot(self, directory: str | Path | None = None) -> None:
-        """Write a snapshot on the machine of the server; see `FragmentServer.snapshot`."""
-        self._call("snapshot", None if directory is None else Path(directory).absolute(), timeout_s=SAVE_TIMEOUT_S)
-
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot; see `StateParts`."""
-        parts: StateParts = self._call("state_parts", set(known), timeout_s=SAVE_TIMEOUT_S)
-        return parts
-
-    def load_state_dict(self, held: SavedParts) -> None:
-        """Go on from a snapshot whose files can be read on the machine of the server."""
-        self._call("load_state_dict", held, timeout_s=SAVE_TIMEOUT_S)
-
-    def close(self) -> None:
-        """End the server and give its memory back."""
-        self._channel.kill()
-
-    def _call(self, method: str, *values: Any, timeout_s: float | None = None) -> Any:
-        return call(self._channel, timeout_s or self._timeout_s, method, *values)
+        return self.ask(FragmentServer.metrics, reset=reset)
 
 
 def _id(lease: Lease | str) -> str:

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import Prefetcher
-from trieye.replay.remote.channel import Channel, Deadline, call, poll_s
+from trieye.replay.remote.channel import Channel, Deadline, ask, poll_s
 from trieye.replay.remote.draws import FarRows, NearRows
 from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.replay.remote.server import ReplayServer
 from trieye.replay.samplers.base import Draw, Ids
 
 MAX_CALLS = 2
@@ -33,7 +34,7 @@ class Reader:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Channel[ReplayServer],
         table: str = DEFAULT_TABLE,
         *,
         ahead: int = 8,
@@ -134,22 +135,19 @@ class Reader:
         deadline = Deadline(
             wait_s, lambda: f"table {self.table!r} of {self._channel.name!r} came to {size} of {min_size} rows"
         )
-        while size < min_size:
-            try:
-                arrived = self._channel.begin("await_rows", self.table, min_size, poll_s(wait_s))
-                size = deadline.result(arrived)
-            except ConnectionError as error:
-                deadline.pause(str(error))
-            if size < min_size:
-                deadline.check()
+        while True:
+            size = deadline.answer(self._channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
+            if size >= min_size:
+                return
+            deadline.check()
 
     def set_version(self, version: int) -> None:
         """Tell which version of the model the rows come from that are added from now on."""
-        call(self._channel, self.timeout_s, "set_version", self.table, version)
+        ask(self._channel, self.timeout_s, ReplayServer.set_version, self.table, version)
 
     def stats(self) -> dict[str, float]:
         """Return the counts of the table and those of this reader, as plain numbers."""
-        found: dict[str, float] = call(self._channel, self.timeout_s, "stats", self.table)
+        found = ask(self._channel, self.timeout_s, ReplayServer.stats, self.table)
         return {
             **found,
             "reader_sampled": self._num_sampled,
@@ -196,7 +194,7 @@ class Reader:
             raise ReplayClosedError(f"the reader of table {self.table!r} is closed; make a new one")
 
 
-def _rebuild(channel: Channel, table: str, options: dict[str, Any]) -> Reader:
+def _rebuild(channel: Channel[ReplayServer], table: str, options: dict[str, Any]) -> Reader:
     return Reader(channel, table, **options)
 
 
@@ -212,7 +210,7 @@ class Updates:
         num_lost: Rows whose priorities were lost because the server could not be reached.
     """
 
-    def __init__(self, channel: Channel, table: str, timeout_s: float) -> None:
+    def __init__(self, channel: Channel[ReplayServer], table: str, timeout_s: float) -> None:
         self.num_lost = 0
         self._channel, self._table, self._timeout_s = channel, table, timeout_s
         self._waiting: list[tuple[Ids, NDArray[np.float64]]] = []
@@ -250,7 +248,7 @@ class Updates:
     def _send(self) -> None:
         ids, priorities = (np.concatenate(arrays) for arrays in zip(*self._waiting, strict=True))
         self._waiting = []
-        call = self._channel.begin("update_priorities", self._table, self._generation, ids, priorities)
+        call = self._channel.begin(ReplayServer.update_priorities, self._table, self._generation, ids, priorities)
         self._calls.append((len(ids), call))
 
     def _note_ended(self) -> None:

@@ -16,6 +16,7 @@ from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.courier import Courier
 from trieye.replay.remote.delivery import Outbox
 from trieye.replay.remote.messages import DEFAULT_TABLE, Block
+from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
 
@@ -51,7 +52,7 @@ class Writer:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Channel[ReplayServer],
         table: str = DEFAULT_TABLE,
         *,
         flush_rows: int = 256,
@@ -264,5 +265,5 @@ def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
     return max(min(flush_rows, MAX_BLOCK_BYTES // max(row_bytes, 1)), 1)
 
 
-def _rebuild(channel: Channel, table: str, options: dict[str, Any]) -> Writer:
+def _rebuild(channel: Channel[ReplayServer], table: str, options: dict[str, Any]) -> Writer:
     return Writer(channel, table, **options)
