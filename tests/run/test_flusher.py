@@ -192,7 +192,7 @@ def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, cap
     flusher.pending.extend(rows(*range(1000)))
     asked = threading.Thread(target=flusher.flush)
     asked.start()
-    wait_for(lambda: flusher._delivery.trouble)
+    assert hub.missed.wait(10)
     flusher.pending.extend(rows(*range(1000, 2000)))
     rooms = []
     threads = [threading.Thread(target=lambda: rooms.append(flusher.make_room())) for _ in range(3)]
@@ -281,6 +281,7 @@ def test_ctrl_c_while_waiting_loses_and_doubles_nothing(hub, start):
 
 
 def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capfd):
+    before = set(threading.enumerate())
     flusher = start()
     hub.is_there.clear()
     flusher.pending.extend(rows(1, 2))
@@ -292,7 +293,7 @@ def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capf
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         flusher.close()
-    assert not flusher._thread.is_alive()
+    wait_for(lambda: set(threading.enumerate()) <= before)
     assert "2 values are not logged" in capfd.readouterr().err
 
 

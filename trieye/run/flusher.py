@@ -1,13 +1,11 @@
 """Flusher: takes logged values from the threads that log and brings them to the hub in batches."""
 
 import atexit
-import contextlib
 import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
 from trieye.hub.hub import Channel
 from trieye.process.progress import say
+from trieye.process.worker import Worker
 from trieye.run.delivery import Delivery
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.operations import LogImage, LogText, Medium
@@ -25,12 +24,8 @@ MAX_BATCH_EVENTS = 10_000
 MAX_PENDING_MEDIA = 1000
 MAX_PENDING_MEDIA_BYTES = 64 << 20
 
-LONGEST_FAREWELL_S = 1.0
-
 MAX_LATEST_NAMES = 10_000
 """Names whose last value is remembered; no terminal shows more."""
-
-_Answer = SimpleQueue[None]
 
 
 class Flusher:
@@ -55,17 +50,12 @@ class Flusher:
         self._channel, self._run_name = channel, channel.run_name
         self._delivery = Delivery(channel)
         self._media: deque[Medium] = deque()
-        # No `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked for ever. Who waits puts a
-        # queue of its own into one of these, and gets something from it at the end of a round, or of any batch.
-        self._questions: SimpleQueue[_Answer] = SimpleQueue()
-        self._wants_room: SimpleQueue[_Answer] = SimpleQueue()
         self._num_accepted = self._num_sending = 0
         self._num_dropped, self._dropped_lock = 0, threading.Lock()
         self._is_closing = self._told_full = False
-        self._failure: Exception | None = None
         self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._thread = threading.Thread(target=self._work, name="trieye-flush", daemon=True)
-        self._thread.start()
+        self._worker = Worker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
+        self._worker.start()
 
     # called by the threads that log
 
@@ -108,11 +98,8 @@ class Flusher:
                 self._num_dropped += 1
             return False
         self._tell_full()
-        while not has_room():
-            answer: _Answer = SimpleQueue()
-            self._wants_room.put(answer)
-            self._ask(answer)
-            answer.get()
+        if not has_room():
+            self._worker.wait_for(has_room)
             self._raise_failure()
         return True
 
@@ -122,12 +109,6 @@ class Flusher:
             reason = self._delivery.trouble or "it is slower than what is logged"
             say(f"run {self._run_name!r}: too many values wait for the hub ({reason}); logging waits, too")
 
-    def _ask(self, answer: _Answer) -> None:
-        """Begin a round at once; something is put into `answer` when it is over, or when there will be none."""
-        self._questions.put(answer)
-        if self._failure is not None:  # the thread may have looked for questions for the last time
-            answer.put(None)
-
     def flush(self) -> None:
         """Return when everything appended before is accepted by the hub.
 
@@ -135,16 +116,12 @@ class Flusher:
             ProcessingError: The hub takes nothing; what is not accepted is kept, and sent as soon as it does, unless
                 it never will.
         """
-        answer: _Answer = SimpleQueue()
-        self._ask(answer)
-        is_answered = False
-        while not is_answered:
-            before = self._num_accepted
-            with contextlib.suppress(Empty):
-                answer.get(timeout=self._runtime.ack_timeout_s)
-                is_answered = True
-            if not is_answered and self._num_accepted == before:  # a hub that is slow is not one that takes nothing
+        is_over, before = self._worker.next_round(), self._num_accepted
+        while not self._worker.wait_for(is_over, self._runtime.ack_timeout_s):
+            self._raise_failure()
+            if self._num_accepted == before:  # a hub that is slow is not one that takes nothing
                 self._raise_overdue()
+            before = self._num_accepted
         self._raise_failure()
 
     def _raise_overdue(self) -> None:
@@ -155,11 +132,12 @@ class Flusher:
         ) from self._delivery.trouble
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        failure = self._worker.failure
+        if failure is not None:
             raise ProcessingError(
                 f"run {self._run_name!r}: the hub takes no values any more, and {self.num_waiting} are not logged: "
-                f"{self._failure}"
-            ) from self._failure
+                f"{failure}"
+            ) from failure
 
     @property
     def num_waiting(self) -> int:
@@ -183,7 +161,7 @@ class Flusher:
             raise
         finally:
             self._give_up()
-            self._thread.join(LONGEST_FAREWELL_S)  # it may be in a call that is never answered
+            self._worker.join()
 
     def close_at_exit(self) -> None:
         """Send what is left if the process can still do so, and say what is lost."""
@@ -203,34 +181,16 @@ class Flusher:
 
     def _give_up(self) -> None:
         _forget(self._channel.key)
-        self._failure = self._failure or RunClosedError(f"run {self._run_name!r} is closed")
         self._delivery.give_up()
-        self._ask(SimpleQueue())
+        self._worker.stop(RunClosedError(f"run {self._run_name!r} is closed"))
 
     # called by the thread that sends
 
-    def _work(self) -> None:
-        asked: list[_Answer] = []
-        try:
-            while self._failure is None:
-                asked = self._next_questions()
-                self._send()
-                _answer(asked)
-        except Exception as error:  # noqa: BLE001 - a remote call: kept for those that log, who raise it at the next flush
-            if self._failure is None:
-                say(f"run {self._run_name!r}: the hub takes no values any more: {error}")
-                self._failure = error
-        _answer([*asked, *_taken(self._questions), *_taken(self._wants_room)])
+    def _end(self, error: Exception | None) -> None:
+        if error is not None:
+            say(f"run {self._run_name!r}: the hub takes no values any more: {error}")
 
-    def _next_questions(self) -> list[_Answer]:
-        """Wait until somebody asks, at most for the flush interval."""
-        try:
-            first = self._questions.get(timeout=self._runtime.flush_interval_s)
-        except Empty:
-            return []
-        return [first, *_taken(self._questions)]
-
-    def _send(self) -> None:
+    def _send(self) -> bool:
         """Send what is there by now."""
         left = len(self.pending)
         while left:
@@ -244,6 +204,7 @@ class Flusher:
             self._media.popleft()
             self._note_accepted()
         self._report_dropped()
+        return True
 
     def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         try:
@@ -266,23 +227,13 @@ class Flusher:
     def _note_accepted(self) -> None:
         self._num_sending = 0
         self._num_accepted += 1
-        _answer(_taken(self._wants_room))
+        self._worker.tell()
 
     def _report_dropped(self) -> None:
         with self._dropped_lock:
             dropped, self._num_dropped = self._num_dropped, 0
         if dropped:
             self._delivery.count_dropped("overflow", dropped)
-
-
-def _taken(questions: SimpleQueue[_Answer]) -> list[_Answer]:
-    """Return the questions that were asked by now, and forget them; only one thread calls this."""
-    return [questions.get() for _ in range(questions.qsize())]
-
-
-def _answer(questions: Iterable[_Answer]) -> None:
-    for answer in questions:
-        answer.put(None)
 
 
 def _size_bytes(medium: Medium) -> int:

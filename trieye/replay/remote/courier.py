@@ -1,17 +1,17 @@
 """Courier: the thread that brings the batches of a writer to the server."""
 
 import atexit
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from trieye.exceptions import ReplayClosedError
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
+from trieye.process.worker import Worker
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.delivery import Ack, Outbox, Parcel
 from trieye.replay.remote.messages import Block
@@ -23,15 +23,10 @@ HEARTBEAT_S = 1.0
 
 ANSWER_TIMEOUT_S = 10.0
 LIMITER_WAIT_S = 1.0
-LONGEST_FAREWELL_S = 1.0
-
-_Nothing = SimpleQueue[None]
 
 
 class Courier:
     """Sends blocks in the order in which they were handed over, until each of them is taken.
-
-    Whoever waits for the thread does so on a `SimpleQueue`, which Ctrl-C cannot leave locked.
 
     Args:
         channel: The way to the server.
@@ -61,18 +56,15 @@ class Courier:
         self._channel, self._table, self._client, self._outbox = channel, table, client, outbox
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
         self._filled: SimpleQueue[Block] = SimpleQueue()
-        self._room: _Nothing = SimpleQueue()
-        self._give(num_blocks)
+        # the first is changed by the threads that add rows, which hold the writer's lock, the second by this thread
+        self._num_out, self._num_back, self._num_blocks = 0, 0, num_blocks
         self._answers: SimpleQueue[tuple[Parcel, Future[Ack]]] = SimpleQueue()
-        self._questions: SimpleQueue[_Nothing] = SimpleQueue()
-        self._alarm: _Nothing = SimpleQueue()
-        self._failure: Exception | None = None
-        self._is_ended, self._told_gone = False, 0
+        self._told_gone = 0
         self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self._last_word = time.monotonic()
         self._next_collect = self._last_word + flush_s
-        self._thread = threading.Thread(target=self._work, name="trieye-writer", daemon=True)
-        self._thread.start()
+        self._worker = Worker("trieye-writer", self._work, self._pause_s, self._end)
+        self._worker.start()
         # Ray ends a process that calls it during the exit
         atexit.register(self._halt)
 
@@ -90,26 +82,19 @@ class Courier:
             TrieyeError: Nothing is sent any more.
         """
         self._raise_failure()
-        try:
-            self._room.get_nowait()
-        except Empty:
-            return False
-        return True
+        has_room = self._has_room()
+        self._num_out += has_room
+        return has_room
 
     def give_room(self) -> None:
         """Give the right back."""
-        self._give(1)
+        self._num_out -= 1
 
     def await_room(self, timeout_s: float) -> bool:
         """Return whether there is room for one more block within some time; raises what `take_room` raises."""
-        try:
-            self._room.get(timeout=timeout_s)
-        except Empty:
-            self._raise_failure()
-            return False
-        self._give(1)
+        has_room = self._worker.wait_for(self._has_room, timeout_s)
         self._raise_failure()
-        return True
+        return has_room
 
     def spare_block(self) -> Block | None:
         """Return an empty block whose memory was in use before, if there is one."""
@@ -123,22 +108,14 @@ class Courier:
     def send(self, block: Block) -> None:
         """Hand over a block, which takes the room of one until it is taken by the server."""
         self._filled.put(block)
-        self._alarm.put(None)
+        self._worker.wake()
 
     def await_taken(self, end: int, timeout_s: float) -> bool:
         """Return whether so many rows are taken within some time; raises what `take_room` raises."""
-        deadline = time.monotonic() + timeout_s
-        while self._outbox.taken < end:
+        is_taken = self._worker.wait_for(lambda: self._outbox.taken >= end, timeout_s)
+        if not is_taken:
             self._raise_failure()
-            answer: _Nothing = SimpleQueue()
-            self._questions.put(answer)
-            self._alarm.put(None)
-            self._raise_failure()  # the thread may have answered for the last time
-            try:
-                answer.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except Empty:
-                return False
-        return True
+        return is_taken
 
     def stop(self) -> None:
         """Send nothing more, end the thread, and let the server forget the writer."""
@@ -146,10 +123,8 @@ class Courier:
         self._channel.begin(ReplayServer.leave, self._table, self._client)
 
     def _halt(self) -> None:
-        self._failure = self._failure or ReplayClosedError(f"the writer of table {self._table!r} is closed")
-        self._is_ended = True
-        self._alarm.put(None)
-        self._thread.join(LONGEST_FAREWELL_S)  # it may be in a call that is never answered
+        self._worker.stop(ReplayClosedError(f"the writer of table {self._table!r} is closed"))
+        self._worker.join()
 
     def stats(self) -> dict[str, float]:
         """Return counts as plain numbers."""
@@ -163,51 +138,39 @@ class Courier:
         }
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._worker.failure is not None:
+            raise self._worker.failure
 
-    def _give(self, count: int) -> None:
-        for _ in range(count):
-            self._room.put(None)
+    def _has_room(self) -> bool:
+        return self._num_out - self._num_back < self._num_blocks
 
     # called by the thread that sends
 
-    def _work(self) -> None:
-        try:
-            while not self._is_ended:
-                self._sleep()
-                self._receive()
-                self._fetch()
-                self._deliver()
-                if not self._outbox.num_waiting:
-                    self._tell_all()
-        except Exception as error:  # noqa: BLE001 - a remote call: kept for those that add, who raise it at their next call
-            if self._failure is None and (self._outbox.num_waiting or not self._filled.empty()):
-                say(f"table {self._table!r} of {self._channel.name!r} takes no rows of this writer any more: {error}")
-            self._failure = self._failure or error
-        atexit.unregister(self._halt)
-        self._give(1)  # who waits for room gets it, and then the failure
-        self._tell_all()
+    def _work(self) -> bool:
+        self._receive()
+        self._fetch()
+        self._deliver()
+        return not self._outbox.num_waiting
 
-    def _sleep(self) -> None:
-        """Wait until something happens, at most until something is due."""
+    def _end(self, error: Exception | None) -> None:
+        if error is not None and (self._outbox.num_waiting or not self._filled.empty()):
+            say(f"table {self._table!r} of {self._channel.name!r} takes no rows of this writer any more: {error}")
+        atexit.unregister(self._halt)
+
+    def _pause_s(self) -> float:
         now = time.monotonic()
         until = min(self._next_collect, now + HEARTBEAT_S)
         if self._outbox.is_held_up:
             until = min(until, self._not_before)
-        try:
-            self._alarm.get(timeout=max(until - now, 0.001))
-            while True:
-                self._alarm.get_nowait()
-        except Empty:
-            pass
+        return max(until - now, 0.001)
 
     def _fetch(self) -> None:
         """Put what was handed over into the outbox, and ask for more when it is due."""
         collect = self._collect()
         if collect is None:  # nobody holds the writer any more
-            self._is_ended = not self._outbox.num_waiting and self._filled.empty()
-        elif time.monotonic() >= self._next_collect or not self._questions.empty():
+            if not self._outbox.num_waiting and self._filled.empty():
+                self._worker.stop(ReplayClosedError("nobody holds the writer any more"))
+        elif time.monotonic() >= self._next_collect or self._worker.is_waited_for:
             collect()
             self._next_collect = time.monotonic() + self._flush_s
         while not self._filled.empty():
@@ -241,7 +204,7 @@ class Courier:
 
     def _hear(self, parcel: Parcel, call: "Future[Ack]") -> None:
         self._answers.put((parcel, call))
-        self._alarm.put(None)
+        self._worker.wake()
 
     def _catch_up(self) -> None:
         """Ask how far the server is, and go on from there."""
@@ -266,8 +229,8 @@ class Courier:
         self._not_before = time.monotonic() + self._backoff.failed()
 
     def _note_taken(self, num_batches: int) -> None:
-        self._give(num_batches)
-        self._tell_all()
+        self._num_back += num_batches
+        self._worker.tell()
         if self._outbox.num_gone > self._told_gone:
             self._told_gone = self._outbox.num_gone
             say(
@@ -275,7 +238,3 @@ class Courier:
                 "its process died: they were in no snapshot, and not kept here any more; raise keep_bytes, or lower "
                 "snapshot_every_s"
             )
-
-    def _tell_all(self) -> None:
-        while not self._questions.empty():
-            self._questions.get().put(None)

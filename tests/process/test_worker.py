@@ -1,0 +1,116 @@
+"""A thread that works in rounds: nobody waits in vain, whatever it does and whenever it ends."""
+
+import signal
+import threading
+
+import pytest
+
+from trieye.process.worker import Worker
+
+
+class Workshop:
+    """Does a thing in each round that begins with `is_open`, and fails or stops when it is told to."""
+
+    def __init__(self, pause_s=60.0):
+        self.num_done, self.num_rounds, self.error, self.ends = 0, 0, None, []
+        self.is_open = threading.Event()
+        self.worker = Worker("workshop", self.work, lambda: pause_s, self.ends.append)
+        self.worker.start()
+
+    def work(self):
+        self.num_rounds += 1
+        if self.error is not None:
+            raise self.error
+        if not self.is_open.is_set():
+            return False
+        self.num_done += 1
+        return True
+
+
+@pytest.fixture
+def workshop():
+    made = Workshop()
+    yield made
+    made.worker.stop(RuntimeError("over"))
+    made.worker.join()
+
+
+def in_thread(call):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    return thread, results
+
+
+def wait_until(condition):
+    for _ in range(20_000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("waited in vain")
+
+
+def test_who_waits_is_told_when_the_thread_has_got_on(workshop):
+    waits = [
+        in_thread(lambda number=number: workshop.worker.wait_for(lambda: workshop.num_done >= number))
+        for number in (1, 2, 3)
+    ]
+    wait_until(lambda: workshop.num_rounds)
+    assert not any(results for _, results in waits)
+    workshop.is_open.set()
+    workshop.worker.wake()
+    for thread, results in waits:
+        thread.join(20)
+        assert results == [True]
+
+
+def test_what_is_true_is_not_waited_for_and_what_stays_wrong_only_so_long(workshop):
+    assert workshop.worker.wait_for(lambda: True)
+    assert workshop.num_rounds == 0
+    assert not workshop.worker.wait_for(lambda: False, 0.01)
+
+
+def test_a_round_begins_by_itself_after_the_pause():
+    workshop = Workshop(pause_s=0.001)
+    wait_until(lambda: workshop.num_rounds > 3)
+    workshop.worker.stop(RuntimeError("over"))
+    workshop.worker.join()
+
+
+def test_the_next_round_is_one_that_begins_after_the_question(workshop):
+    workshop.is_open.set()
+    for _ in range(100):
+        before, is_over = workshop.num_rounds, workshop.worker.next_round()
+        assert workshop.worker.wait_for(is_over, 20)
+        assert workshop.num_rounds > before
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_end_of_the_thread_ends_every_wait_and_is_told_once(workshop, fails):
+    thread, results = in_thread(lambda: workshop.worker.wait_for(lambda: False))
+    wait_until(lambda: workshop.num_rounds)
+    error = ValueError("broken" if fails else "stopped")
+    if fails:
+        workshop.error = error
+        workshop.worker.wake()
+    else:
+        workshop.worker.stop(error)
+    thread.join(20)
+    assert results == [False]
+    assert not workshop.worker.wait_for(lambda: False)
+    workshop.worker.stop(RuntimeError("later"))
+    workshop.worker.join()
+    assert workshop.worker.failure is error
+    assert workshop.ends == [error if fails else None]
+
+
+def test_ctrl_c_while_waiting_leaves_nothing_locked(workshop):
+    def interrupt():
+        wait_until(lambda: workshop.num_rounds)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        workshop.worker.wait_for(lambda: False)
+    workshop.is_open.set()
+    assert workshop.worker.wait_for(lambda: workshop.num_done > 0, 20)
