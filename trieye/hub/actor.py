@@ -1,8 +1,9 @@
 """TrieyeActor: the hub as a Ray actor; it only forwards to `ActorLogic`."""
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -10,22 +11,22 @@ import ray
 from trieye.checkpoints.path_manager import PathManager
 from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
-from trieye.files.run_record import MetricSummary, RunStatus
+from trieye.files.run_record import RunStatus
 from trieye.hub.actor_arguments import resolved, sent_lightly, sent_plainly
 from trieye.hub.detached import Drivers, describe_hub, find_hub, on_this_node, this_job
 from trieye.hub.logic import ActorLogic
-from trieye.hub.pending import ActorState, RawMetricEvent
+from trieye.hub.pending import ActorState
+from trieye.hub.requests import Group, owner, requests_of
+from trieye.hub.status import HubStatus
+from trieye.hub.tracking import Tracking
 from trieye.process.lock import RunLock
 from trieye.process.niceness import get_a_fair_share
 from trieye.process.signals import outlive_signals
-from trieye.snapshot.encode import EncodedState
-from trieye.stats.batch import EventBatch
-from trieye.stats.operations import Operation
 
 NAMESPACE = "trieye"
 
-
 Method = TypeVar("Method", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 
 
 def _in_group(name: str) -> Callable[[Method], Method]:
@@ -50,15 +51,37 @@ def _is_restart() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-# `ingest` has one thread, so events are taken in the order in which each caller sent them, and a long save in `save`
-# never delays them; who waits for MLflow waits in `wait`. Everything else is quick and runs in the default group.
-# A call that was under way when the process died is made again by Ray, so each has to stand being made twice.
+def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]:
+    """Return a method of the actor that makes a request of its logic."""
+    has_key = "key" in inspect.signature(request).parameters
+
+    @functools.wraps(request)
+    def forward(self: "TrieyeActor", *args: Any, **kwargs: Any) -> Any:
+        if has_key:
+            kwargs.setdefault("key", _call_id())
+        return request(owner(request, self._logic.parts), *args, **kwargs)
+
+    made = _in_group(group)(forward) if group else forward
+    return sent_plainly(made) if request in {ActorLogic.log_event, ActorLogic.log_batch_events} else made
+
+
+def _with_requests(actor: Class) -> Class:
+    """Give a class a method for each request of a hub."""
+    for part in (ActorLogic, Tracking, HubStatus):
+        for request, group in requests_of(part):
+            setattr(actor, request.__name__, _forwarding(request, group))
+    return actor
+
+
+# The concurrency groups are those of `requests.Group`.
 @ray.remote(max_restarts=-1, max_task_retries=-1, concurrency_groups={"ingest": 1, "save": 1, "wait": 4})
+@_with_requests
 class TrieyeActor:
     """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a process of its own.
 
     Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. Heavy libraries are imported in
-    the background, so the actor answers at once.
+    the background, so the actor answers at once. Besides the methods below it has one for each request of
+    `ActorLogic`, such as `log_event`, `process_and_log`, `save_run_config` and `health`, with the same arguments.
 
     Args:
         config: The config of the run.
@@ -96,72 +119,10 @@ class TrieyeActor:
             tb_writer=_tb_writer,
         ).open(owns_run=_owns_run, is_restart=_is_restart(), extra_config=_extra_config)
 
-    @sent_plainly
-    @_in_group("ingest")
-    def log_event(self, event: RawMetricEvent) -> None:
-        """Accept one event."""
-        self._logic.log_event(event, key=_call_id())
-
-    @sent_plainly
-    @_in_group("ingest")
-    def log_batch_events(self, events: list[RawMetricEvent]) -> None:
-        """Accept events."""
-        self._logic.log_batch_events(events, key=_call_id())
-
-    @_in_group("ingest")
-    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
-        """Accept events in columns; see `ActorLogic.log_columns`."""
-        self._logic.log_columns(batch, client=client, seq=seq)
-
-    @_in_group("ingest")
-    def log_operation(self, operation: Operation, *, key: str | None = None) -> None:
-        """Record a histogram, a picture or a text."""
-        self._logic.log_operation(operation, key=key or _call_id())
-
-    @_in_group("ingest")
-    def count_dropped(self, reason: str, count: int, *, key: str | None = None) -> None:
-        """Count events that a client had to drop."""
-        self._logic.count_dropped(reason, count, key=key or _call_id())
-
-    @_in_group("ingest")
-    def process_and_log(self, current_global_step: int) -> None:
-        """Say that a step is complete; does nothing before the processing interval is over."""
-        self._logic.process_and_log(current_global_step)
-
-    @_in_group("ingest")
-    def force_process_and_log(self, current_global_step: int) -> None:
-        """Log everything up to a step now."""
-        self._logic.force_process_and_log(current_global_step)
-
-    @_in_group("ingest")
-    def flush(self, complete_step: int | None = None) -> None:
-        """Put every accepted event into its window, and close windows up to a step."""
-        self._logic.flush(complete_step)
-
     @_in_group("ingest")
     def load_initial_state(self, _auto_resume_run_name: str | None = None) -> LoadedTrainingState:
         """Return what an earlier attempt or run left."""
         return self._logic.load_initial_state(key=_call_id())
-
-    @_in_group("ingest")
-    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
-        """Return the state to go on with and its origin."""
-        return self._logic.restore(group=group, config_hash=config_hash, key=_call_id())
-
-    @_in_group("ingest")
-    def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
-        return self._logic.get_state(complete_step)
-
-    @_in_group("ingest")
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where `get_state` left off."""
-        self._logic.set_state(state, key=_call_id())
-
-    @_in_group("ingest")
-    def summary(self) -> dict[str, MetricSummary]:
-        """Return the extremes of the points of each metric."""
-        return self._logic.summary()
 
     @sent_lightly
     @_in_group("save")
@@ -203,13 +164,6 @@ class TrieyeActor:
         )
 
     @_in_group("save")
-    def save_checkpoint(
-        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
-    ) -> str:
-        """Write a checkpoint and return its path."""
-        return self._logic.save_checkpoint(step, state, metadata, hub_state)
-
-    @_in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
         """Wait for the saves and events sent before, log what is left and close everything."""
         me = ray.get_runtime_context().current_actor
@@ -222,40 +176,9 @@ class TrieyeActor:
         self.shutdown(status)
         ray.actor.exit_actor()
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run."""
-        self._logic.tracking.log_params(params)
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run."""
-        self._logic.tracking.set_tags(tags)
-
-    def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Keep a file with the run."""
-        self._logic.tracking.log_artifact(path, artifact_path)
-
-    def save_run_config(self, configs: dict[str, Any]) -> None:
-        """Add to configs.json, and record it."""
-        self._logic.tracking.save_run_config(configs)
-
     def get_actor_name(self) -> str:
         """Return `trieye_actor_<run_name>`."""
         return actor_name(self._logic.config.run_name)
-
-    @_in_group("wait")
-    def get_mlflow_run_id(self) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or not ready soon after the start of the actor."""
-        return self._logic.tracking.mlflow_run_id()
-
-    @_in_group("wait")
-    def wait_mlflow_run_id(self, timeout_s: float) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or not ready in time."""
-        return self._logic.tracking.mlflow_run_id(timeout_s)
-
-    @_in_group("wait")
-    def progress(self) -> str:
-        """Return what takes long at the moment and how far it is, in words; it changes as long as work goes on."""
-        return self._logic.status.progress()
 
     def get_run_base_dir_str(self) -> str:
         """Return the absolute directory of the run."""
@@ -272,14 +195,6 @@ class TrieyeActor:
     def living_drivers(self) -> list[str]:
         """Return the processes that use this hub, as far as they started it or called `get_or_create`."""
         return self._drivers.living()
-
-    def health(self) -> dict[str, Any]:
-        """Return the state of each sink, drops by reason, late events and failed saves."""
-        return self._logic.health()
-
-    def close_tb_writer(self) -> None:
-        """Flush and close the TensorBoard sink."""
-        self._logic.tracking.close_tb_writer()
 
 
 def get_or_create(config: TrieyeConfig, **options: Any) -> Any:

@@ -1,23 +1,29 @@
-"""Hub: what a `Run` needs of the place that collects, logs and saves."""
+"""Hub: the way from a run, or from a client of it, to the place that collects, logs and saves."""
 
-import os
-from collections.abc import Mapping
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trieye.config import TrieyeConfig
-from trieye.files.run_record import MetricSummary, RunStatus
-from trieye.snapshot.encode import EncodedState
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunStatus
+from trieye.hub.logic import ActorLogic
+from trieye.hub.requests import owner
+from trieye.hub.threads import SaveThread
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Channel(Protocol):
+
+class Channel(ABC):
     """The way on which logged values reach a hub, from any process that it can be sent to; safe to use from threads.
 
-    Every call returns when the hub has accepted what it was given, which is then safe. It may be made again with the
-    same number or key: the hub takes it once. All of them raise
+    Each method returns when the hub has accepted what it was given, which then survives the death of every process. A
+    sender may repeat a call with the same number or key: the hub takes it once. All methods raise
 
     - ConnectionError: The hub cannot be reached now; it may have accepted what was sent.
     - JournalError: It cannot store anything now.
@@ -33,6 +39,10 @@ class Channel(Protocol):
     run_name: str
     works_at_exit: bool
 
+    @abstractmethod
+    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Return when the hub has accepted what a request brings."""
+
     def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
         """Hand over events.
 
@@ -44,76 +54,83 @@ class Channel(Protocol):
         Raises:
             SequenceGapError: The hub does not know the batch before it.
         """
+        self._send(ActorLogic.log_columns, batch, client=client, seq=seq)
 
     def count_dropped(self, reason: str, count: int, *, key: str) -> None:
         """Count events that had to be dropped before they reached the hub."""
+        self._send(ActorLogic.count_dropped, reason, count, key=key)
 
     def log_operation(self, operation: Operation, *, key: str) -> None:
         """Hand over a histogram, a picture or a text."""
+        self._send(ActorLogic.log_operation, operation, key=key)
 
 
-class Hub(Channel, Protocol):
-    """Collects events, logs points, saves and restores; safe to call from several threads."""
+class Hub(Channel):
+    """What a `Run` holds of its hub, wherever that lives; safe to call from several threads."""
 
-    def flush(self, complete_step: int | None = None) -> None:
-        """Return when every accepted event is in its window, and windows up to a step are closed."""
-
-    def get_state(self, complete_step: int) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
-
-    def save(
-        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
-    ) -> "Future[str]":
-        """Write a checkpoint in the background; the result is its path.
+    @abstractmethod
+    def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a request and return the hub's answer.
 
         Args:
-            step: The step that is complete.
-            state: What to save.
-            metadata: Plain data for the manifest.
-            hub_state: What `get_state` returned when the step was complete.
+            request: A method of a part of the hub, such as `ActorLogic.flush`; see `trieye.hub.requests`.
+            *args: Its arguments.
+            **kwargs: Likewise.
         """
 
-    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
-        """Return the state to go on with and its origin; see `ActorLogic.restore`."""
+    @abstractmethod
+    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Make a request in the background, after those that were begun before; the future has its answer."""
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters."""
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-
-    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
-        """Keep a file with the run."""
-
-    def summary(self) -> dict[str, MetricSummary]:
-        """Return the extremes of the points of each metric."""
-
-    def mlflow_run_id(self, timeout_s: float) -> str | None:
-        """Return the id of the MLflow run, None if it is not known in time."""
-
-    def health(self) -> dict[str, Any]:
-        """Return the state of the sinks and what was dropped."""
-
+    @abstractmethod
     def progress(self) -> str:
         """Return what takes long at the moment and how far it is, in words; it changes as long as work goes on."""
 
+    @abstractmethod
     def close(self, status: RunStatus) -> None:
         """Log what is left, record how the run ended, and let go of the hub."""
 
 
-def start_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
-    """Start the hub that `config.runtime` asks for; Ray is imported only if it is needed.
+class LocalHub(Hub):
+    """A hub as threads of this process: deterministic, for debugging, tests and small runs; no Ray.
 
     Args:
-        config: The config of the run.
+        config: The config of the run, whose lock this process holds.
         extra_config: What configs.json holds besides.
     """
-    if config.runtime.kind == "local":
-        from trieye.hub.in_thread import LocalHub
 
-        return LocalHub(config, extra_config)
-    # the actor prints results; Ray would hide the second of two that look alike
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    from trieye.hub.in_ray import RayHub
+    works_at_exit = True
 
-    return RayHub(config, extra_config)
+    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+        self.key = uuid.uuid4().hex
+        self.run_name = config.run_name
+        self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
+        self._saving = SaveThread()
+
+    def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the method in this thread."""
+        return request(owner(request, self._logic.parts), *args, **kwargs)
+
+    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self.ask(request, *args, **kwargs)
+
+    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Call the method on the thread that saves."""
+        return self._saving.submit(lambda: self.ask(request, *args, **kwargs))
+
+    def progress(self) -> str:
+        """Return what takes long at the moment and how far it is."""
+        return self._logic.status.progress()
+
+    def close(self, status: RunStatus) -> None:
+        """Wait for saves, log what is left and close the sinks."""
+        try:
+            self._saving.close()
+        finally:  # also when Ctrl-C ends the waiting
+            self._logic.shutdown(status, patient=status != "KILLED")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigurationError(
+            f"run {self.run_name!r} lives in this process (runtime=local), so neither it nor its client can be sent to "
+            "another one; set runtime=ray, or use threads"
+        )

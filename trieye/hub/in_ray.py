@@ -5,25 +5,26 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
 from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import TrieyeError
-from trieye.files.run_record import MetricSummary, RunStatus
+from trieye.files.run_record import RunStatus
 from trieye.hub.actor import TrieyeActor, actor_name
 from trieye.hub.detached import on_this_node
 from trieye.hub.directory import HUB_GONE_AFTER_S
+from trieye.hub.hub import Channel, Hub
 from trieye.hub.ray_start import join_ray
-from trieye.hub.save_thread import SaveThread
+from trieye.hub.requests import is_slow
+from trieye.hub.threads import SaveThread
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
-from trieye.snapshot.encode import EncodedState
-from trieye.stats.batch import EventBatch
-from trieye.stats.operations import Operation
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
 """At least: a hub that starts cannot say how far it is."""
@@ -32,13 +33,13 @@ ANSWER_TIMEOUT_S = 5.0
 """For the question how far the hub is."""
 
 CALL_TIMEOUT_S = 60.0
-"""For an answer that is there, or that the hub gives in a time that it was told."""
+"""For an answer that is there."""
 
 SEND_TIMEOUT_S = 10.0
 """After which the user is told that the hub does not answer, and it is asked again."""
 
 
-class RayChannel:
+class RayChannel(Channel):
     """The way to the actor of a run, from any process that it is sent to by Ray.
 
     Args:
@@ -55,21 +56,10 @@ class RayChannel:
         self.run_name = run_name
         self._actor = actor
 
-    def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
-        """Return when the actor has accepted the batch."""
-        self._send(self._actor.log_columns, batch, client=client, seq=seq)
-
-    def count_dropped(self, reason: str, count: int, *, key: str) -> None:
-        """Return when the actor has counted events that had to be dropped before they reached it."""
-        self._send(self._actor.count_dropped, reason, count, key=key)
-
-    def log_operation(self, operation: Operation, *, key: str) -> None:
-        """Return when the actor has accepted the histogram, the picture or the text."""
-        self._send(self._actor.log_operation, operation, key=key)
-
-    def _send(self, method: Any, *values: Any, **numbers: Any) -> None:
+    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         # not repeated by Ray, which would say nothing meanwhile: the sender does, and tells the user
-        self._get(method.options(max_task_retries=0).remote(*values, **numbers), SEND_TIMEOUT_S)
+        method = getattr(self._actor, request.__name__).options(max_task_retries=0)
+        self._get(method.remote(*args, **kwargs), SEND_TIMEOUT_S)
 
     def progress(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         """Return what takes long in the hub and how far it is, or that it does not answer."""
@@ -131,7 +121,7 @@ class RayChannel:
         return RayChannel, (self._actor, self.run_name, self.key)
 
 
-class RayHub(RayChannel):
+class RayHub(RayChannel, Hub):
     """A hub in a Ray actor, so that logging and saving take nothing from the training process.
 
     Ray starts the actor again when it dies. Sent to another process, this arrives as the channel that it is.
@@ -169,65 +159,22 @@ class RayHub(RayChannel):
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 
-    def flush(self, complete_step: int | None = None) -> None:
-        """Return when every accepted event is in its window, and windows up to a step are closed."""
-        self._answer(self._actor.flush.remote(complete_step))
+    def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a request of the actor, and wait for the answer as long as the hub makes progress."""
+        reference = getattr(self._actor, request.__name__).remote(*args, **kwargs)
+        told: Any = kwargs.get("timeout_s", 0.0)
+        answer: T = self.answer(reference, self._still_s + told, tells=is_slow(request))
+        return answer
 
-    def get_state(self, complete_step: int) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, after closing windows up to a step."""
-        # waited for: when Ray repeats calls after the death of the actor, it does not keep their order
-        state: dict[str, Any] = self._answer(self._actor.get_state.remote(complete_step))
-        return state
-
-    def save(
-        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
-    ) -> "Future[str]":
-        """Hand the state to the actor, which writes it beside its other work, from a thread: Ray copies it."""
-        return self._sender.submit(self._save, step, state, dict(metadata), dict(hub_state))
-
-    def _save(self, step: int, state: EncodedState, metadata: dict[str, Any], hub_state: dict[str, Any]) -> str:
-        path: str = self._answer(self._actor.save_checkpoint.remote(step, ray.put(state), metadata, hub_state))
-        return path
-
-    def restore(self, *, group: str | None, config_hash: str | None) -> tuple[EncodedState, dict[str, Any]] | None:
-        """Return the state to go on with and its origin."""
-        found: tuple[EncodedState, dict[str, Any]] | None = self.answer(
-            self._actor.restore.remote(group=group, config_hash=config_hash), self._still_s, tells=True
-        )
-        return found
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters."""
-        self._answer(self._actor.log_params.remote(dict(params)))
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        self._answer(self._actor.set_tags.remote(dict(tags)))
-
-    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
-        """Keep a file with the run."""
-        self._answer(self._actor.log_artifact.remote(path, artifact_path))
-
-    def summary(self) -> dict[str, MetricSummary]:
-        """Return the extremes of the points of each metric."""
-        seen: dict[str, MetricSummary] = self._answer(self._actor.summary.remote())
-        return seen
-
-    def mlflow_run_id(self, timeout_s: float) -> str | None:
-        """Return the id of the MLflow run, None if it is not known in time."""
-        run_id: str | None = self._get(self._actor.wait_mlflow_run_id.remote(timeout_s), timeout_s + CALL_TIMEOUT_S)
-        return run_id
-
-    def health(self) -> dict[str, Any]:
-        """Return the state of the sinks and what was dropped."""
-        state: dict[str, Any] = self._answer(self._actor.health.remote())
-        return state
+    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Make a request from a thread: to hand a state over, Ray copies it, and the actor writes it meanwhile."""
+        return self._sender.submit(lambda: self.ask(request, *args, **kwargs))
 
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log what is left, and end the actor."""
         try:
             self._sender.close()
-            self._answer(self._actor.shutdown.remote(status, patient=status != "KILLED"))
+            self.answer(self._actor.shutdown.remote(status, patient=status != "KILLED"), self._still_s)
         except ConnectionError as error:
             raise TrieyeError(
                 f"{error}; it is ended now, and what it accepted is in its journal: `trieye close {self._run_dir}` "
@@ -235,9 +182,6 @@ class RayHub(RayChannel):
             ) from error
         finally:
             ray.kill(self._actor)
-
-    def _answer(self, reference: Any) -> Any:
-        return self.answer(reference, self._still_s)
 
 
 def _once_free(start: Callable[[], Any]) -> Any:

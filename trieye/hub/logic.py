@@ -10,14 +10,15 @@ from typing import Any
 from trieye.checkpoints.path_manager import PathManager
 from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
+from trieye.exceptions import CheckpointError, JournalFullError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
 from trieye.hub.pending import ActorState, RawMetricEvent, SentEvents, plain_step, rows_of
+from trieye.hub.requests import request
 from trieye.hub.saved_states import Restored
 from trieye.hub.status import HubStatus
-from trieye.hub.ticker import Ticker
+from trieye.hub.threads import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.registry import make_sinks
@@ -46,8 +47,7 @@ class ActorLogic:
             log file or config dump: the caller has its own.
         serializer: Reads and writes states.
         mlflow_run_id: The MLflow run to continue, for an injected client.
-        mlflow_client: The MLflow client to use.
-        tb_writer: A TensorBoard writer to use.
+        mlflow_client, tb_writer: The MLflow client and the TensorBoard writer to use.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
 
@@ -75,10 +75,6 @@ class ActorLogic:
         self.files = HubFiles(config, path_manager, serializer or Serializer())
         self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
         self._last_asked, self._closed = clock(), False
-        self._ledger: Ledger
-        self._sinks: FanOut
-        self.status: HubStatus
-        self._ticker: Ticker
 
     def open(
         self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
@@ -121,10 +117,10 @@ class ActorLogic:
         if journal.num_lost:
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
-        self._ticker = Ticker(self.tick, stats.processing_interval_seconds)
+        self.parts = self, self.tracking, self.status  # those that answer requests; see `trieye.hub.requests`
+        self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 
-    # events
-
+    @request("ingest")
     def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
         """Accept one event; anything else than an event is counted and warned about.
 
@@ -138,12 +134,14 @@ class ActorLogic:
         """
         self.log_batch_events(event if isinstance(event, SentEvents) else [event], key=key)
 
+    @request("ingest")
     def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
         """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
         self._check_open()
         self._bound_memory()
         self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
 
+    @request("ingest")
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
         """Accept a batch of events in columns.
 
@@ -153,19 +151,19 @@ class ActorLogic:
             seq: Number of the batch, one more than that of the client's last one.
 
         Raises:
-            RunClosedError: The run was shut down.
-            SequenceGapError: The batch before it is missing.
-            JournalFullError: It cannot be stored now.
+            SequenceGapError: The batch before it is missing; see `log_event` for the others.
         """
         self._check_open()
         self._bound_memory()  # if that fails nothing was accepted
         self._ledger.accept(batch, client=client, seq=seq)
 
+    @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
         """Count events that a client had to drop; see `log_event`."""
         self._check_open()
         self._ledger.count_dropped([(reason, "*", count)], key=key)
 
+    @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
         """Record a histogram, a picture or a text; see `log_event`."""
         self._check_open()
@@ -183,14 +181,14 @@ class ActorLogic:
         if self._closed:
             raise RunClosedError(f"run {self.config.run_name!r} is closed; start it again to log more")
 
-    # processing
-
+    @request("ingest")
     def process_and_log(self, current_global_step: int) -> None:
         """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
         if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
             self._last_asked = self._clock()
             self._pass(step=current_global_step)
 
+    @request("ingest")
     def force_process_and_log(self, current_global_step: int) -> None:
         """Log everything up to a step now, open windows too; returns when the sinks that work have it."""
         self._pass(step=current_global_step, force=True)
@@ -211,6 +209,7 @@ class ActorLogic:
         else:
             self.status.note_full(None)
 
+    @request("ingest")
     def flush(self, complete_step: int | None = None) -> None:
         """Put every accepted event into its window.
 
@@ -225,19 +224,14 @@ class ActorLogic:
             self._ledger.ingest()
         else:
             self._pass(step=complete_step)
-        self._report_failure()
-
-    def _report_failure(self) -> None:
-        if (failure := self._ticker.take_failure()) is not None:
-            raise ProcessingError(f"metrics of run {self.config.run_name!r} could not be processed") from failure
+        self._ticker.report()
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
         if not self._closed:
             self._ledger.advance(step=None if step is None else plain_step(step), force=force)
             self._sinks.wake()
 
-    # saving and loading
-
+    @request("save")
     def save_checkpoint(
         self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
     ) -> str:
@@ -294,6 +288,7 @@ class ActorLogic:
             self._go_on_from(restored, key)
         return loaded
 
+    @request("ingest", is_slow=True)
     def restore(
         self, *, group: str | None = None, config_hash: str | None = None, key: str = ""
     ) -> tuple[EncodedState, dict[str, Any]] | None:
@@ -323,6 +318,7 @@ class ActorLogic:
         else:
             self.set_state({} if restored is None else restored.hub_state, key=key)
 
+    @request("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint keeps of the hub, as plain data.
 
@@ -334,6 +330,7 @@ class ActorLogic:
         self._sinks.wake()
         return state
 
+    @request("ingest")
     def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:
         """Go on where `get_state` left off; an empty state is that of a run that begins.
 
@@ -345,16 +342,19 @@ class ActorLogic:
         if kept is not None:
             self._sinks.rewind(kept)
 
+    @request()
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""
         self.tracking.save_run_config(configs)
 
     save_initial_config = save_run_config
 
+    @request("ingest")
     def summary(self) -> dict[str, MetricSummary]:
         """Return last, min, max and step of the points of each metric, over all attempts."""
         return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
 
+    @request()
     def health(self) -> dict[str, Any]:
         """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""
         return self.status.health()
@@ -373,7 +373,7 @@ class ActorLogic:
             try:
                 self._last_pass(status)
                 self._closed = True
-                self._report_failure()
+                self._ticker.report()
             except BaseException as error:
                 self._closed = True
                 with noted(error, "closing the run"):

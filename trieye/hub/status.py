@@ -17,6 +17,7 @@ from trieye.files.run_files import JOURNAL
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
 from trieye.hub.processor import StatsProcessor
+from trieye.hub.requests import request
 from trieye.journal.look import read_cursors, read_meta
 from trieye.process.waiting import moved_bytes
 from trieye.sinks.fan_out import FanOut
@@ -130,6 +131,7 @@ class HubStatus:
         finally:
             self._under_way.remove(what)
 
+    @request("wait")
     def progress(self) -> str:
         """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
         parts = list(self._under_way)

@@ -11,6 +11,7 @@ from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.artifacts import CHECKPOINTS_PATH
 from trieye.hub.directory import HubFiles
+from trieye.hub.requests import request
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
 
@@ -74,17 +75,20 @@ class Tracking:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")
 
+    @request()
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
         self._check_open()
         self._record(LogParams(_texts(params)))
 
+    @request()
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         self._check_open()
         self._files.set_tags(tags)
         self._record(SetTags(_texts(tags)))
 
+    @request()
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
         """Keep a file or directory with the run; a copy of it is made before this returns.
 
@@ -139,15 +143,17 @@ class Tracking:
         except (JournalError, OSError) as error:  # it is tried again
             logger.warning("copies that the trackers have cannot be deleted now: %s", error)
 
-    def mlflow_run_id(self, timeout_s: float | None = None) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or did not answer in time.
+    @request("wait")
+    def get_mlflow_run_id(self) -> str | None:
+        """Return the id of the MLflow run; None if MLflow is off or not ready soon after the start of the hub."""
+        return self.wait_mlflow_run_id(max(self._ready_by - time.monotonic(), 0.0))
 
-        Args:
-            timeout_s: Seconds to wait; None: until a few seconds after the start of the hub.
-        """
-        left = max(self._ready_by - time.monotonic(), 0.0)
-        return self._sinks.mlflow_run_id(left if timeout_s is None else timeout_s)
+    @request("wait")
+    def wait_mlflow_run_id(self, timeout_s: float) -> str | None:
+        """Return the id of the MLflow run; None if MLflow is off or not ready in time."""
+        return self._sinks.mlflow_run_id(timeout_s)
 
+    @request()
     def close_tb_writer(self) -> None:
         """Flush and close the TensorBoard sink; the others go on."""
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)

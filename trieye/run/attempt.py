@@ -1,5 +1,6 @@
 """Attempt: one start of a run, from taking its lock to recording how it ended."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -13,7 +14,7 @@ from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S
-from trieye.hub.hub import Hub, start_hub
+from trieye.hub.hub import Hub, LocalHub
 from trieye.mirror.restore import restore_run
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
@@ -99,7 +100,7 @@ class Attempt:
 
     def _start_hub(self, config: TrieyeConfig) -> Hub:
         try:
-            return start_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
+            return _started_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
         except BaseException as error:
             with noted(error, "recording that"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
@@ -229,6 +230,17 @@ def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
 def _sweep() -> str | None:
     launch = launch_info()
     return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
+
+
+def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
+    """Start the hub that `config.runtime` asks for; Ray is imported only if it is needed."""
+    if config.runtime.kind == "local":
+        return LocalHub(config, extra_config)
+    # the actor prints results; Ray would hide the second of two that look alike
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    from trieye.hub.in_ray import RayHub
+
+    return RayHub(config, extra_config)
 
 
 def _for_the_hub(config: TrieyeConfig) -> TrieyeConfig:

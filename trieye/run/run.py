@@ -4,6 +4,7 @@ import atexit
 import os
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,8 @@ from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunStatus
+from trieye.hub.logic import ActorLogic
+from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
 from trieye.run.attempt import Attempt
@@ -189,11 +192,11 @@ class Run(Recorder):
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run, such as hyperparameters; nested dicts become dotted names, secrets `***`."""
-        self._opened().hub.log_params(dict(leaves(redacted(params))))
+        self._opened().hub.ask(Tracking.log_params, dict(leaves(redacted(params))))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._opened().hub.set_tags(redacted({str(key): str(value) for key, value in tags.items()}))
+        self._opened().hub.ask(Tracking.set_tags, redacted({str(key): str(value) for key, value in tags.items()}))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
         """Keep a file or directory with the run, as it is now: a copy of it is made before this returns.
@@ -209,7 +212,7 @@ class Run(Recorder):
         file = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         if not file.exists():
             raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
-        self._opened().hub.log_artifact(file, artifact_path)
+        self._opened().hub.ask(Tracking.log_artifact, file, artifact_path)
 
     def flush(self) -> None:
         """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged.
@@ -219,7 +222,7 @@ class Run(Recorder):
         """
         attempt = self._opened()
         attempt.flusher.flush()
-        attempt.hub.flush(self.step)
+        attempt.hub.ask(ActorLogic.flush, self.step)
 
     def best(self, name: str, mode: str | None = None) -> float:
         """Return the best logged point of a metric, over all attempts.
@@ -235,7 +238,7 @@ class Run(Recorder):
         if chosen not in {"max", "min"}:
             raise ConfigurationError(f"best({name!r}, mode={mode!r}): a mode is 'max' or 'min'")
         self.flush()
-        seen = self._opened().hub.summary()
+        seen = self._opened().hub.ask(ActorLogic.summary)
         if name not in seen:
             raise ConfigurationError(
                 f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} "
@@ -249,11 +252,11 @@ class Run(Recorder):
 
     def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
         """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
-        return self._opened().hub.mlflow_run_id(timeout_s)
+        return self._opened().hub.ask(Tracking.wait_mlflow_run_id, timeout_s=timeout_s)
 
     def health(self) -> dict[str, Any]:
         """Return the state of each sink, what was dropped by reason, late events and failed saves."""
-        return self._opened().hub.health()
+        return self._opened().hub.ask(ActorLogic.health)
 
     # state
 
@@ -303,11 +306,10 @@ class Run(Recorder):
         held = {"objects": objects, "rng": capture_all(), "step": step}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
-        hub_state = hub.get_state(step)
+        hub_state = hub.ask(ActorLogic.get_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
-        handle = saves.add(
-            step, lambda: hub.save(step, state, metadata, hub_state), parts=state.parts.keys(), rated=rated
-        )
+        begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
+        handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
         saves.report(wait=False, but=handle)
         return handle
@@ -326,7 +328,7 @@ class Run(Recorder):
             CheckpointError: None of the checkpoints is whole, or it lacks an object, or `damaged_replay` refuses it.
         """
         attempt = self._opened()
-        found = attempt.hub.restore(group=attempt.group, config_hash=attempt.config_hash)
+        found = attempt.hub.ask(ActorLogic.restore, group=attempt.group, config_hash=attempt.config_hash)
         if found is None:
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")

@@ -1,0 +1,67 @@
+"""Requests: which methods of a hub other threads and processes call, and on which threads of its process they run.
+
+A method becomes a request by its decorator, and by nothing else: `Hub.ask` makes it in a thread or through Ray, and the
+Ray actor of the drop-in API has a method of its name.
+
+    class Tracking:
+        @request()
+        def set_tags(self, tags): ...
+
+    hub.ask(Tracking.set_tags, {"team": "blue"})
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeVar
+
+Group = Literal["ingest", "save", "wait", ""]
+"""The threads of an actor that answer a request.
+
+`ingest` has one thread, so the hub takes events in the order in which each caller sent them. `save` has one, too, so a
+long save never delays events. Requests that wait for MLflow, or that ask how far the hub is, run in `wait`. All others
+are quick.
+"""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_GROUP, _IS_SLOW = "_request_group", "_request_is_slow"
+
+
+def request(group: Group = "", *, is_slow: bool = False) -> Callable[[Method], Method]:
+    """Make a method of a part of the hub a request.
+
+    Ray makes a request again if the actor died meanwhile, so a request has to stand being made twice; where it has a
+    parameter `key`, the actor fills that with the same text both times. A parameter `timeout_s` says how long the
+    request may take besides.
+
+    Args:
+        group: The threads that answer.
+        is_slow: Whether the user is told now and then what the request waits for.
+    """
+
+    def mark(method: Method) -> Method:
+        setattr(method, _GROUP, group)
+        setattr(method, _IS_SLOW, is_slow)
+        return method
+
+    return mark
+
+
+def is_slow(method: Callable[..., Any]) -> bool:
+    """Tell whether the user is to know what a request waits for."""
+    return bool(getattr(method, _IS_SLOW))
+
+
+def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
+    """Yield the requests that a part answers, and the group of each."""
+    for method in vars(part).values():
+        if hasattr(method, _GROUP):
+            yield method, getattr(method, _GROUP)
+
+
+def owner(method: Callable[..., Any], parts: Iterable[object]) -> Any:
+    """Return the part that answers a request.
+
+    Raises:
+        StopIteration: None of them does; mypy cannot see that, and no user can cause it.
+    """
+    return next(part for part in parts if getattr(type(part), method.__name__, None) is method)
