@@ -334,7 +334,7 @@ READERS = {
     "yaml": {"load", "unsafe_load", "full_load"},
     "pandas": {"read_pickle"},
 }
-GUARDED = {"checkpoints/legacy.py", "snapshot/objects.py", "replay/exchange/sb3.py"}
+GUARDED = {"checkpoints/legacy.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
 """Reached after `signing.pickles_allowed`, a signature or `allow_pickle=True` only."""
 
 

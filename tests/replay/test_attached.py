@@ -7,6 +7,9 @@ import pytest
 from tests.forked import in_a_child
 from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay import ReplayBuffer
+from trieye.replay.rows.next_rows import NextRows
+from trieye.replay.rows.reader import RowReader
+from trieye.replay.rows.ring import Ring
 
 FRAME = (32, 32)
 
@@ -69,14 +72,13 @@ def test_rows_that_are_being_overwritten_are_gone_before_the_first_byte(monkeypa
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
     draw.ids[:] = 36  # the oldest
-    ring, found = buffer._store.reader.ring, []
-    write_rows = ring.write_rows
+    write_rows, found = Ring.write_rows, []
 
     def write(*arguments):
         found.append(view.rows(draw))
         write_rows(*arguments)
 
-    monkeypatch.setattr(ring, "write_rows", write)
+    monkeypatch.setattr(Ring, "write_rows", write)
     buffer.extend(frames(100, 1))
     assert found == [None]
 
@@ -103,14 +105,14 @@ def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(monk
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
     draw.ids[:] = 36  # the oldest
-    copy = view._reader.batch
+    copy = RowReader.batch
 
     def slow(*arguments):
         batch = copy(*arguments)
         buffer.extend(frames(100, 1))
         return batch
 
-    monkeypatch.setattr(view._reader, "batch", slow)
+    monkeypatch.setattr(RowReader, "batch", slow)
     assert view.rows(draw) is None
 
 
@@ -119,8 +121,7 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypa
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(2)
     draw.ids[:] = 99  # the newest: its next observation is kept aside until the next row comes
-    next_rows = view._reader.next_rows
-    fill, calls = next_rows.fill, []
+    fill, calls = NextRows.fill, []
 
     def slow(*arguments):
         if not calls:
@@ -128,7 +129,7 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypa
         calls.append(arguments)
         fill(*arguments)
 
-    monkeypatch.setattr(next_rows, "fill", slow)
+    monkeypatch.setattr(NextRows, "fill", slow)
     assert view.rows(draw)["next_obs"][:, 0, 0].tolist() == [100, 100]
     assert len(calls) == 2
 

@@ -1,5 +1,6 @@
 import gc
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,8 +9,7 @@ import torch
 from tests.forked import in_a_child
 from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
-from trieye.replay.device import TorchBatches, unpacked
-from trieye.replay.prefetch import Prefetcher
+from trieye.replay.prefetch import Prefetcher, TorchBatches, unpacked
 from trieye.replay.samplers.base import Draw, ones
 
 RECORD = np.dtype([("obs", np.float32, (2, 2)), ("n", np.int64), ("done", np.bool_), ("small", np.int16)], align=True)
@@ -60,7 +60,7 @@ def threads():
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, packed):
     rows = Rows(packed=packed)
-    with Prefetcher(rows.draw, rows.fill, depth=depth) as batches:
+    with closing(Prefetcher(rows.draw, rows.fill, depth=depth)) as batches:
         for number in range(30):
             batch = next(batches)
             assert len(rows.draws) == number + depth + 1
@@ -73,7 +73,7 @@ def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, 
 
 def test_the_next_batches_are_copied_while_one_is_used():
     rows = Rows()
-    with Prefetcher(rows.draw, rows.fill) as batches:
+    with closing(Prefetcher(rows.draw, rows.fill)) as batches:
         batch = next(batches)
         values = batch["n"].copy()
         batches.settle()  # the two that are ahead have their own memory
@@ -83,7 +83,7 @@ def test_the_next_batches_are_copied_while_one_is_used():
 
 def test_settle_waits_until_nothing_is_copied_any_more():
     rows = Rows()
-    with Prefetcher(rows.draw, rows.fill) as batches:
+    with closing(Prefetcher(rows.draw, rows.fill)) as batches:
         next(batches)
         batches.settle()
         rows.go_on.clear()
@@ -127,7 +127,7 @@ def test_a_draw_that_is_refused_is_tried_again_when_its_turn_comes():
             raise ConfigurationError("too few rows")
         return rows.draw()
 
-    with Prefetcher(draw, rows.fill) as batches:
+    with closing(Prefetcher(draw, rows.fill)) as batches:
         next(batches)
         next(batches)
         with pytest.raises(ConfigurationError, match="too few rows"):
@@ -161,7 +161,7 @@ def test_no_thread_is_left_behind(how):
 @pytest.mark.parametrize("packed", [True, False])
 def test_tensors_on_the_cpu_are_views(packed):
     rows = Rows(packed=packed)
-    with Prefetcher(rows.draw, rows.fill, device="cpu") as batches:
+    with closing(Prefetcher(rows.draw, rows.fill, device="cpu")) as batches:
         for _ in range(5):
             batch = next(batches)
             assert torch.equal(batch["n"], torch.from_numpy(batch.ids))
@@ -186,7 +186,7 @@ def test_a_block_of_records_becomes_tensors_of_its_fields():
 @pytest.mark.parametrize("packed", [True, False])
 def test_batches_arrive_on_a_cuda_device(packed):
     rows = Rows(packed=packed)
-    with Prefetcher(rows.draw, rows.fill, device="cuda") as batches:
+    with closing(Prefetcher(rows.draw, rows.fill, device="cuda")) as batches:
         for number in range(50):
             batch = next(batches)
             assert batch["n"].is_cuda

@@ -1,6 +1,6 @@
 """ReplayBuffer: the newest rows of a training, drawn by a sampler."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -8,28 +8,30 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.replay.attached import AttachedReplay, ReplayHandle
 from trieye.replay.batch import Batch
-from trieye.replay.checks import checked_capacity, checked_priorities, checked_versions
+from trieye.replay.content import Content
 from trieye.replay.hindsight import Hindsight
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import Limiter, Pacing
 from trieye.replay.prefetch import Prefetcher
-from trieye.replay.rows.content import chunks_of
-from trieye.replay.rows.layout import Padding, RowOptions
 from trieye.replay.rows.memory import open_memory
-from trieye.replay.rows.ring import row_count
-from trieye.replay.rows.schema import Column, as_array
-from trieye.replay.rows.store import RowStore
+from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
+from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
+from trieye.replay.samplers import checked_kind, make_sampler
 from trieye.replay.samplers.base import Draw, spliced
-from trieye.replay.samplers.eligible import EligibleSampler
-from trieye.replay.samplers.frame_history import with_history
-from trieye.replay.samplers.registry import checked_kind, make_sampler
-from trieye.replay.saved_buffer import SavedBuffer
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.snapshot.nodes import EncodedState, StateParts
+
+_SAME_IN_CONFIG = (
+    "capacity", "storage", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next", "max_reuse",
+    "max_staleness", "prefault",
+)  # fmt: skip
 
 
-class ReplayBuffer(SavedBuffer):
+class ReplayBuffer:
     """The last `capacity` rows, drawn by a sampler.
 
     Rows are copied on the way in and on the way out. Each row has an id, counted from 0 over the buffer's whole life,
@@ -95,24 +97,26 @@ class ReplayBuffer(SavedBuffer):
         """
         self._made_with = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         kind = checked_kind(sampler, sampler_options or {}, max_reuse=max_reuse, max_staleness=max_staleness)
-        self.capacity = checked_capacity(capacity)
+        self.capacity, self.sampler = checked_capacity(capacity), sampler
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it goes with neither n_step nor sampler 'sequence'")
         walks = sampler == "sequence" or her is not None
         options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks, walks)
         make = partial(make_sampler, sampler, dict(sampler_options or {}), capacity=self.capacity)
-        super().__init__(
-            sampler,
+        self._pacing = Pacing(limiter)
+        self._content = Content(
+            self.capacity,
             options,
+            self._pacing,
             kind=kind,
             make_sampler=partial(make, max_reuse=max_reuse, max_staleness=max_staleness),
             open_memory=partial(open_memory, storage, storage_dir, prefault=prefault),
-            limiter=limiter,
             seed=seed,
         )
         self._her, self._storage = her, storage
         if schema is not None:
-            self._store = self._made_for([Column.from_dtype(name, spec) for name, spec in schema.items()])
+            columns = [Column.from_dtype(name, spec) for name, spec in schema.items()]
+            self._content.store = self._content.made_for(columns)
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0) -> Self:
@@ -128,25 +132,23 @@ class ReplayBuffer(SavedBuffer):
             )
         limiter = config.limiter.model_dump()
         return cls(
-            config.capacity,
             sampler=config.kind,
             sampler_options=config.sampler_options,
-            storage=config.storage,
-            storage_dir=config.storage_dir,
-            n_step=config.n_step,
-            gamma=config.gamma,
-            frame_stack=config.frame_stack,
-            padding=config.padding,
-            dedup_next=config.dedup_next,
-            max_reuse=config.max_reuse,
-            max_staleness=config.max_staleness,
             limiter=None if limiter["samples_per_insert"] is None else Limiter(**limiter),
-            prefault=config.prefault,
             seed=seed,
+            **{name: getattr(config, name) for name in _SAME_IN_CONFIG},
         )
 
     def __len__(self) -> int:
-        return 0 if self._store is None else self._store.total - self._store.low
+        store = self._content.store
+        return 0 if store is None else store.total - store.low
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a copy to another process: its rows travel in arrays, and a handle (`handle`) is what shares them."""
+        return partial(type(self), **self._made_with), (), encode(self, copy=False)
+
+    def __setstate__(self, state: EncodedState) -> None:
+        self.load_state_dict(decode(state, copy=False))
 
     def add(self, env_id: int = 0, /, **row: Any) -> int:
         """Copy one row in and return its id.
@@ -158,20 +160,11 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
         """
-        store = self._store
-        if store is None or self._pacing.is_needed:
-            return self._add_slowly(row, env_id)
+        content = self._content
+        if (store := content.store) is None or self._pacing.is_needed:
+            return content.add(row, env_id)
         row_id = store.add(row, env_id)
-        self._sampler.added(row_id, 1)
-        return row_id
-
-    def _add_slowly(self, row: Mapping[str, Any], env_id: int) -> int:
-        store = self._store or self._first(row, rows=False)
-        self._pacing.before_rows(1)
-        row_id = store.add(row, env_id)
-        self._store = store  # only now: a refused first row leaves no schema behind
-        self._sampler.added(row_id, 1)
-        self._pacing.after_rows(1)
+        content.sampler.added(row_id, 1)
         return row_id
 
     def extend(
@@ -190,29 +183,12 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
         """
-        store = self._store
-        if store is None or self._pacing.is_needed or versions is not None:
-            return self._extend_slowly(batch, env_ids, versions)
+        content = self._content
+        if (store := content.store) is None or self._pacing.is_needed or versions is not None:
+            return content.extend(batch, env_ids, versions)
         first, count = store.extend(batch, env_ids)
-        self._sampler.added(first, count)
+        content.sampler.added(first, count)
         return np.arange(first, first + count)
-
-    def _extend_slowly(
-        self, batch: Mapping[str, ArrayLike], env_ids: ArrayLike | None, versions: ArrayLike | None
-    ) -> NDArray[np.int64]:
-        store = self._store or self._first(batch, rows=True)
-        num_rows = row_count({key: as_array(key, array) for key, array in batch.items()})
-        of_rows = None if versions is None else checked_versions(versions, num_rows)
-        self._pacing.before_rows(num_rows)
-        first, count = store.extend(batch, env_ids)
-        self._store = store
-        self._sampler.added(first, count)
-        self._pacing.after_rows(count)
-        ids = np.arange(first, first + count)
-        if of_rows is not None and isinstance(self._sampler, EligibleSampler):
-            kept = slice(max(count - self.capacity, 0), None)
-            self._sampler.set_row_versions(ids[kept], of_rows[kept])
-        return ids
 
     def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Draw `n` rows, with replacement, or `n` sequences of rows.
@@ -231,30 +207,20 @@ class ReplayBuffer(SavedBuffer):
 
     def draw(self, n: int) -> Draw:
         """Decide about the rows of a batch, which `rows` copies; the first half of `sample`."""
-        store = self._filled()
+        store = self._content.filled()
         if n < 1:
             raise ConfigurationError(f"sample({n}): at least 1 row must be asked for")
-        if self._pacing.is_needed:
-            self._pacing.before_draw(n)
-        draw = self._sampler.draw(n, store.low, store.total, self._rng)
-        if store.layout.num_earlier:
-            draw = with_history(draw, store, self._sampler, self._rng)
-        if self._pacing.is_needed:
-            self._pacing.after_draw(n)
-        self._counts.sampled += draw.ids.size
-        if "staleness_mean" in draw.info:
-            self._counts.was_stale(draw)
-        return draw
+        return self._content.draw(n, store)
 
     def redraw(self, draw: Draw, which: NDArray[np.bool_]) -> Draw:
         """Draw others in place of some rows or sequences of a draw, bool `[n]`; the count of rows drawn stays."""
         others = self.draw(int(np.count_nonzero(which)))
-        self._counts.sampled -= others.ids.size
+        self._content.counts.sampled -= others.ids.size
         return spliced(draw, which, others)
 
     def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Copy the rows that `draw` decided about; the second half of `sample`."""
-        store = self._filled()
+        store = self._content.filled()
         batch = store.reader.batch(draw, store.low, out, keys)
         if self._her is not None:
             self._relabel(self._her, store, batch)
@@ -267,7 +233,7 @@ class ReplayBuffer(SavedBuffer):
         if self._her is not None:  # decides about each batch after its draw
             return [self.sample(n) for _ in range(k)]
         draws = [self.draw(n) for _ in range(k)]
-        store = self._filled()
+        store = self._content.filled()
         return store.reader.batches(draws, store.low)
 
     def iter_batches(
@@ -300,17 +266,7 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
         """
-        store = self._open_store()
-        known, values = checked_priorities(ids, priorities, 0 if store is None else store.total)
-        if store is None:
-            return 0
-        alive = known >= store.low
-        count = int(np.count_nonzero(alive))
-        if count < known.size:
-            self._counts.late_updates += known.size - count
-            known, values = known[alive], values[alive]
-        self._sampler.update(known, values)
-        return count
+        return self._content.update_priorities(ids, priorities)
 
     def set_version(self, version: int) -> None:
         """Set the version of the model that learns, for `max_staleness`.
@@ -318,11 +274,7 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: It is below the one before.
         """
-        if isinstance(self._sampler, EligibleSampler):
-            self._sampler.set_version(version)
-        elif version < self._version:
-            raise ConfigurationError(f"set_version({version}): versions only grow, and {self._version} was set before")
-        self._version = version
+        self._content.set_version(version)
 
     def iter_rows(self, chunk: int = 4096) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.int64]]]:
         """Yield all rows as they were added, oldest first; none may be added meanwhile.
@@ -334,8 +286,8 @@ class ReplayBuffer(SavedBuffer):
             Arrays `[n, ...]` by key, and int64 `[n]`: numbers that are equal for the rows of one episode. As `env_ids`
             of another buffer they keep episodes apart. All 0 if this buffer does not know of episodes.
         """
-        if (store := self._open_store()) is not None:
-            yield from chunks_of(store, chunk)
+        if (store := self._content.opened()) is not None:
+            yield from store.reader.as_added(store.low, store.total, chunk)
 
     @property
     def handle(self) -> ReplayHandle:
@@ -344,7 +296,7 @@ class ReplayBuffer(SavedBuffer):
         Raises:
             ConfigurationError: The rows are not in memory that others can read, or there is no schema yet.
         """
-        return ReplayHandle.of(self._open_store(), self._storage)
+        return ReplayHandle.of(self._content.opened(), self._storage)
 
     @staticmethod
     def attach(handle: ReplayHandle) -> AttachedReplay:
@@ -357,11 +309,11 @@ class ReplayBuffer(SavedBuffer):
 
     def stats(self) -> dict[str, float]:
         """Return counts as plain numbers, ready to be logged."""
-        return self._counts.stats(self.capacity, self._store)
+        return self._content.counts.stats(self.capacity, self._content.store)
 
     def metrics(self) -> dict[str, float]:
         """Return what a run logs about its replay, by the names of the metrics; rates since the last call."""
-        return self._counts.metrics(self._store)
+        return self._content.counts.metrics(self._content.store)
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Let the next row begin an episode, though the one before did not end: its environment was made anew or reset.
@@ -371,30 +323,64 @@ class ReplayBuffer(SavedBuffer):
         Args:
             env_id: The environment; all of them if None.
         """
-        if (store := self._open_store()) is not None:
+        if (store := self._content.opened()) is not None:
             store.interrupt(env_id)
 
     def clear(self) -> None:
         """Forget all rows; schema, ids and random state go on."""
-        store = self._open_store()
-        self._pacing.settle()
-        if store is not None:
-            self._pacing.removed(len(self))
-            store.clear()
-            self._sampler.forgot(store.low)
+        self._content.clear()
 
-    def _filled(self) -> RowStore:
-        if (store := self._open_store()) is None or store.total == store.low:
-            raise ConfigurationError("the replay buffer is empty; add rows before sampling, len(buffer) tells how many")
-        return store
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot: what is needed to go on exactly here, with the rows of no known part as new parts.
 
-    def _first(self, row: Mapping[str, Any], *, rows: bool) -> RowStore:
-        self._open_store()
-        return self._made_for([Column.from_value(name, value, rows=rows) for name, value in row.items()])
+        Args:
+            known: Names of parts that a finished checkpoint holds.
+        """
+        return self._content.state_parts(known)
+
+    def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
+        """Take over a saved content; the next draw is the one that the saved buffer would have made.
+
+        The capacity stays this buffer's own: a smaller buffer keeps the newest rows. Rows of damaged parts are left out
+        where `state.on_damage` allows it, said in the log and counted in `stats()["lost"]`; the rows before them move
+        up, and the next save writes all of them anew.
+
+        Args:
+            state: What was saved of a buffer, a `SavedParts`.
+            lazy: Leave the rows in the files, and copy each when it is first drawn. Only with storage `ram`: no other
+                process could read such rows.
+
+        Raises:
+            ConfigurationError: It is of another format, sampler or schema, or one of the two is with a bound
+                (`max_reuse`, `max_staleness`) and the other without; nothing was changed.
+            CheckpointError: A part is damaged, and that is refused; the buffer is empty then.
+        """
+        self._content.load_state_dict(state, lazy=lazy)
+
+    def save(self, path: str | Path) -> None:
+        """Write the content as a directory, replaced atomically; rows that it holds already are not written again.
+
+        Raises:
+            SerializationError: The disk is full, or the directory cannot be written; what was there is untouched.
+        """
+        save_parts(Path(path), self)
+
+    def load(self, path: str | Path, *, lazy: bool = False) -> None:
+        """Verify a directory that `save` wrote and take over its content; `lazy` as in `load_state_dict`.
+
+        Raises:
+            CheckpointError: There is no such directory, or it is damaged.
+            ConfigurationError: It holds rows of another schema.
+        """
+        self.load_state_dict(load_parts(Path(path)), lazy=lazy)
+
+    def close(self) -> None:
+        """Give the memory back; the buffer takes and gives nothing more."""
+        self._content.close()
 
     def _relabel(self, her: Hindsight, store: RowStore, batch: Batch) -> None:
         reader, low = store.reader, store.low
-        if reader.links is None:
+        if store.links is None:
             raise AssertionError("her needs links")
         achieved = partial(reader.column, her.achieved_key, low=low)
-        her.relabel(batch.data, batch.ids, reader.links, achieved, low, self._her_rng)
+        her.relabel(batch.data, batch.ids, store.links, achieved, low, self._content.her_rng)

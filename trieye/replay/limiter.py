@@ -1,12 +1,14 @@
-"""Limiter: keeps samples and inserts of a replay buffer in a ratio, by letting the one that is ahead wait."""
+"""Limiter: keeps samples and inserts of a replay buffer in a ratio; Pacing: all that a buffer has to wait for."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError
+from trieye.replay.prefetch import Prefetcher
 
 
 class Limiter:
@@ -162,3 +164,65 @@ class Limiter:
                 return False
             self._changed.wait(left)
         return not self._is_closed
+
+
+class Pacing:
+    """What adding and drawing rows have to wait for.
+
+    Args:
+        limiter: Keeps draws and inserts in a ratio; none if None.
+
+    Attributes:
+        limiter: The limiter.
+        is_needed: Whether anything has to be waited for or counted.
+    """
+
+    def __init__(self, limiter: Limiter | None) -> None:
+        self.is_needed = limiter is not None
+        self.limiter = limiter
+        self._prefetchers: WeakSet[Prefetcher] = WeakSet()
+
+    def watch(self, prefetcher: Prefetcher) -> Prefetcher:
+        """Take note of a thread that copies rows, and return it."""
+        self._prefetchers.add(prefetcher)
+        self.is_needed = True
+        return prefetcher
+
+    def settle(self) -> None:
+        """Wait until no row is being copied ahead."""
+        for prefetcher in list(self._prefetchers):
+            prefetcher.settle()
+
+    def before_rows(self, count: int) -> None:
+        """Wait until rows may be added.
+
+        Raises:
+            ReplayTimeoutError: The limiter wants rows to be drawn first.
+        """
+        self.settle()
+        if self.limiter is not None and not self.limiter.can_insert(count):
+            raise ReplayTimeoutError(f"{count} more rows may be added when some were drawn: the limiter says so")
+
+    def after_rows(self, count: int) -> None:
+        """Count rows that were added."""
+        if self.limiter is not None:
+            self.limiter.insert(count, timeout_s=0)
+
+    def before_draw(self, count: int) -> None:
+        """Ask whether rows may be drawn.
+
+        Raises:
+            ReplayTimeoutError: The limiter wants rows to be added first.
+        """
+        if self.limiter is not None and not self.limiter.can_sample(count):
+            raise ReplayTimeoutError(f"{count} rows may be drawn when more were added: the limiter says so")
+
+    def after_draw(self, count: int) -> None:
+        """Count rows that were drawn."""
+        if self.limiter is not None:
+            self.limiter.sample(count, timeout_s=0)
+
+    def close(self) -> None:
+        """End the threads."""
+        for prefetcher in list(self._prefetchers):
+            prefetcher.close()

@@ -5,7 +5,7 @@ import pytest
 
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.replay import ReplayBuffer
-from trieye.replay.exchange import export_npz, export_parquet, import_npz, import_parquet, parquet
+from trieye.replay.exchange import export_npz, export_parquet, files, import_npz, import_parquet
 
 FORMATS = {"npz": (export_npz, import_npz), "parquet": (export_parquet, import_parquet)}
 
@@ -35,7 +35,7 @@ def content(buffer):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dedup_next": True}], ids=["plain", "linked"])
 def test_rows_come_back_as_they_were(tmp_path, name, options, monkeypatch):
-    monkeypatch.setattr(parquet, "_CHUNK_BYTES", 5000)  # several row groups
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 5000)  # several row groups
     write, read = FORMATS[name]
     buffer = filled(**options)
     path = tmp_path / f"rows.{name}"

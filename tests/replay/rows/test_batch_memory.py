@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trieye.replay import ReplayBuffer
-from trieye.replay.rows.batch_memory import MAX_HELD, MIN_BYTES, BatchMemory
+from trieye.replay.batch import MAX_HELD, MIN_BYTES, BatchMemory
 
 SHAPE = (84, 84)
 ROWS = -(-MIN_BYTES // (84 * 84))

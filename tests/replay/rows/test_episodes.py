@@ -169,8 +169,6 @@ def test_another_object_on_the_same_arrays_sees_the_links():
 
 @pytest.mark.parametrize("what", ["steps", "starts"])
 def test_places_in_episodes_are_kept_only_when_asked_for(what):
-    assert EpisodeLinks(5, count_steps=True).counts_steps
-    assert not EpisodeLinks(5).counts_steps
     with pytest.raises(AssertionError, match="count_steps"):
         getattr(EpisodeLinks(5), what)(np.arange(1))
 

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.n_step import NStep
+from trieye.replay.rows.reader import NStep
 
 # (environment, how the episode goes on after the row), in the order of the rows
 STREAMS = st.lists(
@@ -83,9 +82,3 @@ def test_rewards_keep_their_dtype_and_shape():
 def test_an_infinite_reward_stays_in_its_own_episode():
     returns = Rows([(0, "terminated"), (0, "on")], np.array([1.0, np.inf])).returns(3, 0.9)
     assert returns.reward.tolist() == [1.0, np.inf]
-
-
-@pytest.mark.parametrize(("n", "gamma", "message"), [(0, 0.9, "n_step is 0"), (2, 1.1, "gamma is 1.1")])
-def test_windows_out_of_range_are_refused(n, gamma, message):
-    with pytest.raises(ConfigurationError, match=message):
-        NStep(n, gamma)

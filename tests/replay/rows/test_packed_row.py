@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trieye.replay import ReplayBuffer
-from trieye.replay.rows.packed_row import RowPacker, can_pack
+from trieye.replay.rows.ring import RowPacker, can_pack
 from trieye.replay.rows.schema import Column
 
 SINGLES = ["b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]

@@ -1,5 +1,4 @@
 import os
-import pickle
 import threading
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from trieye.exceptions import CheckpointError
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows import segments
+from trieye.replay.rows.ring import Ring
 from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.parts import SavedParts
 
@@ -121,14 +121,6 @@ def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
     assert_goes_on_alike(buffer, restored)
 
 
-def test_what_is_known_of_parts_can_be_sent_while_a_save_is_under_way():
-    buffer = filled(10)
-    under_way = buffer.state_parts(())
-    sent = pickle.loads(pickle.dumps(buffer._segments))
-    assert sent.state_dict() == buffer._segments.state_dict()
-    assert sent.save(buffer._store, under_way.new) == (tuple(under_way.new), {})
-
-
 def test_saves_that_overlap_for_ever_do_not_grow():
     buffer, counts, known, before = filled(100, capacity=5000), [], set(), None
     for first in range(100, 2000, 100):
@@ -220,13 +212,14 @@ def test_a_loaded_buffer_goes_on_as_the_one_that_was_saved(tmp_path, width, lazy
     assert buffer.stats() == restored.stats()
 
 
-def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_can_be_saved_again(tmp_path):
+def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_can_be_saved_again(tmp_path, monkeypatch):
+    rings, gather = [], Ring.gather
+    monkeypatch.setattr(Ring, "gather", lambda ring, *arguments: rings.append(ring) or gather(ring, *arguments))
     filled(1000, width=300).save(tmp_path / "replay")
     restored = ReplayBuffer(1000)
     restored.load(tmp_path / "replay", lazy=True)
-    ring = restored._store.reader.ring
-    assert ring.unread.count == 1000
     restored.sample(10)
+    ring = rings[0]
     assert 990 <= ring.unread.count < 1000
     restored.extend(rows(1000, 500, 300))
     assert ring.unread.count <= 500
@@ -257,16 +250,16 @@ def test_a_part_that_is_missing_is_named(tmp_path):
 
 def test_loading_uses_several_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "MAX_PART_BYTES", 400 * 100)
-    threads, copy_rows, meeting = set(), segments._copy_rows, threading.Barrier(2, timeout=20)
+    threads, write_rows, meeting = set(), Ring.write_rows, threading.Barrier(2, timeout=20)
 
     def noted(*arguments):
         if len(threads) < 2:
             threads.add(threading.get_ident())
             meeting.wait()  # never comes back unless two threads are here
-        copy_rows(*arguments)
+        write_rows(*arguments)
 
     filled(1000, width=80).save(tmp_path / "replay")
-    monkeypatch.setattr(segments, "_copy_rows", noted)
+    monkeypatch.setattr(Ring, "write_rows", noted)
     restored = ReplayBuffer(1000)
     restored.load(tmp_path / "replay")
     assert len(threads) == 2

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
-from trieye.replay.samplers import PrioritizedSampler, Sampler
+from trieye.replay.samplers.base import Sampler
 from trieye.replay.samplers.eligible import EligibleSampler
+from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
 def bounded(capacity, *, max_reuse=None, max_staleness=None, **options):

@@ -3,8 +3,8 @@ import pytest
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.samplers import SAMPLERS, make_sampler
 from trieye.replay.samplers.eligible import EligibleSampler
-from trieye.replay.samplers.registry import SAMPLERS, check_sampler, make_sampler
 
 OPTIONS = {"sequence": {"length": 3}}
 
@@ -54,9 +54,3 @@ def test_sequences_can_start_by_priority():
 def test_mistakes_are_named(name, options, bounds, message):
     with pytest.raises(ConfigurationError, match=message):
         make_sampler(name, options, capacity=9, links=EpisodeLinks(9), **bounds)
-
-
-def test_a_name_can_be_checked_before_anything_is_made():
-    check_sampler("sequence")
-    with pytest.raises(ConfigurationError, match="'sequences' is unknown; did you mean 'sequence'"):
-        check_sampler("sequences")

@@ -17,7 +17,6 @@ def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, dat
     tree = SumTree(capacity)
     tree.load(0, weights)
     sums = weights.cumsum(dtype=np.float64)
-    assert tree.total == pytest.approx(sums[-1])
     shares = data.draw(hnp.arrays(np.float64, 40, elements=st.floats(0, 1, exclude_max=True)))
     found, its_weights = tree.find(shares)
     assert np.array_equal(its_weights, weights[found])
@@ -40,29 +39,16 @@ def test_places_at_the_very_ends_find_slots_that_have_a_weight():
             assert weights.tolist() == [np.float32(0.1)] * 5
 
 
-@settings(deadline=None)
-@given(CAPACITIES, st.data())
-def test_the_slow_way_down_finds_the_same_slots_at_places_off_the_borders(capacity, data):
-    weights = data.draw(hnp.arrays(np.float32, capacity, elements=st.integers(0, 5).map(float)))
-    tree = SumTree(capacity)
-    tree.load(0, weights)
-    if tree.total:
-        # whole numbers are added up exactly, so halves between them lie within a weight
-        places = np.arange(int(tree.total)) + 0.5
-        before = np.append(0, np.cumsum(tree._levels[-1]))
-        nodes = before.searchsorted(places, side="right") - 1
-        for found, its_weights in (way(nodes, places - before[nodes]) for way in (tree._descend, tree._descend_slowly)):
-            assert np.array_equal(found, np.repeat(np.arange(capacity), weights.astype(int)))
-            assert np.array_equal(its_weights, weights[found])
-
-
-def test_a_place_beyond_the_children_that_have_a_weight_is_found_the_slow_way():
-    tree = SumTree(16)
-    tree.set(np.arange(3), np.full(3, 0.1))
-    tree._levels[-1][0] *= 1 + 2**-40  # a sum that is larger than its parts, far beyond what rounding could make of it
-    found, weights = tree.find(np.array([np.nextafter(1.0, 0.0)]))
-    assert found.tolist() == [2]
-    assert weights.all()
+@pytest.mark.parametrize("capacity", [16, 300, 70_000])
+def test_the_last_place_of_all_finds_the_last_slot_that_has_a_weight(capacity):
+    # sums of the same weights differ in their last bits with the order of additions, in many of these trees
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tree, count = SumTree(capacity), int(rng.integers(1, 12))
+        tree.load(0, rng.random(count).astype(np.float32))
+        found, weights = tree.find(np.array([0.0, 1 - 2**-52, np.nextafter(1.0, 0.0)]))
+        assert found.tolist() == [0, count - 1, count - 1]
+        assert weights.all()
 
 
 @settings(deadline=None)
@@ -81,10 +67,8 @@ def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, 
     assert np.array_equal(tree.weights, plain)
     fresh = SumTree(capacity)
     fresh.load(0, plain)
-    assert tree.total == fresh.total  # to the last bit: sums never drift
-    if tree.total:
-        shares = np.linspace(0, 1, 50, endpoint=False)
-        assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
+    shares = np.linspace(0, 1, 50, endpoint=False)
+    assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
 
 
 def test_sums_do_not_drift_over_many_updates():
@@ -94,8 +78,8 @@ def test_sums_do_not_drift_over_many_updates():
         tree.set(slots, rng.random(64) * 10.0 ** rng.integers(-6, 7))
     fresh = SumTree(5000)
     fresh.load(0, tree.weights)
-    for sums, expected in zip(tree._levels, fresh._levels, strict=True):
-        assert np.array_equal(sums, expected)
+    shares = np.linspace(0, 1, 1_000_000, endpoint=False)  # many places near borders, which a sum that drifts moves
+    assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
 
 
 def test_weights_can_be_loaded_around_the_end():
@@ -103,7 +87,6 @@ def test_weights_can_be_loaded_around_the_end():
     tree.set(np.array([1]), np.array([9.0]))
     tree.load(3, np.array([1.0, 2.0, 3.0]))
     assert tree.weights.tolist() == [3, 0, 0, 1, 2]
-    assert tree.total == 6
 
 
 def test_weights_are_changed_through_methods_only():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.samplers import RowSampler, UniformSampler
+from trieye.replay.samplers.base import RowSampler, UniformSampler
 
 
 def test_every_row_is_drawn_equally_often_and_weighs_one():

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.attached import AttachedReplay
 from trieye.replay.batch import Batch
 from trieye.replay.remote.channel import Channel, Deadline, poll_s
 from trieye.replay.remote.messages import Plan, below
 from trieye.replay.remote.server import ReplayServer
+from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import Draw, spliced
 
 Found = TypeVar("Found")

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.replay.attached import AttachedReplay
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.remote.channel import Channel, Deadline, ask, group_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
 from trieye.replay.remote.writer import Writer
+from trieye.replay.rows.store import AttachedReplay
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 

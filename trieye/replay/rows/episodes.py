@@ -136,7 +136,7 @@ class EpisodeLinks:
             The rows reached, and how many rows they are away, both int64 `[n]`.
         """
         at, gone = ids.copy(), np.zeros(len(ids), np.int64)
-        most = min(int(limit.max(initial=0)), self._end - low) if self.counts_steps else 0
+        most = min(int(limit.max(initial=0)), self._end - low) if self._steps is not None else 0
         for power in range(most.bit_length() - 1, -1, -1):
             wanted = np.flatnonzero(limit - gone >= 1 << power)
             target = self._leap(at[wanted], 1 << power, low, backwards=backwards)
@@ -167,11 +167,6 @@ class EpisodeLinks:
         if self._starts is None:
             raise AssertionError("these links were made without count_steps")
         return ids - self._starts[ids % self.capacity]
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether `steps` and `starts` are known."""
-        return self._steps is not None
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Let the next row of an environment, or of all, begin an episode, as after the restart of a worker."""

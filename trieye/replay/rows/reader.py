@@ -1,6 +1,7 @@
-"""RowReader: rows as they are handed out, made of what the ring, the links and the next observations hold."""
+"""RowReader: rows as they are handed out, with the stacks and n-step returns that are made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,15 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.batch import Batch
-from trieye.replay.rows.batch_memory import BatchMemory
-from trieye.replay.rows.dedup import PREFIX, NextRows
+from trieye.replay.batch import Batch, BatchMemory
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.layout import Layout
-from trieye.replay.rows.memory import Memory
-from trieye.replay.rows.n_step import NStep
+from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.ring import Ring
-from trieye.replay.rows.schema import check_keys
+from trieye.replay.rows.schema import PREFIX, Layout, check_keys
 from trieye.replay.samplers.base import Draw
 
 Ids = NDArray[np.int64]
@@ -24,29 +21,20 @@ Data = dict[str, NDArray[Any]]
 
 
 class RowReader:
-    """The arrays of a buffer and how rows are read from them; the same object in the owner and in other processes.
+    """How rows are read; the same in the process that owns them and in others.
 
     Args:
         layout: What is stored and what is made of it.
-        memory: Where the arrays live.
+        ring: The rows.
+        links: Which row follows which; needed where the options of the layout need episodes.
+        next_rows: The values of `next_<key>` that no row holds; needed where the layout has such pairs.
     """
 
-    def __init__(self, layout: Layout, memory: Memory) -> None:
-        self.layout = layout
-        self.capacity = layout.capacity
-        options = layout.options
-        self.ring = Ring(layout.capacity, layout.stored, memory)
-        self.links: EpisodeLinks | None = None
-        if options.needs_episodes:
-            self.links = EpisodeLinks(
-                layout.capacity,
-                lambda name, count, dtype: memory.allocate(name, (count,), dtype),
-                count_steps=options.counts_steps or options.num_earlier > 0,
-            )
-        self.next_rows = NextRows(layout.paired, layout.capacity, memory) if layout.paired else None
+    def __init__(self, layout: Layout, ring: Ring, links: EpisodeLinks | None, next_rows: NextRows | None) -> None:
+        self._layout, self._ring, self._links, self._next_rows = layout, ring, links, next_rows
         self._memory = BatchMemory()
-        self._n_step = NStep(options.n_step, options.gamma)
-        self.is_direct = not (options.n_step > 1 or self.next_rows or layout.stacks)
+        self._n_step = NStep(layout.options.n_step, layout.options.gamma)
+        self._is_direct = not (layout.options.n_step > 1 or next_rows or layout.stacks)
 
     def batch(self, draw: Draw, low: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         """Copy the rows of a draw.
@@ -61,9 +49,9 @@ class RowReader:
             ConfigurationError: A key is unknown, or `out` is of another size.
         """
         if keys is None:
-            keys = self.layout.keys
-        elif not set(keys) <= set(self.layout.keys):
-            check_keys([*self.layout.keys, *keys], self.layout.keys)
+            keys = self._layout.keys
+        elif not set(keys) <= set(self._layout.keys):
+            check_keys([*self._layout.keys, *keys], self._layout.keys)
         if out is not None and (out.ids.shape != draw.ids.shape or list(out) != list(keys)):
             raise ConfigurationError(
                 f"sample({len(draw)}): `out` holds {len(out)} rows of {', '.join(out)}; reuse a batch of the same size "
@@ -82,7 +70,7 @@ class RowReader:
         """Copy the rows of several draws of the same size at once."""
         if draws[0].ids.ndim > 1:
             return [self.batch(draw, low, None, None) for draw in draws]
-        data, _ = self.read(np.concatenate([draw.ids for draw in draws]), low, self.layout.keys, None, None)
+        data, _ = self._read(np.concatenate([draw.ids for draw in draws]), low, self._layout.keys, None, None)
         cuts = [slice(start, start + len(draws[0])) for start in range(0, len(draws) * len(draws[0]), len(draws[0]))]
         return [
             Batch({key: array[cut] for key, array in data.items()}, draw.ids, draw.weights, draw.info)
@@ -99,20 +87,20 @@ class RowReader:
     def _batch(self, draw: Draw, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Batch:
         if draw.ids.ndim > 1:
             return self._sequences(draw, low, keys, out)
-        data, block = self.read(draw.ids, low, keys, block, out)
+        data, block = self._read(draw.ids, low, keys, block, out)
         return Batch(data, draw.ids, draw.weights, draw.info, None, block)
 
     def _sequences(self, draw: Draw, low: int, keys: Sequence[str], out: Mapping[str, Any] | None) -> Batch:
         ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, draw.ids[:, :1])
         flat = None if out is None else {key: array.reshape(-1, *array.shape[2:]) for key, array in out.items()}
-        data, _ = self.read(ids.reshape(-1), low, keys, None, flat)
+        data, _ = self._read(ids.reshape(-1), low, keys, None, flat)
         data = {key: array.reshape(*ids.shape, *array.shape[1:]) for key, array in data.items()}
         if draw.mask is not None:
             for array in data.values():
                 array[~draw.mask] = 0
         return Batch(data, draw.ids, draw.weights, draw.info, draw.mask)
 
-    def read(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
+    def _read(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         """Copy rows out.
 
         Args:
@@ -125,82 +113,106 @@ class RowReader:
         Returns:
             Arrays `[n, ...]` by key, and the block of records that they view or None.
         """
-        if self.is_direct:
-            return self.ring.gather(self._slots(ids, low), keys, block, out)
+        if self._is_direct:
+            return self._ring.gather(self._slots(ids, low), keys, block, out)
         return self._made(ids, low, keys, block, out)
 
     def column(self, key: str, ids: Ids, low: int) -> NDArray[Any]:
         """Return the values `[n, ...]` of one key, as they were added."""
-        if key in self.layout.paired:
+        if key in self._layout.paired:
             return self._next(key, ids, low, None)
         values: NDArray[Any] = self._take(ids, low, [key], None, None)[0][key]
         return values
 
+    def as_added(self, low: int, total: int, chunk: int) -> Iterator[tuple[Data, Ids]]:
+        """Yield the rows `[low, total)` as they were added, and the number of the episode of each.
+
+        Args:
+            low: Id of the oldest row.
+            total: Id after the newest one.
+            chunk: Rows at a time.
+        """
+        episodes = self._episodes(low, total)
+        for first in range(low, total, chunk):
+            ids = np.arange(first, min(first + chunk, total))
+            rows = {key: self.column(key, ids, low) for key in self._layout.columns}
+            yield rows, episodes[first - low : first - low + len(ids)]
+
     def lacks_history(self, ids: Ids, low: int) -> NDArray[np.bool_]:
         """Return for rows `[n]` whether one of the earlier frames of their stacks was overwritten."""
         lacks = np.zeros(len(ids), np.bool_)
-        if self.links is None:
+        if self._links is None:
             return lacks
-        for _ in range(self.layout.num_earlier):
-            previous = self.links.previous_ids(ids, low)
+        for _ in range(self._layout.num_earlier):
+            previous = self._links.previous_ids(ids, low)
             # the first row of an episode has no row before it; any other row lost the one that it had
-            lacks |= (previous < 0) & (self.links.steps(ids) > 0)
+            lacks |= (previous < 0) & (self._links.steps(ids) > 0)
             ids = np.where(previous < 0, ids, previous)
         return lacks
 
+    def _episodes(self, low: int, total: int) -> Ids:
+        if self._links is None:
+            return np.zeros(total - low, np.int64)
+        numbers: list[int] = []
+        count = 0
+        for before in (self._links.previous_ids(np.arange(low, total), low) - low).tolist():
+            numbers.append(numbers[before] if before >= 0 else count)
+            count += before < 0
+        return np.array(numbers, np.int64)
+
     def _slots(self, ids: Ids, low: int) -> Ids:
-        return ids - (low - low % self.capacity)
+        return ids - (low - low % self._layout.capacity)
 
     def _made(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         data: Data = {}
         last = ids
-        if self.links is not None and self._n_step.n > 1:
+        if self._links is not None and self._n_step.n > 1:
             terminated = partial(self._has_terminated, low=low)
-            made = self._n_step.returns(ids, self.links, partial(self.column, "reward", low=low), terminated)
+            made = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
             last = made.last
             data = {"reward": made.reward, "discount": made.discount, "n": made.n}
-        stacked = [key for key in keys if key in self.layout.stacks]
+        stacked = [key for key in keys if key in self._layout.stacks]
         near: list[str] = []
         far: list[str] = []
         for key in keys:
-            if key in data or key in stacked or key in self.layout.paired:
+            if key in data or key in stacked or key in self._layout.paired:
                 continue
-            (far if last is not ids and (key in self.layout.ends or key.startswith(PREFIX)) else near).append(key)
+            (far if last is not ids and (key in self._layout.ends or key.startswith(PREFIX)) else near).append(key)
         taken, block = self._take(ids, low, near, block, out)
         data |= taken
         data |= self._take(last, low, far, None, out)[0]
         for key in keys:
             if key in stacked:
-                data[key] = self._stack(key, ids if key in self.layout.options.frame_stack else last, low, out)
-            elif key in self.layout.paired:
+                data[key] = self._stack(key, ids if key in self._layout.options.frame_stack else last, low, out)
+            elif key in self._layout.paired:
                 data[key] = self._next(key, last, low, out)
         return {key: data[key] for key in keys}, block
 
     def _take(self, ids: Ids, low: int, keys: list[str], block: Any, out: Mapping[str, Any] | None) -> tuple[Data, Any]:
         if not keys:
             return {}, block
-        data, block = self.ring.gather(self._slots(ids, low), keys, block, out)
+        data, block = self._ring.gather(self._slots(ids, low), keys, block, out)
         return data, block
 
     def _next(self, key: str, ids: Ids, low: int, out: Mapping[str, Any] | None) -> NDArray[Any]:
         """Return what `next_<key>` of rows was, from the row that follows or from where it is kept."""
-        assert self.links is not None  # noqa: S101 - the layout gave it
-        assert self.next_rows is not None  # noqa: S101 - likewise
+        assert self._links is not None  # noqa: S101 - the layout gave it
+        assert self._next_rows is not None  # noqa: S101 - likewise
         source = key.removeprefix(PREFIX)
         while True:
-            places = self.next_rows.places(ids)
-            following = np.where(places > 0, ids, self.links.next_ids(ids))
+            places = self._next_rows.places(ids)
+            following = np.where(places > 0, ids, self._links.next_ids(ids))
             target = None if out is None else {source: out[key]}
             values: NDArray[Any] = self._take(following, low, [source], None, target)[0][source]
-            self.next_rows.fill(key, places, values)
-            if np.array_equal(places, self.next_rows.places(ids)):  # else the owner's process moved one meanwhile
+            self._next_rows.fill(key, places, values)
+            if np.array_equal(places, self._next_rows.places(ids)):  # else the owner's process moved one meanwhile
                 return values
 
     def _stack(self, key: str, ids: Ids, low: int, out: Mapping[str, Any] | None) -> NDArray[Any]:
         """Return the stacks `[n, frames, ...]` of a key, the newest frame last."""
-        assert self.links is not None  # noqa: S101 - the layout gave it
-        frames = self.layout.stacks[key]
-        is_next = key not in self.layout.options.frame_stack
+        assert self._links is not None  # noqa: S101 - the layout gave it
+        frames = self._layout.stacks[key]
+        is_next = key not in self._layout.options.frame_stack
         source = key.removeprefix(PREFIX) if is_next else key
         chain = np.empty((len(ids), frames + is_next), np.int64)
         is_before = np.zeros(chain.shape, np.bool_)
@@ -209,22 +221,22 @@ class RowReader:
             if is_next and place == frames - 1:
                 chain[:, place] = ids
                 continue
-            previous = self.links.previous_ids(chain[:, place + 1], low)
+            previous = self._links.previous_ids(chain[:, place + 1], low)
             is_before[:, place] = previous < 0
             chain[:, place] = np.where(previous < 0, chain[:, place + 1], previous)
         wanted = chain[:, 1:] if is_next else chain
-        shape = (len(ids) * frames, *self.layout.columns[source].shape)
+        shape = (len(ids) * frames, *self._layout.columns[source].shape)
         target = None if out is None else {source: out[key].reshape(shape)}
         flat = self._take(wanted.reshape(-1), low, [source], None, target)[0][source]
         values = flat.reshape(len(ids), frames, *shape[1:])
-        if self.layout.options.padding == "zero":
+        if self._layout.options.padding == "zero":
             values[is_before[:, 1:] if is_next else is_before] = 0
         if is_next:
-            values[:, -1] = self._next(key, ids, low, None) if key in self.layout.paired else self.column(key, ids, low)
+            values[:, -1] = self.column(key, ids, low)
         return values
 
     def _has_terminated(self, ids: Ids, low: int) -> NDArray[Any]:
-        ends = self.layout.ends
+        ends = self._layout.ends
         if "terminated" in ends:
             return self._flags("terminated", ids, low)
         if "done" not in ends:
@@ -236,3 +248,68 @@ class RowReader:
     def _flags(self, key: str, ids: Ids, low: int) -> NDArray[np.bool_]:
         flags = self.column(key, ids, low).reshape(len(ids), -1).astype(np.bool_)
         return np.logical_or.reduce(flags, axis=1)  # type: ignore[no-any-return]  # bool [n]
+
+
+@dataclass(slots=True)
+class Returns:
+    """What n-step learning needs of rows `[n]`, besides `next_*` and the ends of the last rows.
+
+    Attributes:
+        last: int64 `[n]`, the last row of each window; its `next_*` values are those to bootstrap from.
+        reward: `[n, ...]`, the discounted sum of the window's rewards, in their dtype; float32 for integers.
+        discount: float32 `[n]`, the factor of the bootstrapped value; 0 where the episode terminated in the window.
+        n: int64 `[n]`, rows in the window.
+    """
+
+    last: Ids
+    reward: NDArray[Any]
+    discount: NDArray[np.float32]
+    n: Ids
+
+
+class NStep:
+    """Sums the rewards of a row and of those that follow it in its episode.
+
+    The window of row t has m <= n rows: R = sum of gamma^k r_(t+k) for k < m, and the target is R + discount V(next),
+    where discount is gamma^m, or 0 if the last row terminated (Sutton and Barto 2018, equation 7.1).
+    A window is shorter than n where the episode ended, terminated or truncated, and at its newest row while it goes on:
+    that row's next observation is as good to bootstrap from as any, and no row has to wait before it is drawn.
+
+    Args:
+        n: Rows in a full window.
+        gamma: Discount for each row, in [0, 1].
+    """
+
+    def __init__(self, n: int, gamma: float) -> None:
+        self.n = n
+        self._powers = gamma ** np.arange(n + 1, dtype=np.float64)
+
+    def returns(
+        self,
+        ids: Ids,
+        links: EpisodeLinks,
+        reward: Callable[[Ids], NDArray[Any]],
+        terminated: Callable[[Ids], NDArray[Any]],
+    ) -> Returns:
+        """Return the windows of rows.
+
+        Args:
+            ids: int64 `[n]`.
+            links: Which row follows which.
+            reward: Gives the rewards `[m, ...]` of rows, int64 `[m]`.
+            terminated: Gives bool `[m]`, whether the episode terminated with a row, rather than being truncated.
+        """
+        windows = links.following(ids, self.n)
+        there = windows >= 0
+        lengths = there.sum(axis=1)
+        last = windows[np.arange(len(ids)), lengths - 1]
+        rewards = reward(np.where(there, windows, ids[:, None]).reshape(-1))
+        dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
+        shape = rewards.shape[1:]
+        rewards = rewards.reshape(*windows.shape, -1)
+        terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
+        # not even multiplied by 0 beyond the window: a reward there may be infinite
+        np.multiply(rewards, self._powers[:-1, None], where=there[:, :, None], out=terms)
+        summed = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
+        discount = np.where(terminated(last), 0, self._powers[lengths]).astype(np.float32)
+        return Returns(last, summed, discount, lengths)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.replay.rows.dedup import PREFIX
 from trieye.replay.rows.holes import Holes
 from trieye.replay.rows.ring import UnreadRows
-from trieye.replay.rows.schema import Column
+from trieye.replay.rows.schema import PREFIX, Column
 from trieye.replay.rows.store import RowStore
 from trieye.snapshot.arrays import FORMATS
 from trieye.snapshot.parts import SavedParts
@@ -65,9 +64,6 @@ class Segments:
         self._earlier: dict[str, Segment] = {}  # all that may still hold rows, those that were used last at the end
         self._new: dict[str, dict[str, weakref.ref[NDArray[Any]]]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_new": {}}  # another process has none of those arrays
-
     def save(self, store: RowStore, known: Collection[str]) -> tuple[tuple[str, ...], dict[str, Arrays]]:
         """Return the known parts that still hold rows, and the rows that are in none of them as new parts.
 
@@ -91,8 +87,8 @@ class Segments:
         new = {segment.name: under_way[segment.name] for segment in held if segment.name not in known}
         segments = list(held)
         for first, end in _gaps(held, low, total):
-            for start in range(first, end, rows_of_a_part(store)):
-                stop = min(start + rows_of_a_part(store), end)
+            for start in range(first, end, _rows_of_a_part(store)):
+                stop = min(start + _rows_of_a_part(store), end)
                 arrays = _arrays_of(store, start, stop)
                 name = f"seg-{start}-{stop}-{secrets.token_hex(4)}"
                 new[name] = arrays
@@ -167,7 +163,7 @@ class Segments:
                     )
         if lazy:
             parts = [(piece.segment.first, _rows_in(store, piece.arrays)) for piece in pieces]
-            store.reader.ring.unread = UnreadRows(store.capacity, low, parts)
+            store.ring.unread = UnreadRows(store.capacity, low, parts)
         for piece in pieces:
             _restore_links(store, piece)
         return holes
@@ -236,7 +232,7 @@ def _holes(lost: list[Segment], pieces: list[Piece], held: Mapping[str, Any], lo
 
 def _keep_cut_off(store: RowStore, pieces: list[Piece], holes: Holes, held: Mapping[str, Any]) -> None:
     """Keep the next observations of rows from those that are given up although they are whole."""
-    next_rows = store.reader.next_rows
+    next_rows = store.next_rows
     if next_rows is None:
         return
     for piece in pieces:
@@ -250,9 +246,9 @@ def _keep_cut_off(store: RowStore, pieces: list[Piece], holes: Holes, held: Mapp
         next_rows.restore(new[is_cut], values)
 
 
-def rows_of_a_part(store: RowStore) -> int:
+def _rows_of_a_part(store: RowStore) -> int:
     """Return how many rows a part may have."""
-    row_bytes = sum(cells[:1].nbytes for cells in store.reader.ring.cells.values())
+    row_bytes = sum(cells[:1].nbytes for cells in store.ring.cells.values())
     return max(MAX_PART_BYTES // max(row_bytes, 1), 1)
 
 
@@ -279,19 +275,19 @@ def _gaps(kept: list[Segment], low: int, total: int) -> list[tuple[int, int]]:
 
 def _arrays_of(store: RowStore, first: int, end: int) -> Arrays:
     """Return copies of all that never changes about rows, by key; nobody else has them."""
-    reader, count = store.reader, end - first
-    arrays = {_ROW + name: _as_known(array) for name, array in reader.ring.rows(first, count).items()}
-    if reader.links is not None:
-        arrays |= {_LINK + name: array for name, array in reader.links.rows(first, count).items()}
-    if reader.next_rows is not None:
-        kept = reader.next_rows.kept_for_good(first, count, store.ended(first, end))
+    count = end - first
+    arrays = {_ROW + name: _as_known(array) for name, array in store.ring.rows(first, count).items()}
+    if store.links is not None:
+        arrays |= {_LINK + name: array for name, array in store.links.rows(first, count).items()}
+    if store.next_rows is not None:
+        kept = store.next_rows.kept_for_good(first, count, store.ended(first, end))
         arrays[_KEPT_ROWS] = kept.pop("")
         arrays |= {_KEPT + name: _as_known(array) for name, array in kept.items()}
     return arrays
 
 
 def _rows_in(store: RowStore, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    columns = store.reader.ring.columns
+    columns = store.ring.columns
     return {name: _as_own(arrays[_ROW + name], column) for name, column in columns.items()}
 
 
@@ -299,20 +295,20 @@ def _copy_rows(store: RowStore, segment: Segment, rows: Arrays, low: int) -> Non
     skipped = max(low - segment.first, 0)
     kept = {name: array[skipped:] for name, array in rows.items()}
     first = segment.first + skipped
-    store.reader.ring.write_rows(first % store.capacity, kept, segment.end - first)
+    store.ring.write_rows(first % store.capacity, kept, segment.end - first)
 
 
 def _restore_links(store: RowStore, piece: Piece) -> None:
-    reader, segment, arrays, low = store.reader, piece.segment, piece.arrays, piece.low
-    if reader.links is not None:
+    segment, arrays, low = piece.segment, piece.arrays, piece.low
+    if store.links is not None:
         links = {name.removeprefix(_LINK): array for name, array in arrays.items() if name.startswith(_LINK)}
-        reader.links.restore_rows(segment.first, links, low, is_cut=piece.is_cut)
-    if reader.next_rows is not None:
+        store.links.restore_rows(segment.first, links, low, is_cut=piece.is_cut)
+    if store.next_rows is not None:
         ids = segment.first + arrays[_KEPT_ROWS]
         here = np.flatnonzero(ids >= low)
-        columns = reader.next_rows.columns
+        columns = store.next_rows.columns
         values = {name: _as_own(arrays[_KEPT + name], column)[here] for name, column in columns.items()}
-        reader.next_rows.restore(ids[here], values)
+        store.next_rows.restore(ids[here], values)
 
 
 def _as_known(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,17 +1,22 @@
-"""RowStore: the rows of a replay buffer with all that belongs to them, and counters that other processes can watch."""
+"""RowStore: the rows of a replay buffer with all that belongs to them; AttachedReplay: a look at another process's."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError
-from trieye.replay.rows.layout import Layout
-from trieye.replay.rows.memory import Memory
+from trieye.replay.batch import Batch
+from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.rows.memory import AttachedMemory, Memory, MemoryHandle
+from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
-from trieye.replay.rows.schema import check_keys
+from trieye.replay.rows.ring import Ring
+from trieye.replay.rows.schema import PREFIX, Column, Layout, RowOptions, check_keys
+from trieye.replay.samplers.base import Draw
 
 COUNTERS = ("total", "low", "writing_until", "generation")
 """What the shared header holds, int64 each, in this order; `generation` counts how often a content was loaded."""
@@ -19,7 +24,7 @@ COUNTERS = ("total", "low", "writing_until", "generation")
 _NO_ROWS = 1 << 62
 
 
-def shared_counters(memory: Memory) -> NDArray[np.int64]:
+def _shared_counters(memory: Memory) -> NDArray[np.int64]:
     """Return the header: counters that the owner of shared memory keeps for readers in other processes.
 
     `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written; a reader that
@@ -30,6 +35,19 @@ def shared_counters(memory: Memory) -> NDArray[np.int64]:
     return header
 
 
+def _arrays_in(memory: Memory, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
+    """Return the rows that lie in a memory and what belongs to them; owner and readers get the same arrays."""
+    options, links = layout.options, None
+    ring = Ring(layout.capacity, layout.stored, memory)
+    if options.needs_episodes:
+        links = EpisodeLinks(
+            layout.capacity,
+            lambda name, count, dtype: memory.allocate(name, (count,), dtype),
+            count_steps=options.counts_steps or options.num_earlier > 0,
+        )
+    return ring, links, NextRows(layout.paired, layout.capacity, memory) if layout.paired else None
+
+
 class RowStore:
     """Rows with global ids, of which the newest `capacity` are there.
 
@@ -38,6 +56,9 @@ class RowStore:
         memory: Where rows and links live.
 
     Attributes:
+        ring: The rows.
+        links: Which row follows which, where that matters.
+        next_rows: The values of `next_<key>` that no row holds, with `dedup_next`.
         reader: Reads rows.
         total: Rows added over the whole life; the id of the next one.
     """
@@ -45,13 +66,13 @@ class RowStore:
     def __init__(self, layout: Layout, memory: Memory) -> None:
         self.layout, self.memory = layout, memory
         self.capacity = layout.capacity
-        self.reader = RowReader(layout, memory)
+        self.ring, self.links, self.next_rows = _arrays_in(memory, layout)
+        self.reader = RowReader(layout, self.ring, self.links, self.next_rows)
         self.total = 0
         self._forgotten = 0
-        self._ring = self.reader.ring
-        self._header = shared_counters(memory).data if memory.handle is not None else None
+        self._header = _shared_counters(memory).data if memory.handle is not None else None
         self._pid = os.getpid()
-        self._is_plain = self._header is None and self.reader.links is None
+        self._is_plain = self._header is None and self.links is None
 
     @property
     def low(self) -> int:
@@ -66,7 +87,7 @@ class RowStore:
         """
         row_id = self.total
         if self._is_plain:
-            ring, slot = self._ring, row_id % self.capacity
+            ring, slot = self.ring, row_id % self.capacity
             if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the price of a call
                 ring.write_closely(slot, row)
             self.total = row_id + 1
@@ -87,23 +108,23 @@ class RowStore:
             ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
         """
         first = self.total
-        if self._is_plain and env_ids is None and (count := self._ring.write_as_before(first % self.capacity, rows)):
+        if self._is_plain and env_ids is None and (count := self.ring.write_as_before(first % self.capacity, rows)):
             self.total = first + count
             return first, count
         own, nexts = self._split(rows)
-        arrays, count = self._ring.conform(own)
+        arrays, count = self.ring.conform(own)
         envs = _env_ids(env_ids, count)
-        next_rows = self.reader.next_rows
+        next_rows = self.next_rows
         values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
         if not count:  # as of a step in which every environment was only reset
             return first, 0
         total, skipped = first + count, max(count - self.capacity, 0)
         newest = {name: array[skipped:] for name, array in arrays.items()} if skipped else arrays
         self._announce(count)
-        self._ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
-        if self.reader.links is not None:
+        self.ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
+        if self.links is not None:
             ended = self._ends_in(arrays, count)
-            self.reader.links.add(np.arange(first, total), envs, ended)
+            self.links.add(np.arange(first, total), envs, ended)
             if next_rows is not None:
                 late = {name: array[skipped:] for name, array in values.items()}
                 next_rows.add(np.arange(first + skipped, total), envs[skipped:], newest, late, ended[skipped:])
@@ -113,23 +134,22 @@ class RowStore:
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Let the next row of an environment, or of all, follow no other row."""
-        if self.reader.links is not None:
-            self.reader.links.interrupt(env_id)
-        if self.reader.next_rows is not None:
-            self.reader.next_rows.interrupt(env_id)
+        if self.links is not None:
+            self.links.interrupt(env_id)
+        if self.next_rows is not None:
+            self.next_rows.interrupt(env_id)
 
     def clear(self) -> None:
         """Forget all rows; the ids go on."""
         self._forgotten = self.total
         self.interrupt()
-        if self.reader.next_rows is not None:
-            self.reader.next_rows.clear()
+        if self.next_rows is not None:
+            self.next_rows.clear()
         self._publish()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is not in the rows: columns, counters, episodes that go on, next observations that may change."""
-        links, next_rows = self.reader.links, self.reader.next_rows
-        low = self.low
+        links, next_rows, low = self.links, self.next_rows, self.low
         return {
             "columns": {name: column.spec for name, column in self.layout.columns.items()},
             "options": self.layout.options.spec,
@@ -144,10 +164,10 @@ class RowStore:
     def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
         """Take over a state after the rows from `low` on were put into their slots."""
         self.total, self._forgotten = int(state["total"]), low
-        if self.reader.links is not None:
-            self.reader.links.load_state_dict(state["links"])
-        if self.reader.next_rows is not None:
-            self.reader.next_rows.load_state_dict(state["next_rows"], low)
+        if self.links is not None:
+            self.links.load_state_dict(state["links"])
+        if self.next_rows is not None:
+            self.next_rows.load_state_dict(state["next_rows"], low)
         if self._header is not None:
             self._header[3] += 1
         self._publish()
@@ -172,14 +192,14 @@ class RowStore:
 
     def ended(self, low: int, total: int) -> NDArray[np.bool_]:
         """Return bool `[total - low]`, whether an episode ended with each of the rows."""
-        if self.reader.links is None:
+        if self.links is None:
             return np.zeros(total - low, np.bool_)
-        return self.reader.links.has_ended(np.arange(low, total))
+        return self.links.has_ended(np.arange(low, total))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the rows and of what belongs to them; kept next observations as far as they are in use."""
-        next_rows = self.reader.next_rows
+        next_rows = self.next_rows
         if next_rows is None:
             return self.memory.size_bytes
         return self.memory.size_bytes - next_rows.reserved_bytes + next_rows.size_bytes
@@ -194,37 +214,18 @@ class RowStore:
 
     def _add_linked(self, row_id: int, row: Mapping[str, Any], env_id: int) -> None:
         own, nexts = self._split(row)
-        reader, slot = self.reader, row_id % self.capacity
-        values = {} if reader.next_rows is None else reader.next_rows.conform(nexts, rows=None)
-        cells = self._ring.cells
-        self._ring.write_row(slot, own)  # the first to change anything, and the last to refuse
-        if reader.next_rows is not None:
-            reader.next_rows.release(np.array([slot]))
-        if reader.links is not None:
-            ended = any(cells[name][slot].any() for name in self.layout.ends)
-            reader.links.add_one(row_id, env_id, ended)
-            if reader.next_rows is not None:
-                observed = {name: cells[name.removeprefix("next_")][slot] for name in self.layout.paired}
-                reader.next_rows.add_one(row_id, env_id, observed, values, ended)
-        self.total = row_id + 1
-
-    def _extend_linked(
-        self, arrays: Mapping[str, NDArray[Any]], envs: NDArray[np.int64], nexts: Mapping[str, Any], count: int
-    ) -> None:
-        links, next_rows = self.reader.links, self.reader.next_rows
-        values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
-        first, kept = self.total, slice(max(count - self.capacity, 0), None)
-        newest = {name: array[kept] for name, array in arrays.items()}
-        self._announce(count)
-        self._ring.write_rows((first + kept.start) % self.capacity, newest, count - kept.start)
+        links, next_rows, cells, slot = self.links, self.next_rows, self.ring.cells, row_id % self.capacity
+        values = {} if next_rows is None else next_rows.conform(nexts, rows=None)
+        self.ring.write_row(slot, own)  # the first to change anything, and the last to refuse
+        if next_rows is not None:
+            next_rows.release(np.array([slot]))
         if links is not None:
-            ids, ended = np.arange(first, first + count), self._ends_in(arrays, count)
-            links.add(ids, envs, ended)
+            ended = any(cells[name][slot].any() for name in self.layout.ends)
+            links.add_one(row_id, env_id, ended)
             if next_rows is not None:
-                late = {name: array[kept] for name, array in values.items()}
-                next_rows.add(ids[kept], envs[kept], newest, late, ended[kept])
-        self.total = first + count
-        self._publish()
+                observed = {name: cells[name.removeprefix(PREFIX)][slot] for name in self.layout.paired}
+                next_rows.add_one(row_id, env_id, observed, values, ended)
+        self.total = row_id + 1
 
     def _ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
         ended = np.zeros(count, np.bool_)
@@ -242,6 +243,93 @@ class RowStore:
             self._header[0] = self.total
             self._header[1] = self.low
             self._header[2] = self.total
+
+
+@dataclass(frozen=True)
+class ReplayHandle:
+    """What another process needs to read the rows of a buffer; can be pickled.
+
+    Attributes:
+        memory: The arrays.
+        capacity: Rows of the ring.
+        columns: What a row holds.
+        options: What is made of it.
+    """
+
+    memory: MemoryHandle
+    capacity: int
+    columns: tuple[Column, ...]
+    options: RowOptions
+
+    @classmethod
+    def of(cls, store: RowStore | None, storage: str) -> Self:
+        """Return the handle of a buffer's rows.
+
+        Raises:
+            ConfigurationError: They are not in memory that others can read, or there is no schema yet.
+        """
+        memory = None if store is None else store.memory.handle
+        if store is None or memory is None:
+            raise ConfigurationError(
+                f"a replay buffer with storage {storage!r} and {'no' if store is None else 'a'} schema cannot be "
+                "attached to; use storage='shm', and give the schema or add a row first"
+            )
+        return cls(memory, store.capacity, tuple(store.layout.columns.values()), store.layout.options)
+
+
+class AttachedReplay:
+    """Reads rows that the owner of the buffer decided about; it cannot change them.
+
+    The owner may go on adding rows meanwhile, and may die: the memory stays until this object is gone.
+
+    Args:
+        handle: What `ReplayBuffer.handle` was in the owner's process.
+
+    Raises:
+        ConfigurationError: The owner is gone, or its buffer was closed.
+    """
+
+    def __init__(self, handle: ReplayHandle) -> None:
+        memory = AttachedMemory(handle.memory)
+        self.capacity = handle.capacity
+        layout = Layout(handle.capacity, handle.columns, handle.options)
+        self._reader = RowReader(layout, *_arrays_in(memory, layout))
+        self._header = _shared_counters(memory)
+
+    def __len__(self) -> int:
+        counters = self.counters()
+        return max(counters["total"] - counters["low"], 0)
+
+    def counters(self) -> dict[str, int]:
+        """Return `total`, `low`, `writing_until` and `generation`, as they are now."""
+        return dict(zip(COUNTERS, self._header.tolist(), strict=True))
+
+    def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch | None:
+        """Copy the rows of a draw that the owner made.
+
+        Args:
+            draw: What `ReplayBuffer.draw` returned.
+            out: An earlier batch of the same size and `keys`, whose memory is written again.
+            keys: The keys wanted; all if None.
+
+        Returns:
+            The rows, or None if one of them is not here: the owner overwrote or forgot it by now, closed the buffer, or
+            loaded another content into memory of its own. Ask it for another draw, or for a new handle.
+
+        Raises:
+            ConfigurationError: A key is unknown, or `out` is of another size.
+        """
+        low = self._low()
+        if draw.ids.size and draw.ids.max() >= self.counters()["total"]:
+            return None
+        if not self._reader.is_whole(draw, low):
+            return None
+        batch = self._reader.batch(draw, low, out, keys)
+        return batch if self._reader.is_whole(draw, self._low()) else None
+
+    def _low(self) -> int:
+        counters = self.counters()
+        return max(counters["low"], counters["writing_until"] - self.capacity)
 
 
 def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:

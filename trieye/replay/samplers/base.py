@@ -1,6 +1,6 @@
-"""Sampler: the protocol that decides which rows of a replay buffer are drawn."""
+"""Sampler: the protocol that decides which rows of a replay buffer are drawn, and the plain one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
@@ -8,7 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trieye.exceptions import ConfigurationError
+
 Ids = NDArray[np.int64]
+
+_TRIES, _MORE_TRIES = 8, 100
+_NONE_WHOLE = "no row of the replay buffer has all frames of its stack; raise replay.capacity"
 
 
 @dataclass(slots=True)  # frozen would cost a tenth of the draw
@@ -108,9 +113,113 @@ def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
     return Draw(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
 
 
+def checked_priorities(
+    ids: ArrayLike, priorities: ArrayLike, total: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return ids `[n]` below `total` and their priorities `[n]`.
+
+    Raises:
+        ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
+    """
+    known, values = np.asarray(ids), np.asarray(priorities, np.float64)
+    if known.shape != values.shape or known.ndim != 1:
+        raise ConfigurationError(
+            f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
+        )
+    if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
+        raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
+    if known.size and (known.dtype.kind not in "iu" or known.min() < 0 or known.max() >= total):
+        raise ConfigurationError(f"update_priorities: ids must be whole numbers in [0, {total}), as add() returned")
+    return known.astype(np.int64, copy=False), values
+
+
 @lru_cache(maxsize=64)
 def ones(n: int) -> NDArray[np.float32]:
     """Return read-only weights float32 `[n]` that are all 1."""
     weights = np.ones(n, np.float32)
     weights.flags.writeable = False
     return weights
+
+
+class UniformSampler:
+    """Draws rows independently of each other, with replacement; it remembers nothing."""
+
+    def added(self, first_id: int, count: int) -> None:
+        """Do nothing: every row is like the others."""
+
+    def forgot(self, low_id: int) -> None:
+        """Do nothing: a draw is told which rows there are."""
+
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+        """Draw `n` rows of `[low, high)`."""
+        return self.judge(rng.integers(low, high, n), low, high)
+
+    def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
+        """Draw `n` ids of `[low, high)`."""
+        return rng.integers(low, high, n)
+
+    def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
+        """Draw `n` of the ids."""
+        if not len(ids):
+            raise ConfigurationError("none of the rows can be drawn")
+        return ids[rng.integers(0, len(ids), n)]
+
+    def judge(self, ids: Ids, low: int, high: int) -> Draw:
+        """Return the ids with weights that are all 1."""
+        return Draw(ids, ones(len(ids)), {"size": high - low})
+
+    def update(self, ids: Ids, priorities: ArrayLike) -> None:
+        """Do nothing, so that an algorithm with priorities runs unchanged."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the generator is the buffer's."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def with_history(
+    draw: Draw,
+    lacks: Callable[[Ids], NDArray[np.bool_]],
+    sampler: Sampler,
+    rng: np.random.Generator,
+    *,
+    low: int,
+    high: int,
+) -> Draw:
+    """Replace those of the drawn rows, or sequences, whose stacks begin with frames that were overwritten by now.
+
+    Args:
+        draw: What the sampler drew from the rows `[low, high)`.
+        lacks: Tells for rows `[n]` whether one of their earlier frames was overwritten.
+        sampler: Draws others.
+        rng: Decides.
+        low: Id of the oldest row.
+        high: Id after the newest one.
+
+    Raises:
+        ConfigurationError: No row has all its frames.
+    """
+    lacking = np.flatnonzero(lacks(draw.ids.reshape(len(draw), -1)[:, 0]))
+    if not lacking.size:
+        return draw
+    if not isinstance(sampler, RowSampler):
+        for _ in range(_MORE_TRIES):
+            draw = spliced(draw, lacking, sampler.draw(lacking.size, low, high, rng))
+            lacking = np.flatnonzero(lacks(draw.ids.reshape(len(draw), -1)[:, 0]))
+            if not lacking.size:
+                return draw
+        raise ConfigurationError(_NONE_WHOLE)
+    ids = draw.ids.copy()
+    for _ in range(_TRIES):
+        ids[lacking] = sampler.propose(lacking.size, low, high, rng)
+        lacking = np.flatnonzero(lacks(ids))
+        if not lacking.size:
+            return sampler.judge(ids, low, high)
+    every = np.arange(low, high)
+    whole = every[~lacks(every)]
+    if not whole.size:
+        raise ConfigurationError(_NONE_WHOLE)
+    ids[lacking] = sampler.pick(lacking.size, whole, rng)
+    return sampler.judge(ids, low, high)

@@ -194,3 +194,17 @@ class EligibleSampler:
         if self.max_staleness is not None:
             self._versions[slots] = self.version
         self._settled = self._end
+
+
+def checked_versions(versions: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Return the versions `[count]` of rows, of one number or as many as there are rows.
+
+    Raises:
+        ConfigurationError: They are no whole numbers, or of another length.
+    """
+    found = np.asarray(versions)
+    if found.shape not in {(), (count,)} or found.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"extend: versions are {found.dtype}{list(found.shape)}; a whole number for each of {count} rows is needed"
+        )
+    return np.broadcast_to(found.astype(np.int64, copy=False), (count,))

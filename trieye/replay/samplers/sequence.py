@@ -8,9 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.samplers.base import Draw, Ids, RowSampler
+from trieye.replay.samplers.base import Draw, Ids, RowSampler, UniformSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
-from trieye.replay.samplers.uniform import UniformSampler
 
 _LEAST_SHARE = 1 / 64  # of the proposals that are taken; a guess below it would ask for very many at once
 

@@ -33,11 +33,6 @@ class SumTree:
         self.weights.flags.writeable = False
         self.capacity = capacity
 
-    @property
-    def total(self) -> float:
-        """Sum of all weights."""
-        return float(np.cumsum(self._levels[-1])[-1])
-
     def set(self, slots: Slots, weights: NDArray[np.floating]) -> None:
         """Set the weights `[n]` of slots `[n]`; of equal slots the last one counts."""
         self._levels[0][slots] = weights
@@ -79,8 +74,12 @@ class SumTree:
         nodes = before.searchsorted(places, side="right") - 1
         places -= before.take(nodes)
         found, weights = self._descend(nodes, places)
-        # a place within the last bit of a block's sum may lead beyond those of its children that have a weight
-        return (found, weights) if weights.all() else self._descend_slowly(nodes, places)
+        if not weights.all():
+            # a place within the last bit of a block's sum led beyond those of its children that have a weight
+            sums = self.weights.cumsum(dtype=np.float64)
+            found = sums.searchsorted(np.minimum(shares, _BELOW_ONE) * sums[-1], side="right")
+            weights = self.weights[found].astype(np.float64)
+        return found, weights
 
     def _descend(self, nodes: Slots, places: Reals) -> tuple[Slots, Reals]:
         first = np.arange(0, len(nodes) * _WIDTH, _WIDTH)
@@ -94,17 +93,6 @@ class SumTree:
             if blocks is not self._blocks[0]:
                 places = places - before.take(chosen)
         return nodes, children.take(chosen)
-
-    def _descend_slowly(self, nodes: Slots, places: Reals) -> tuple[Slots, Reals]:
-        row = np.arange(len(nodes))
-        for blocks in self._blocks[-2::-1]:
-            children = blocks[nodes].astype(np.float64)
-            sums = children.cumsum(axis=1)
-            places = np.minimum(places, sums[:, -1] * _BELOW_ONE)
-            child = (sums <= places[:, None]).argmin(axis=1)
-            places = np.maximum(places - (sums[row, child] - children[row, child]), 0)
-            nodes = (nodes << _SHIFT) + child
-        return nodes, children[row, child]
 
     def _fill(self, start: int, end: int, weight: float) -> None:
         self._levels[0][start:end] = weight

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.memory import Memory
-from trieye.replay.rows.schema import Column
-
-PREFIX = "next_"
+from trieye.replay.rows.schema import PREFIX, Column
 
 Ids = NDArray[np.int64]
 
@@ -193,27 +190,6 @@ class NextRows:
         here = np.flatnonzero(ids >= low)
         self.restore(ids[here], {name: np.asarray(values)[here] for name, values in state["values"].items()})
         self._newest = dict(np.asarray(state["newest"]).tolist())
-
-
-def split_pairs(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Return the columns `next_<key>` that a column `<key>` of the same shape and dtype goes with.
-
-    Raises:
-        ConfigurationError: There is none, or one differs from its partner.
-    """
-    pairs = {name: column for name, column in columns.items() if name.removeprefix(PREFIX) in columns.keys() - {name}}
-    if not pairs:
-        raise ConfigurationError(
-            f"dedup_next needs keys <key> and next_<key>, such as obs and next_obs; found: {', '.join(columns)}"
-        )
-    for name, column in pairs.items():
-        partner = columns[name.removeprefix(PREFIX)]
-        if (column.dtype, column.shape) != (partner.dtype, partner.shape):
-            raise ConfigurationError(
-                f"dedup_next: {name!r} is {column.dtype}{list(column.shape)} and {partner.name!r} is "
-                f"{partner.dtype}{list(partner.shape)}; they must be alike"
-            )
-    return pairs
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -1,20 +1,76 @@
-"""Rows of a replay buffer that stable-baselines3 pickled (`model.save_replay_buffer`)."""
+"""Rows that others collected: pickled replay buffers of stable-baselines3, and Minari datasets."""
 
 import pickle
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.exceptions import SerializationError, UntrustedPickleError
+from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.exchange.apart import apart
-from trieye.replay.rows.dedup import PREFIX
+from trieye.replay.exchange.files import apart
+from trieye.replay.rows.schema import PREFIX
 
 _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _NUMPY_NAMES = ("_reconstruct", "scalar", "_frombuffer")
 _PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError)
+
+
+def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False) -> int:
+    """Add the steps of a Minari dataset to a buffer, episode by episode.
+
+    The keys are obs, next_obs, action, reward, terminated and truncated; with dictionary observations their own keys
+    and those with `next_` before them, in place of obs and next_obs. Dictionaries inside are joined with a dot.
+
+    Args:
+        buffer: Where the steps are added.
+        dataset: A `minari.MinariDataset`, or the id of one, such as `D4RL/door/human-v2`.
+        download: Download a dataset that is not on this machine.
+
+    Returns:
+        How many rows were added.
+
+    Raises:
+        ConfigurationError: minari is not installed (`pip install minari`), or the steps do not fit the buffer.
+    """
+    if isinstance(dataset, str):
+        try:
+            minari = import_module("minari")
+        except ImportError as error:
+            raise ConfigurationError(
+                f"reading the dataset {dataset!r} needs minari; install it with pip install 'minari[hdf5]'"
+            ) from error
+        dataset = minari.load_dataset(dataset, download=download)
+    count = 0
+    with apart(buffer):
+        for number, episode in enumerate(dataset.iterate_episodes()):
+            rows = _minari_rows(episode)
+            count += len(buffer.extend(rows, np.full(len(rows["reward"]), number)))
+    return count
+
+
+def _minari_rows(episode: Any) -> dict[str, NDArray[Any]]:
+    observed = _named(episode.observations, "obs")
+    rows = {key: array[:-1] for key, array in observed.items()}
+    rows |= {PREFIX + key: array[1:] for key, array in observed.items()}
+    rows |= _named(episode.actions, "action")
+    flags = {"terminated": episode.terminations, "truncated": episode.truncations}
+    rows["reward"] = np.asarray(episode.rewards)
+    return {**rows, **{key: np.asarray(values, np.bool_) for key, values in flags.items()}}
+
+
+def _named(values: Any, name: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays inside dictionaries and tuples, by their keys; a single array is called `name`."""
+    if isinstance(values, Mapping):
+        items = {str(key): value for key, value in values.items()}
+    elif isinstance(values, tuple):
+        items = {f"{name}.{index}": value for index, value in enumerate(values)}
+    else:
+        return {name: np.asarray(values)}
+    return {inner: array for key, value in items.items() for inner, array in _named(value, key).items()}
 
 
 def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = False) -> int:
@@ -46,8 +102,8 @@ def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = F
     with Path(path).open("rb") as file:
         try:
             held = vars(_Unpickler(file).load())
-            steps, num_envs = _steps_of(held), int(held["n_envs"])
-            rows = _rows_of(held, steps)
+            steps, num_envs = _sb3_steps(held), int(held["n_envs"])
+            rows = _sb3_rows(held, steps)
         except (*_PICKLE_ERRORS, RecursionError) as error:
             raise SerializationError(f"{path} holds no replay buffer of stable-baselines3 ({error!r})") from error
     if not len(steps):
@@ -56,7 +112,7 @@ def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = F
         return len(buffer.extend(rows, np.tile(np.arange(num_envs), len(steps))))
 
 
-def _steps_of(held: dict[str, Any]) -> NDArray[np.int64]:
+def _sb3_steps(held: dict[str, Any]) -> NDArray[np.int64]:
     """Return the places of the steps, oldest first."""
     size, position = int(held["buffer_size"]), int(held["pos"])
     steps = (np.arange(size) + position) % size if held["full"] else np.arange(position)
@@ -66,7 +122,7 @@ def _steps_of(held: dict[str, Any]) -> NDArray[np.int64]:
     return steps
 
 
-def _rows_of(held: dict[str, Any], steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def _sb3_rows(held: dict[str, Any], steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     observed, following = held["observations"], held.get("next_observations")
     if not isinstance(observed, dict):
         observed, following = {"obs": observed}, None if following is None else {"obs": following}

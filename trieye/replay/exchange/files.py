@@ -1,20 +1,85 @@
-"""Rows as a Parquet file: a column for each key, arrays as lists of a fixed length; written and read chunk by chunk."""
+"""Rows as files: `.npz`, or Parquet, which is written and read chunk by chunk."""
 
 import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.exchange.apart import apart
-from trieye.replay.exchange.npz import EPISODE
-from trieye.replay.exchange.scratch import replaced
 
+EPISODE = "__episode__"
+"""The name under which the numbers of the episodes are kept."""
+
+# what NumPy and zipfile raise for bytes that are not what was written
+_DAMAGE = (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _METADATA = b"trieye.replay"
 _CHUNK_BYTES = 64 << 20
+
+
+@contextmanager
+def apart(buffer: ReplayBuffer) -> Iterator[None]:
+    """Let no episode go on from a row added before the block to one inside, or from there to one added after it."""
+    buffer.interrupt()
+    try:
+        yield
+    finally:
+        buffer.interrupt()
+
+
+def export_npz(buffer: ReplayBuffer, path: str | Path) -> int:
+    """Write the rows of a buffer, oldest first, as they were added; all of them are in memory a second time meanwhile.
+
+    Args:
+        buffer: The buffer.
+        path: The file; an old one is replaced when the new one is whole.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        OSError: The directory is missing or not writable, or the disk is full.
+    """
+    chunks = list(buffer.iter_rows())
+    arrays = {key: np.concatenate([rows[key] for rows, _ in chunks]) for key in (chunks[0][0] if chunks else ())}
+    episodes = np.concatenate([numbers for _, numbers in chunks]) if chunks else np.empty(0, np.int64)
+    with _replaced(Path(path)) as file:
+        np.savez(file, allow_pickle=False, **{EPISODE: episodes, **arrays})
+    return len(episodes)
+
+
+def import_npz(buffer: ReplayBuffer, path: str | Path) -> int:
+    """Add the rows of a file to a buffer; any `.npz` file will do whose arrays have a row for each transition.
+
+    Args:
+        buffer: Where the rows are added.
+        path: The file. Its array `__episode__`, if there is one, tells rows of different episodes apart.
+
+    Returns:
+        How many rows were added.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        SerializationError: It is damaged, or something else.
+        ConfigurationError: Its arrays do not fit the buffer.
+    """
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    except _DAMAGE as error:
+        raise SerializationError(f"{path} is no whole .npz file of arrays ({error})") from error
+    episodes = arrays.pop(EPISODE, None)
+    with apart(buffer):
+        return len(buffer.extend(arrays, episodes)) if arrays else 0
 
 
 def export_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
@@ -34,7 +99,7 @@ def export_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
     import pyarrow.parquet as pq
 
     count, writer = 0, None
-    with replaced(Path(path)) as file:
+    with _replaced(Path(path)) as file:
         for rows, episodes in buffer.iter_rows(_rows_at_a_time(buffer)):
             names = [EPISODE, *rows]
             arrays = [pa.array(episodes), *(_as_arrow(array) for array in rows.values())]
@@ -123,3 +188,17 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
         array = array.view(dtype) if dtype.kind == "c" else array.astype(dtype, copy=False)
     return array.reshape(-1, *shape)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """Give a binary file that replaces `path` when the block ends, and vanishes when it fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
