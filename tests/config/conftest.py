@@ -1,7 +1,6 @@
 """A small project on disk, and its command line in this process."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +88,12 @@ class Project:
         done = warm.run([program, *arguments], self.directory, modules=warm.LIGHT)
         return Ended(done.returncode, done.stdout, done.stderr)
 
+    def ran(self, *arguments: str, program: str = "train.py") -> Ended:
+        """Run the program, which ends well and says nothing on stderr."""
+        ended = self.run(*arguments, program=program)
+        assert (ended.code, ended.err) == (0, "")
+        return ended
+
     def left_behind(self) -> list[str]:
         """Return what lies in the project beside what it was made of."""
         return sorted(
@@ -97,16 +102,14 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(tmp_path, monkeypatch):
     made = Project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return made
 
 
 @pytest.fixture
-def mistaken(
-    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def mistaken(project, monkeypatch, capsys):
     """Type something wrong: gives the message, after checks that hold for every mistake."""
 
     def type_it(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> str:

@@ -17,15 +17,11 @@ def test_a_tolerant_model_warns_of_an_unknown_key_and_names_the_nearest():
     assert metric.aggregation == "latest"
 
 
-@pytest.mark.parametrize("model", [MetricConfig, StatsConfig, PersistenceConfig, TrieyeConfig])
-def test_a_tolerant_model_refuses_unknown_keys_where_they_are_typed(model: type):
-    with pytest.raises(ValidationError, match="unknown key nonsense"):
-        model.model_validate({"name": "x", "nonsense": 1} if model is MetricConfig else {"nonsense": 1}, context=STRICT)
-
-
-def test_a_nested_unknown_key_is_refused_too():
-    with pytest.raises(ValidationError, match="unknown key nonsense"):
-        TrieyeConfig.model_validate({"stats": {"metrics": [{"name": "x", "nonsense": 1}]}}, context=STRICT)
+@pytest.mark.parametrize("model", [MetricConfig, StatsConfig, PersistenceConfig, TrieyeConfig, None])
+def test_a_tolerant_model_refuses_unknown_keys_where_they_are_typed(model):
+    values = {"name": "x", "nonsense": 1} if model in {MetricConfig, None} else {"nonsense": 1}
+    with pytest.raises(ValidationError, match="unknown key nonsense"):  # None: inside of others
+        (model or TrieyeConfig).model_validate(values if model else {"stats": {"metrics": [values]}}, context=STRICT)
 
 
 def test_a_strict_model_is_frozen_and_refuses_unknown_keys():
@@ -47,7 +43,7 @@ def test_upper_case_names_work_as_arguments_and_as_attributes():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_must_be_finite(value: float):
+def test_a_number_must_be_finite(value):
     with pytest.raises(ValidationError):
         MetricConfig(name="x", log_frequency_seconds=value)
 
@@ -55,5 +51,5 @@ def test_a_number_must_be_finite(value: float):
 @pytest.mark.parametrize(
     ("word", "expected"), [("lokal", "local"), ("RAY", "ray"), ("clus", "cluster"), ("xyz", None), ("", None)]
 )
-def test_the_nearest_word_is_close_or_begins_alike(word: str, expected: str | None):
+def test_the_nearest_word_is_close_or_begins_alike(word, expected):
     assert nearest(word, ["local", "ray", "cluster"]) == expected

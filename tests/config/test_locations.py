@@ -10,7 +10,7 @@ from trieye.config.locations import check_tracking_uri, checkpoint_reference, ex
 from trieye.exceptions import ConfigurationError
 
 
-def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_environment_variables_are_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     for typed in ("$SCRATCH/x", "${SCRATCH}/x"):
         assert expanded("key", typed) == f"{tmp_path}/x"
@@ -18,44 +18,20 @@ def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp
     assert expanded("key", "a$/b") == "a$/b"
 
 
-def test_an_unknown_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_environment_variable_is_named(monkeypatch):
     monkeypatch.delenv("NO_SUCH", raising=False)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=r"persistence.root_data_dir=\$NO_SUCH/x: .* variable \$NO_SUCH"):
         check_paths(PersistenceConfig(root_data_dir="$NO_SUCH/x"))
-    assert str(caught.value) == (
-        "persistence.root_data_dir=$NO_SUCH/x: there is no environment variable $NO_SUCH; set it, or type the directory"
-    )
 
 
 @pytest.mark.parametrize(
     "uri",
-    [
-        "sqlite:///a.db",
-        "http://h:1",
-        "file:/a",
-        "mysql+pymysql://u@h/d",
-        "postgresql://h/d",
-        "databricks",
-        "databricks://p",
-    ],
+    ["sqlite:///a.db", "http://h:1", "file:/a", "mysql+pymysql://u@h/d", "postgresql://h/d", "databricks"],
 )
-def test_an_address_that_mlflow_takes_is_taken(uri: str):
+def test_an_address_that_mlflow_takes_is_taken(uri):
     assert check_tracking_uri(uri) == uri
     config = PersistenceConfig(mlflow_tracking_uri=uri)
     assert uri == config.MLFLOW_TRACKING_URI
-
-
-@pytest.mark.parametrize(
-    ("uri", "message"),
-    [
-        ("foo", "an MLflow store begins with its scheme, as in sqlite:///mlflow.db .schemes: sqlite, http, "),
-        ("/a/b", "an MLflow store begins with its scheme"),
-        ("htp://h", "'htp' is no scheme of an MLflow store; did you mean 'http'"),
-    ],
-)
-def test_an_address_without_a_known_scheme_is_refused(uri: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        check_tracking_uri(uri)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +45,7 @@ def test_an_address_without_a_known_scheme_is_refused(uri: str, message: str):
         ("r:step:0", ("r", 0)),
     ],
 )
-def test_a_checkpoint_may_be_called_by_what_it_is(typed: str, meant: tuple[str | None, str | int]):
+def test_a_checkpoint_may_be_called_by_what_it_is(typed, meant):
     assert checkpoint_reference(typed) == meant
     assert is_reference("load_checkpoint_path", typed)
     assert not is_reference("load_buffer_path", typed)
@@ -79,13 +55,11 @@ def test_a_checkpoint_may_be_called_by_what_it_is(typed: str, meant: tuple[str |
 
 
 @pytest.mark.parametrize("typed", ["./best", "runs/best", "Best", "step:", "step:-1", "step:x", "a:b:best", "1200", ""])
-def test_anything_else_is_a_path(typed: str):
+def test_anything_else_is_a_path(typed):
     assert checkpoint_reference(typed) is None
 
 
-def test_directories_to_resume_from_must_exist_and_belong_to_where_the_config_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_directories_to_resume_from_must_exist_and_belong_to_where_the_config_was_made(tmp_path, monkeypatch):
     (tmp_path / "old_data").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCRATCH", str(tmp_path))

@@ -1,7 +1,6 @@
 """`trieye.compose` and the decorator `trieye.main`."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
@@ -12,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from pydantic import Field
 
 import trieye
-from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra import registration
@@ -49,7 +47,7 @@ class TrainConfig(TrieyeConfig):
     steps: int
 
 
-def test_the_config_of_a_project_composes_with_its_own_type(project: Project):
+def test_the_config_of_a_project_composes_with_its_own_type(project):
     project.write("train", (project.conf / "train.yaml").read_text() + "steps: 7\n")
     config = compose(["agent.layers=[3]"], config_path=project.conf, config_type=TrainConfig)
     assert isinstance(config, TrainConfig)
@@ -57,7 +55,7 @@ def test_the_config_of_a_project_composes_with_its_own_type(project: Project):
     assert config.runtime.kind == "local"
 
 
-def test_a_required_key_that_nobody_sets_is_asked_for(project: Project):
+def test_a_required_key_that_nobody_sets_is_asked_for(project):
     with pytest.raises(ConfigurationError, match=r"^steps has no value; give it one with steps=<value>"):
         compose(config_path=project.conf, config_type=TrainConfig)
 
@@ -69,13 +67,13 @@ def test_mistakes_raise_a_configuration_error():
         compose(["loop.steps=0"])
 
 
-def test_a_relative_config_path_belongs_to_the_file_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_relative_config_path_belongs_to_the_file_of_the_caller(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
     assert compose(config_path=relative, config_name="trieye").app_name == "default_app"
 
 
-def test_a_relative_config_path_without_a_file_belongs_to_the_working_directory(project: Project):
+def test_a_relative_config_path_without_a_file_belongs_to_the_working_directory(project):
     found: dict[str, object] = {"compose": compose}
     exec("config = compose(config_path='conf')", found)  # noqa: S102 - as a notebook does
     assert found["config"].app_name == "tested"
@@ -88,7 +86,7 @@ def test_composing_leaves_hydra_as_it_was():
     assert launch_info() is None
 
 
-def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project: Project):
+def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project):
     (project.directory / "train.py").write_text(COMPOSING)
     ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself looks for options of trieye
     assert ended.code == 0, ended.err
@@ -96,14 +94,14 @@ def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project: Proj
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(monkeypatch):
     """Undo what a test registers."""
     monkeypatch.setattr(registration, "current", None)
     yield
     ConfigStore.instance().repo.pop("schema.yaml", None)
 
 
-def test_hydra_itself_composes_the_configs_of_a_registered_type(project: Project, registered: None):
+def test_hydra_itself_composes_the_configs_of_a_registered_type(project, registered):
     trieye.register(TrainConfig)
     with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):
         before = hydra.compose("train", ["metrics=[core,dqn]", "agent.lr=2"])
@@ -115,23 +113,23 @@ def test_hydra_itself_composes_the_configs_of_a_registered_type(project: Project
     assert (after.steps, after.agent.lr) == (7, 0.5)
 
 
-def test_what_is_registered_is_a_config(registered: None):
+def test_what_is_registered_is_a_config(registered):
     with pytest.raises(ConfigurationError, match=r"AgentConfig.*use trieye\.TrieyeConfig or a subclass"):
         trieye.register(AgentConfig)
 
 
-def test_a_primary_config_may_begin_with_another_one(project: Project):
+def test_a_primary_config_may_begin_with_another_one(project):
     project.write("other", "defaults:\n  - train\n  - _self_\nseed: 5\n")
     config = compose(["sinks=[mlflow]"], config_path=project.conf, config_name="other")
     assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
 
 
-def test_a_file_of_the_project_wins_over_one_of_trieye(project: Project):
+def test_a_file_of_the_project_wins_over_one_of_trieye(project):
     project.write("runtime/ray", "# mine\nnum_cpus: 3\n")
     assert compose(["runtime=ray"], config_path=project.conf).runtime.num_cpus == 3
 
 
-def test_relative_paths_of_the_config_belong_to_the_working_directory(project: Project):
+def test_relative_paths_of_the_config_belong_to_the_working_directory(project):
     config = compose(
         ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"], config_path=project.conf
     )
@@ -139,16 +137,7 @@ def test_relative_paths_of_the_config_belong_to_the_working_directory(project: P
     assert config.persistence.get_app_root_dir() == project.directory / "data" / "tested"
 
 
-@pytest.mark.parametrize("called", ["best", "step:1200", "first_try:best", "first_try:step:1200"])
-def test_a_checkpoint_is_called_on_the_command_line_by_what_it_is(project: Project, called: str):
-    words = [f"persistence.load_checkpoint_path={called}", "persistence.resume_dirs=[old,/data]"]
-    config = compose([*words, "persistence.private=true"], config_path=project.conf)
-    assert config.persistence.load_checkpoint_path == called
-    assert list(config.persistence.get_resume_roots().values()) == [project.directory / "old", Path("/data")]
-    assert config.persistence.private
-
-
-def test_values_of_hydra_can_be_interpolated(project: Project):
+def test_values_of_hydra_can_be_interpolated(project):
     config = compose(["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"], config_path=project.conf)
     assert config.app_name == "app_0"
     assert config.tags["cwd"] == str(project.directory)
@@ -186,7 +175,7 @@ def test_the_config_type_is_read_from_the_annotation():
         config_type_of(empty)
 
 
-def test_a_config_path_may_be_a_package(monkeypatch: pytest.MonkeyPatch):
+def test_a_config_path_may_be_a_package(monkeypatch):
     assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
     with pytest.raises(ConfigurationError, match=r"^config_path=pkg://no\.such: "):
         compose(config_path="pkg://no.such")

@@ -8,7 +8,6 @@ import pytest
 from pydantic import Field
 
 import trieye
-from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra.loader import Source, opened
@@ -27,7 +26,7 @@ class TrainConfig(TrieyeConfig):
 
 
 @pytest.fixture
-def helped(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Helped:
+def helped(project, monkeypatch, capsys):
     def ask(*arguments: str) -> str:
         @trieye.main(config_path=str(project.conf))
         def train(config: TrainConfig) -> None:
@@ -46,7 +45,7 @@ def helped(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return ask
 
 
-def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped: Helped):
+def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
     lines = helped().splitlines()
     runtime = lines.index("  runtime: Where the hub lives.")
     assert lines[runtime + 1 : runtime + 4] == [
@@ -59,7 +58,7 @@ def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped: He
     ] == ["runtime", "persistence", "stats", "metrics", "sinks", "replay", "loop", "experiment"]
 
 
-def test_help_marks_what_the_overrides_choose(helped: Helped):
+def test_help_marks_what_the_overrides_choose(helped):
     text = helped("metrics=[dqn]", "runtime=ray", "experiment=example")
     assert "    * dqn " in text
     assert "      core " in text
@@ -67,7 +66,7 @@ def test_help_marks_what_the_overrides_choose(helped: Helped):
     assert "seed = 0 " in text
 
 
-def test_help_begins_with_the_task_and_has_examples_and_flags(helped: Helped):
+def test_help_begins_with_the_task_and_has_examples_and_flags(helped):
     text = helped()
     assert text.startswith("Train an agent.\n\nUsage\n")
     assert "This is not shown" not in text
@@ -76,17 +75,17 @@ def test_help_begins_with_the_task_and_has_examples_and_flags(helped: Helped):
         assert flag in text
 
 
-def test_help_lists_the_keys_of_the_project(helped: Helped):
+def test_help_lists_the_keys_of_the_project(helped):
     assert "  agent.*" in helped()
     assert helped("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]
     assert helped("agent.lr", "agent.lr=0.5").splitlines()[0] == "  agent.lr = 0.5"
 
 
-def test_help_explains_keys_that_have_no_value_yet(helped: Helped):
+def test_help_explains_keys_that_have_no_value_yet(helped):
     assert helped("critic").splitlines()[0] == "  critic.lr = null"
 
 
-def test_help_gives_no_example_that_the_project_cannot_run(project: Project, helped: Helped):
+def test_help_gives_no_example_that_the_project_cannot_run(project, helped):
     assert "experiment=example" in helped()
     project.write("train", "defaults: [schema, _self_]\n")
     text = helped()
@@ -94,7 +93,7 @@ def test_help_gives_no_example_that_the_project_cannot_run(project: Project, hel
     assert "-m seed=0,1,2" in text
 
 
-def test_every_example_of_help_composes(project: Project, helped: Helped):
+def test_every_example_of_help_composes(project, helped):
     text = helped()
     lines = text[text.index("Usage") : text.index("Groups:")].splitlines()[3:]
     examples = [line for line in lines if line.startswith("  ") and line[2] != " "]
@@ -109,37 +108,26 @@ def test_every_example_of_help_composes(project: Project, helped: Helped):
             Preflight(loader, TrainConfig).compose(overrides, multirun="-m" in words)
 
 
-def test_help_says_how_to_log_without_declared_metrics(helped: Helped):
-    note = "metrics=[] logs every undeclared event as it comes, see stats.undeclared"
-    assert note in helped()
-    assert note in helped("metrics")
-    assert "stats.undeclared" in helped("stats")
-
-
-def test_help_explains_the_keys_of_a_metric(helped: Helped):
+def test_help_explains_the_keys_of_a_metric(helped):
     text = helped("stats.metrics")
     options = "latest, mean, sum, rate, min, max, std, count, quantile, ema"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
 
 
-def test_help_explains_a_group_and_its_keys(helped: Helped):
+def test_help_explains_a_group_and_its_keys(helped):
     lines = helped("loop").splitlines()
     assert lines[0].startswith("  loop: ")
     assert "  loop.steps = null" in lines
     assert "      an integer >= 1 or null. Stop after this many steps of the experiment." in lines
 
 
-def test_help_leaves_out_keys_that_another_key_sets(helped: Helped):
-    assert "persistence.run_name" not in helped("persistence")
-
-
-def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project: Project, helped: Helped):
+def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project, helped):
     primary = (project.conf / "train.yaml").read_text()
     project.write("train", primary.replace("- runtime: local", "- runtime: local   # my own words"))
     assert "  runtime: my own words\n" in helped()
 
 
-def test_an_option_of_the_project_is_listed_with_its_first_comment(project: Project, helped: Helped):
+def test_an_option_of_the_project_is_listed_with_its_first_comment(project, helped):
     project.write("experiment/mine", "# @package _global_\n# All my settings.\n# More.\nseed: 3\n")
     assert "mine     All my settings.\n" in helped()
 

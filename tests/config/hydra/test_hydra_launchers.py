@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def program(project: Project) -> Project:
+def program(project):
     (project.directory / "train.py").write_text(PROGRAM)
     return project
 
@@ -43,27 +43,24 @@ def results(project: Project) -> list[dict]:
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_a_sweep_runs_on_a_launcher_that_pickles(program: Project, launcher: str):
+def test_a_sweep_runs_on_a_launcher_that_pickles(program, launcher):
     if find_spec(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher") is None:
         pytest.skip(f"hydra-{launcher.partition('_')[0]}-launcher is not installed")
-    ended = program.run("-m", f"hydra/launcher={launcher}", "seed=0,1", "agent.lr=0.25")
-    assert ended.code == 0, ended.err
+    program.ran("-m", f"hydra/launcher={launcher}", "seed=0,1", "agent.lr=0.25")
     found = results(program)
     assert [(job["seed"], job["lr"]) for job in found] == [(0, 0.25), (1, 0.25)]
     assert found[0]["metrics"] > 0
 
 
-def test_a_job_that_a_callback_pickled_runs_again(program: Project):
+def test_a_job_that_a_callback_pickled_runs_again(program):
     callbacks = pytest.importorskip("hydra.experimental.callbacks")
     if not hasattr(callbacks, "PickleJobInfoCallback"):
         pytest.skip("this Hydra reruns from the overrides, and pickles nothing")
     callback = "+hydra.callbacks.save._target_=hydra.experimental.callbacks.PickleJobInfoCallback"
-    ended = program.run("run_name=first", "seed=7", callback)
-    assert ended.code == 0, ended.err
+    assert program.run("run_name=first", "seed=7", callback).code == 0  # it says where the pickle is
     assert results(program) == [{"seed": 7, "lr": 0.5, "metrics": results(program)[0]["metrics"]}]
     (pickled,) = Path(program.directory).rglob("config.pickle")
     before = results(program)
     (program.directory / "first.json").unlink()
-    again = program.run("--experimental-rerun", str(pickled))
-    assert again.code == 0, again.err
+    assert program.run("--experimental-rerun", str(pickled)).code == 0
     assert results(program) == before

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ train()
 
 
 @pytest.mark.parametrize("first", ["", "import trieye; trieye.TrieyeConfig(); from trieye.config.hydra import compose"])
-def test_a_foreign_program_composes_what_it_always_did(tmp_path: Path, first: str):
+def test_a_foreign_program_composes_what_it_always_did(tmp_path, first):
     (tmp_path / "conf/runtime").mkdir(parents=True)
     (tmp_path / "conf/train.yaml").write_text("defaults:\n  - schema\n  - runtime: mine\n  - _self_\nseed: 7\n")
     (tmp_path / "conf/runtime/mine.yaml").write_text("kind: own\n")

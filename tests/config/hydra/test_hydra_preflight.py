@@ -2,11 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.config.conftest import Project
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.config.hydra.preflight import check_paths
 from trieye.exceptions import ConfigurationError
@@ -29,12 +27,12 @@ Mistaken = Callable[..., str]
         ("experiment=glob(none*)", "experiment=glob(none*): |no value"),
     ],
 )
-def test_every_value_of_every_axis_is_checked(mistaken: Mistaken, typed: str, parts: str):
+def test_every_value_of_every_axis_is_checked(mistaken, typed, parts):
     message = mistaken("-m", *typed.split())
     assert [part for part in parts.split("|") if part not in message] == []
 
 
-def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mistaken: Mistaken):
+def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
     project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  steps: ${seed}\n")
     assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: an integer >= 1 or null is expected, found 0")
 
@@ -48,9 +46,7 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project: Project, mis
         ("loop.stps: 1,2", "loop.stps=1: "),
     ],
 )
-def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(
-    project: Project, mistaken: Mistaken, params: str, message: str
-):
+def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(project, mistaken, params, message):
     primary = (project.conf / "train.yaml").read_text()
     project.write("train", f"{primary}hydra:\n  sweeper:\n    params:\n      {params}\n")
     assert mistaken("-m", "loop.steps=1,2").startswith(message)
@@ -65,7 +61,7 @@ class CheckedConfig(TrieyeConfig):
             raise ConfigurationError(f"seed={self.seed}: {self.run_name} has no such environment")
 
 
-def test_a_project_refuses_what_its_machine_cannot_run(mistaken: Mistaken):
+def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
     typed = {"run_name=x seed=2": "x", "run_name=x -m seed=0,1,2": "x_0", "run_name=x -m loop.steps=1,2 seed=2": "x_0"}
     for words, run_name in typed.items():
         message = mistaken(*words.split(), config_type=CheckedConfig)
@@ -85,7 +81,7 @@ def test_a_project_refuses_what_its_machine_cannot_run(mistaken: Mistaken):
     ],
 )
 def test_a_library_that_is_missing_is_known_before_anything_starts(
-    mistaken: Mistaken, monkeypatch: pytest.MonkeyPatch, library: str, typed: str, message: str, flags: list[str]
+    mistaken, monkeypatch, library, typed, message, flags
 ):
     monkeypatch.setitem(sys.modules, library, None)
     assert mistaken(typed, *flags).startswith(message)
@@ -102,7 +98,7 @@ def test_a_library_that_is_missing_is_known_before_anything_starts(
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_known_before_anything_starts(
-    mistaken: Mistaken, tmp_path_factory: pytest.TempPathFactory, typed: str, message: str, flags: list[str]
+    mistaken, tmp_path_factory, typed, message, flags
 ):
     root = tmp_path_factory.mktemp("root")
     (root / "tested" / "runs" / "first").mkdir(parents=True)
@@ -118,18 +114,18 @@ def refused(**fields: object) -> str:
     return str(caught.value)
 
 
-def test_a_wrong_path_is_found_before_anything_runs(mistaken: Mistaken):
+def test_a_wrong_path_is_found_before_anything_runs(mistaken):
     for typed in ("persistence.root_data_dir=/proc/x", "persistence.load_checkpoint_path=none"):
         assert mistaken(typed).startswith("persistence.")
 
 
-def test_a_root_that_can_be_made_is_fine_and_is_not_made(tmp_path: Path):
+def test_a_root_that_can_be_made_is_fine_and_is_not_made(tmp_path):
     check_paths(PersistenceConfig(root_data_dir=str(tmp_path / "a" / "b")))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("below", ["file", "file/x", "file/x/y", "link", "nul\0"])
-def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path, below: str):
+def test_a_root_that_cannot_be_written_is_refused(tmp_path, below):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     message = refused(root_data_dir=str(tmp_path / below))
@@ -138,7 +134,7 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path, below: str):
 
 
 @pytest.mark.parametrize("key", ["load_checkpoint_path", "load_buffer_path"])
-def test_a_file_to_start_from_must_exist(tmp_path: Path, key: str):
+def test_a_file_to_start_from_must_exist(tmp_path, key):
     (tmp_path / "step_100").mkdir()
     path = tmp_path / "step_10" / "model"
     message = refused(root_data_dir=str(tmp_path / "data"), **{key: str(path)})
@@ -148,9 +144,7 @@ def test_a_file_to_start_from_must_exist(tmp_path: Path, key: str):
 
 
 @pytest.mark.parametrize(("word", "meant"), [("bets", "best"), ("first:bst", "first:best")])
-def test_a_mistyped_word_for_a_checkpoint_is_answered_with_the_words_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, meant: str
-):
+def test_a_mistyped_word_for_a_checkpoint_is_answered_with_the_words_there_are(tmp_path, monkeypatch, word, meant):
     monkeypatch.chdir(tmp_path)
     message = refused(root_data_dir=str(tmp_path / "data"), load_checkpoint_path=word)
     assert message.startswith(f"persistence.load_checkpoint_path={word}: ")

@@ -1,7 +1,5 @@
 """Secrets on a command line and in YAML files: the task gets them, and nothing that Hydra writes holds them."""
 
-from collections.abc import Callable
-
 import pytest
 import yaml
 
@@ -63,10 +61,9 @@ def files_with_secrets(project: Project) -> list[str]:
     ]
 
 
-def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project: Project, monkeypatch):
+def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project, monkeypatch):
     prepare(project, monkeypatch)
-    ended = project.run(*TYPED)
-    assert ended.code == 0, ended.err
+    ended = project.ran(*TYPED)
     assert "s3cret" not in ended.out + ended.err
     records = project.directory / ".trieye_data" / "tested" / "runs" / "one" / ".hydra"
     tags = yaml.safe_load((records / "config.yaml").read_text())["tags"]
@@ -82,10 +79,9 @@ def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project: Pro
     assert files_with_secrets(project) == []
 
 
-def test_the_records_of_a_sweep_hold_no_secrets_either(project: Project, monkeypatch):
+def test_the_records_of_a_sweep_hold_no_secrets_either(project, monkeypatch):
     prepare(project, monkeypatch)
-    ended = project.run("-m", *TYPED[:-1], "seed=1,2", "+tags.other_token=axis-s3cret,axis-s3cret2")
-    assert ended.code == 0, ended.err
+    project.ran("-m", *TYPED[:-1], "seed=1,2", "+tags.other_token=axis-s3cret,axis-s3cret2")
     assert len(list((project.directory / "multirun").rglob("overrides.yaml"))) == 4
     assert files_with_secrets(project) == []
 
@@ -99,13 +95,13 @@ def test_the_records_of_a_sweep_hold_no_secrets_either(project: Project, monkeyp
         ("+tags.token={typed-s3cret", "+tags.token=***: this is not key=value"),
     ],
 )
-def test_a_message_about_a_typed_secret_does_not_show_it(mistaken: Callable[..., str], typed: str, told: str):
+def test_a_message_about_a_typed_secret_does_not_show_it(mistaken, typed, told):
     message = mistaken(typed)
     assert told in message
     assert "s3cret" not in message
 
 
-def test_the_tree_shows_every_key_with_its_value(capsys: pytest.CaptureFixture[str]):
+def test_the_tree_shows_every_key_with_its_value(capsys):
     tags = {"token": "s3cret", "note": "[red]plain[/red]"}
     print_tree(TrieyeConfig(run_name="r", tags=tags, stats=StatsConfig(metrics=[MetricConfig(name="a/b")])))
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
-import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError
 from pydantic import Field
 
 from trieye.config import TrieyeConfig
@@ -97,35 +95,11 @@ def test_keys_that_another_key_sets_are_left_out():
     assert not {"run_name", "app_name"} & set(_schema()["persistence"])
 
 
-def test_leaves_take_any_type_so_that_the_model_judges():
-    register_schema(MyConfig, run_name="r1")
-    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
-    OmegaConf.update(node, "seed", "not a number")
-    assert node.seed == "not a number"
-
-
-def test_a_dict_of_plain_values_is_open_and_one_of_models_is_not():
-    register_schema(MyConfig, run_name="r1")
-    node = OmegaConf.create(ConfigStore.instance().load("schema.yaml").node)
-    OmegaConf.set_struct(node, value=True)
-    node.tags.new = "x"
-    assert node.tags == {"new": "x"}
-    with pytest.raises(ConfigAttributeError):
-        node.agent.new = 1
-    assert _schema()["tags"] == {}
-
-
 def test_two_schemas_share_no_list():
     register_schema(MyConfig, run_name="r1")
     first = ConfigStore.instance().load("schema.yaml").node
     first.agent.names.append("x")
     assert _schema()["agent"]["names"] == []
-
-
-@pytest.mark.parametrize("name", ["run_1", "été"])
-def test_the_run_name_is_a_plain_value(name: str):
-    register_schema(TrieyeConfig, run_name=name)
-    assert ConfigStore.instance().load("schema.yaml").node.run_name == name
 
 
 def stored(config_type: type[TrieyeConfig]) -> Any:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from tests.config.conftest import Project
 from trieye.config import STRICT, TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra.messages import complaints
@@ -112,7 +111,7 @@ class TrainConfig(TrieyeConfig):
         ("run_name=a\0b", "run_name=a\\x00b: |not key=value"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken: Mistaken, typed: str, parts: str):
+def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken, typed, parts):
     message = mistaken(typed, config_type=TrainConfig)
     key = re.split(r"[.@= ]", typed.lstrip("+~"))[0]
     assert [part for part in (key, *parts.split("|")) if part not in message] == []
@@ -120,7 +119,7 @@ def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken: Mi
         assert word not in message
 
 
-def test_pieces_of_a_torn_override_are_named(mistaken: Mistaken):
+def test_pieces_of_a_torn_override_are_named(mistaken):
     for flags in ([], ["-m"], ["--cfg", "job"]):
         message = mistaken("optimizer.lr", "=", "1e-3", *flags, config_type=TrainConfig)
         assert message.startswith("optimizer.lr: this is not key=value")
@@ -141,13 +140,13 @@ def test_pieces_of_a_torn_override_are_named(mistaken: Mistaken):
         ("--multirn", "no such flag; did you mean '--multirun'?"),
     ],
 )
-def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken: Mistaken, typed: str, advice: str):
+def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken, typed, advice):
     message = mistaken(*typed.split(), config_type=TrainConfig)
     assert message.startswith(f"{typed.split(maxsplit=1)[0]}: ")
     assert advice in message
 
 
-def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken: Mistaken):
+def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken):
     def told(*typed: str) -> list[str]:
         return sorted(line.partition(":")[0] for line in mistaken(*typed).splitlines())
 
@@ -157,7 +156,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken: Mistaken):
     assert told(*sound, "loop.stps=1") == ["loop.stps=1"]
 
 
-def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project: Project, mistaken: Mistaken):
+def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project, mistaken):
     project.write("experiment/atari/pong", "# @package _global_\nseed: 1\n")
     message = mistaken("experiment=atari/pnog")
     assert "'atari/pnog' is no option of experiment; did you mean 'atari/pong'?" in message
@@ -173,18 +172,18 @@ def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project: Project, 
         ("loop: [\n", "wrong.yaml"),
     ],
 )
-def test_a_mistake_in_a_file_is_named(project: Project, mistaken: Mistaken, preset: str, parts: str):
+def test_a_mistake_in_a_file_is_named(project, mistaken, preset, parts):
     project.write("experiment/wrong", f"# @package _global_\n{preset}")
     message = mistaken("experiment=wrong")
     assert [part for part in parts.split("|") if part not in message] == []
 
 
-def test_a_rate_without_numerator_among_other_metrics_is_found_under_its_slug(mistaken: Mistaken):
+def test_a_rate_without_numerator_among_other_metrics_is_found_under_its_slug(mistaken):
     message = mistaken("~stats.metrics.env_steps_per_sec", "+metric@stats.metrics.y=rate", "stats.metrics.y.name=r")
     assert message.startswith("stats.metrics.y: Metric 'r' has aggregation 'rate'")
 
 
-def test_a_primary_config_that_cannot_be_read_is_named(project: Project, mistaken: Mistaken):
+def test_a_primary_config_that_cannot_be_read_is_named(project, mistaken):
     project.write("train", "seed: [\n")
     assert "train.yaml" in mistaken()
     message = mistaken("--config-name=trian")

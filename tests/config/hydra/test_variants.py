@@ -1,7 +1,6 @@
 """A field that is one of several models: it composes, is explained, is validated, and mistakes in it are named."""
 
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 import pytest
@@ -81,12 +80,12 @@ PRIMARY = "  - agent: {}\n  - _self_\n"
 
 
 @pytest.fixture(params=["agent: DQN | PPO = DQN(...)", "agent: DQN | PPO"])
-def config_type(request: pytest.FixtureRequest) -> type[TrieyeConfig]:
+def config_type(request):
     return TrainConfig if "=" in request.param else NoDefault
 
 
 @pytest.fixture
-def variants(project: Project) -> Project:
+def variants(project):
     """A project with the options that an author of algorithms writes: one says its kind, two leave it to their name."""
     project.write("agent/dqn", "# Q-learning.\n")
     project.write("agent/ppo", "lam: 0.9\n")
@@ -101,7 +100,7 @@ def composed(project: Project, *overrides: str, config_type: type[TrieyeConfig] 
     return trieye.compose(overrides, config_path=project.conf, config_type=config_type).agent
 
 
-def test_the_option_says_which_model_it_is(variants: Project, config_type: type[TrieyeConfig]):
+def test_the_option_says_which_model_it_is(variants, config_type):
     def compose(*overrides: str) -> Any:
         return composed(variants, *overrides, config_type=config_type)
 
@@ -110,19 +109,19 @@ def test_the_option_says_which_model_it_is(variants: Project, config_type: type[
     assert compose("agent=big") == PPO(net=Net(width=512))
 
 
-def test_keys_that_no_file_names_can_be_set(variants: Project, config_type: type[TrieyeConfig]):
+def test_keys_that_no_file_names_can_be_set(variants, config_type):
     words = ["agent=ppo", "agent.lr=0.2", "agent.net.depth=5"]
     assert composed(variants, *words, config_type=config_type) == PPO(lam=0.9, lr=0.2, net=Net(width=64, depth=5))
     assert composed(variants, "agent.kind=ppo", config_type=config_type) == PPO()
 
 
-def test_without_a_choice_it_is_the_default_of_the_field(project: Project):
+def test_without_a_choice_it_is_the_default_of_the_field(project):
     assert composed(project) == DQN(lr=0.01)
     assert composed(project, "agent.epsilon=0.3") == DQN(lr=0.01, epsilon=0.3)
     assert composed(project, "agent.kind=ppo") == PPO()
 
 
-def test_defaults_of_a_variant_can_be_interpolated(variants: Project):
+def test_defaults_of_a_variant_can_be_interpolated(variants):
     config = trieye.compose(
         ["agent=ppo", "rate=${agent.lr}", "seed=${agent.net.width}"],
         config_path=variants.conf,
@@ -131,14 +130,14 @@ def test_defaults_of_a_variant_can_be_interpolated(variants: Project):
     assert (config.rate, config.seed) == (3e-4, 64)
 
 
-def test_a_model_or_a_plain_value(project: Project):
+def test_a_model_or_a_plain_value(project):
     def rate(*overrides: str) -> Any:
         return trieye.compose(overrides, config_path=project.conf, config_type=TrainConfig).rate
 
     assert [rate(), rate("rate=0.5"), rate("rate={start: 1}")] == [0.1, 0.5, Linear(start=1)]
 
 
-def test_a_sweep_may_go_over_kinds(variants: Project):
+def test_a_sweep_may_go_over_kinds(variants):
     words = ["agent=dqn,ppo,big", "agent.lr=0.1,0.2"]
     with opened(Source(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
         check = Preflight(loader, TrainConfig).compose
@@ -172,16 +171,14 @@ def test_a_sweep_may_go_over_kinds(variants: Project):
         ("seed=14", "seed 14 is as bad"),
     ],
 )
-def test_a_mistake_in_a_variant_is_named(variants: Project, mistaken: Callable[..., str], typed: str, parts: str):
+def test_a_mistake_in_a_variant_is_named(variants, mistaken, typed, parts):
     message = mistaken(*([typed] if "{" in typed else typed.split()), config_type=TrainConfig)
     first, *others = parts.split("|")
     assert message.startswith(first)
     assert [part for part in others if part not in message] == []
 
 
-def test_help_explains_each_variant(
-    variants: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_help_explains_each_variant(variants, monkeypatch, capsys):
     @trieye.main(config_path=str(variants.conf))
     def train(config: TrainConfig) -> None: ...
 
