@@ -4,13 +4,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 import trieye
-from trieye.files.run_record import RunRecord
 
 STEPS = 300
 KILLED = """
@@ -87,52 +84,5 @@ def run(make_config):
         yield run
 
 
-def record_of(run_dir):
-    record = RunRecord.read(run_dir / "run.json")
-    assert record is not None
-    return record
-
-
-def curves_in_tensorboard(run_dir):
-    """Return {metric: [(step, value), ...]} of every record in the event files, also of one that is there twice."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
-
-
-def mlflow_runs(run_dir):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir.parents[1] / 'mlruns' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("agents")
-    return client, client.search_runs([experiment.experiment_id])
-
-
-def curves_in_mlflow(run_dir):
-    client, (run,) = mlflow_runs(run_dir)
-    names = run.data.metrics
-    return {name: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)) for name in names}
-
-
 def losses(first=0, end=STEPS):
     return [(step, pytest.approx(1.0 / (step + 1))) for step in range(first, end)]  # event files have 32 bits
-
-
-def contents(directory):
-    """Return what is in every file below a directory; SQLite's shared memory is nothing that is kept."""
-    files = [path for path in sorted(Path(directory).rglob("*")) if path.is_file() and path.suffix != ".db-shm"]
-    return {path: path.read_bytes() for path in files}
-
-
-def flip(path, place=None):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 if place is None else place] ^= 1
-    path.write_bytes(data)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline

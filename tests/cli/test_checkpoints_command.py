@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import contents, flip
+from tests.damage import contents, flip
 from tests.snapshot.growing import Log
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.store import CheckpointStore
@@ -91,22 +91,6 @@ def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
     assert "checkpoint_step_30: rows 200-299 of its replay are lost" in capsys.readouterr().out
     assert main(["verify", str(run_dir)]) == 1
     assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
-
-
-def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
-    directory = run_dir / "checkpoints" / "checkpoint_step_30"
-    (directory / "state.json").unlink()
-    (directory / "state.safetensors").write_bytes(b"")
-    flip(part(run_dir, 30))
-    names = ("state.json", "state.safetensors", f"parts/{part(run_dir, 30).name}")
-    _, _, rows = listed(run_dir, capsys, "--verify")
-    for name, problem in zip(names, sorted(rows[30]["problems"], key=lambda text: "parts/" in text), strict=True):
-        assert str(directory / name) in problem
-    assert main(["verify", str(run_dir)]) == 1
-    shown = "".join(capsys.readouterr().out.split())
-    for name in names:
-        assert f"checkpoint_step_30/{name}isdamaged" in shown
-    assert "ofstep20,isusedinstead" in shown
 
 
 def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 import trieye
-from tests.cli.conftest import contents, curves_in_mlflow, curves_in_tensorboard, flip, losses, mlflow_runs, record_of
+from tests.cli.conftest import losses
+from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, record_of
+from tests.damage import contents, flip
 from trieye.cli import main
 from trieye.hub.status import read_status
 from trieye.journal.journal import Journal, Snapshot

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trieye
-from tests.cli.conftest import contents
+from tests.damage import contents
 from trieye.checkpoints.serializer import Serializer
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
@@ -72,16 +72,12 @@ def test_a_run_is_converted_and_goes_on_while_its_old_files_stay(old_run, tmp_pa
     assert (loaded.buffer_step, loaded.resumed_from) == (9, old_run.name)
 
 
-def test_converting_again_makes_nothing_new(old_run, capsys):
+def test_converting_again_makes_nothing_new_and_the_environment_may_give_the_permission(old_run, monkeypatch):
     assert main(["convert", str(old_run), "--allow-pickle"]) == 0
     made = contents(old_run)
-    assert main(["convert", str(old_run), "--allow-pickle"]) == 0
-    assert contents(old_run) == made
-
-
-def test_the_environment_may_give_the_permission(old_run, monkeypatch):
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     assert main(["convert", str(old_run)]) == 0
+    assert contents(old_run) == made
 
 
 def test_a_run_that_kept_only_its_last_state_is_converted_with_the_step_inside_it(old_run):

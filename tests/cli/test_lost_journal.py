@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 import trieye
-from tests.cli.conftest import curves_in_tensorboard, losses
+from tests.cli.conftest import losses
+from tests.curves import curves_in_tensorboard
 from trieye.cli import main
 
 JOURNAL, LOG, SHARED = "journal.db", "journal.db-wal", "journal.db-shm"

@@ -3,7 +3,9 @@ import shutil
 import pytest
 
 import trieye
-from tests.cli.conftest import contents, curves_in_mlflow, curves_in_tensorboard, losses, mlflow_runs, record_of
+from tests.cli.conftest import losses
+from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, record_of
+from tests.damage import contents
 from trieye.cli import main
 from trieye.cli.given_run import config_of
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import contents, flip
+from tests.damage import contents, cut, flip
 from trieye.cli import main
 from trieye.cli.inspect import check_run
 from trieye.history.history import History
@@ -43,10 +43,6 @@ def damaged_run(killed_run):
     return run
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
     run = killed_run("mlflow", "saves")
     before = contents(run)
@@ -59,13 +55,6 @@ def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
     sinks = {sink.name: sink for sink in check_run(run).sinks}
     assert (sinks["mlflow"].index, sinks["mlflow"].behind > 200, sinks["tensorboard"].index > 200) == (0, True, True)
     assert shown.count("`trieye close`") == 2
-
-
-def test_a_closed_run_is_whole_and_is_left_as_it_is(damaged_run, capsys):
-    before = contents(damaged_run)
-    assert main(["verify", str(damaged_run)]) == 0
-    assert contents(damaged_run) == before
-    assert "has everything" in capsys.readouterr().out
 
 
 def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
@@ -117,13 +106,6 @@ def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_ru
     assert "of step 200, is used instead" in damage.advice
 
 
-def test_a_lost_journal_is_damage_where_there_is_a_history(damaged_run):
-    for path in damaged_run.glob("journal.db*"):
-        path.unlink()
-    whats = [damage.what for damage in check_run(damaged_run).damage]
-    assert "there is a history, and no journal" in whats
-
-
 def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
     (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
     journal = Journal(tmp_path / "journal.db")
@@ -136,8 +118,12 @@ def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
 
 def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
     (damaged_run / "journal.db.damaged-1").write_bytes(b"old")
+    before = contents(damaged_run)
     assert main(["verify", str(damaged_run)]) == 0
-    assert "note: journal.db.damaged-1 was found damaged and set aside" in capsys.readouterr().out
+    assert contents(damaged_run) == before
+    shown = capsys.readouterr().out
+    assert "has everything" in shown
+    assert "note: journal.db.damaged-1 was found damaged and set aside" in shown
 
 
 def test_scripts_get_json(damaged_run, capsys):

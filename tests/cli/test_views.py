@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import trieye
-from tests.cli.conftest import wait_until
+from tests.waiting import wait_until
 from trieye.cli.views import duration, read_view, render_run
 from trieye.exceptions import ConfigurationError
 from trieye.hub.status import read_status
@@ -40,6 +40,7 @@ def test_the_view_fits_the_terminal(run):
         assert max(map(len, lines)) <= width
         assert " more" in lines[-1]
     assert "loss/59" in shown(view, 80, 100)
+    assert "mirror" not in shown(view)
 
 
 def test_rates_are_those_of_the_last_seconds(run):
@@ -143,9 +144,3 @@ def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_c
         wait_until(lambda: read_status(run.dir)["mirror"]["error"])
         assert "NotADirectoryError" in shown_now(run)
         mirror.unlink()
-
-
-def test_a_run_without_mirror_shows_none(run):
-    log(run, 1)
-    assert "mirror" not in shown_now(run)
-    assert run.health()["mirror"] is None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from tests.cli.conftest import wait_until
+from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.hub.status import read_status
 

@@ -100,7 +100,7 @@ def test_a_copy_of_a_run_in_another_root_goes_on_and_leaves_the_first_alone(make
     )
     assert train(copied, 9) == (5, 5.0)
     assert {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()} == sizes
-    from tests.cli.conftest import curves_in_tensorboard
+    from tests.curves import curves_in_tensorboard
 
     assert [step for step, _ in curves_in_tensorboard(run_dir_of(copied))["loss"]] == list(range(1, 10))
 

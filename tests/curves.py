@@ -1,0 +1,40 @@
+"""What a run left: its record, and its curves as the trackers show them."""
+
+from pathlib import Path
+from typing import Any
+
+from trieye.files.run_record import RunRecord
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def record_of(run_dir: Path) -> RunRecord:
+    """Return what run.json says."""
+    record = RunRecord.read(run_dir / "run.json")
+    assert record is not None
+    return record
+
+
+def curves_in_tensorboard(run_dir: Path) -> Curves:
+    """Return {metric: [(step, value), ...]} of every record in the event files, also of one that is there twice."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+def mlflow_runs(run_dir: Path) -> tuple[Any, list[Any]]:
+    """Return a client of the store of an app, and the app's runs in it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir.parents[1] / 'mlruns' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(run_dir.parents[1].name)
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def curves_in_mlflow(run_dir: Path) -> Curves:
+    """Return the same of the only run in the store."""
+    client, (run,) = mlflow_runs(run_dir)
+    names = run.data.metrics
+    return {name: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)) for name in names}
