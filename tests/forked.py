@@ -1,14 +1,16 @@
-"""What a forked child finds out."""
+"""What a forked child finds out, or leaves behind when it is killed."""
 
 import os
 import signal
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 PATIENCE_S = 20
 
 
-def in_a_child(check: Callable[[], int]) -> int:
+def in_a_child(check: Callable[[], object]) -> int:
     """Return what a function returns in a forked child, 0 to 254; 255 if it raises, and less than 0 if it hangs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
@@ -17,7 +19,43 @@ def in_a_child(check: Callable[[], int]) -> int:
         answer = 255
         signal.alarm(PATIENCE_S)
         try:
-            answer = int(check())
+            answer = int(check() or 0)
         finally:
             os._exit(answer)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at_each(
+    operations: set[str], prepare: Callable[[int], Path], work: Callable[[Path], object]
+) -> Iterator[tuple[int, Path, bool]]:
+    """Kill some work with SIGKILL at its first audited operation, at its second one, and so on to its end.
+
+    Args:
+        operations: Names of audit events; those of the work's own process count.
+        prepare: Makes the directory for the work that is killed at the number-th of them.
+        work: Is done in a forked child. What it imports has to be imported by then.
+
+    Yields:
+        The number, the directory as the work left it, and whether it came to its end; then nothing follows.
+    """
+    for number in range(1, 1000):
+        directory = prepare(number)
+        code = in_a_child(lambda number=number, directory=directory: _killed_at(number, operations, work, directory))
+        assert code in {0, -signal.SIGKILL}, f"killed at operation {number}: {code}"
+        yield number, directory, code == 0
+        if code == 0:
+            return
+
+
+def _killed_at(number: int, operations: set[str], work: Callable[[Path], object], directory: Path) -> None:
+    count = 0
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal count
+        if event in operations and str(directory) in str(arguments):
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    work(directory)

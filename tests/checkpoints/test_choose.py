@@ -1,6 +1,5 @@
 import functools
 import logging
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -135,14 +134,6 @@ def test_only_a_run_with_the_same_config_is_resumed_from(app):
     assert "with the same config" in point.reason
     assert where(app.choose()) == ("unknown", 3)
     assert app.choose(config_hash="new") is None
-
-
-def test_members_of_a_sweep_never_resume_each_other(app):
-    app.run("before", 1, config_hash="h")
-    app.run("sibling", 2, config_hash="h", group="sweep")
-    assert where(app.choose(config_hash="h", group="sweep")) == ("before", 1)
-    assert where(app.choose(group="sweep")) == ("before", 1)
-    assert where(app.choose(group="another sweep")) == ("sibling", 2)
 
 
 def test_the_own_damaged_checkpoint_is_set_aside_for_the_older_one(app, caplog):
@@ -307,13 +298,6 @@ def test_the_best_of_another_run_is_where_a_fresh_run_starts_and_a_preempted_one
     assert point.went_back_to is None
     app.save("now", 3)
     assert where(app.choose(load_checkpoint_path="teacher:best")) == ("now", 3)
-
-
-def test_a_file_called_best_is_meant_by_a_path(app, monkeypatch):
-    app.run("source", 3)
-    monkeypatch.chdir(app.files("source").checkpoint_dir)
-    os.rename("checkpoint_step_3", "best")  # noqa: PTH104 - relative
-    assert app.choose("fresh", load_checkpoint_path="./best").checkpoint.path.name == "best"
 
 
 def test_where_a_mirror_may_have_what_is_called_nothing_is_checked_before_the_start(app, tmp_path):

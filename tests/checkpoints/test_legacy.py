@@ -1,38 +1,15 @@
 import io
-import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
-from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, newest_pickle, unreadable
-from trieye.exceptions import SerializationError, UntrustedPickleError
+from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, newest_pickle
+from trieye.exceptions import SerializationError
 
 DATA = Path(__file__).parent / "data"
 WHOLE = pickle.dumps("x")
-
-
-def test_a_file_of_0_1_5_is_read_only_when_pickles_are_allowed(monkeypatch):
-    path = DATA / "checkpoint_0_1_5.pkl"
-    with pytest.raises(UntrustedPickleError, match="TRIEYE_ALLOW_PICKLE=1"):
-        load_pickle(path)
-    assert load_pickle(path, allow_pickle=True).global_step == 9
-    monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
-    assert load_pickle(path).run_name == "run_20250102_030405"
-
-
-def test_a_planted_pickle_runs_nothing(tmp_path):
-    class Payload:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "pwned"),)
-
-    (tmp_path / "f").write_bytes(pickle.dumps(Payload()))
-    with pytest.raises(UntrustedPickleError):
-        load_pickle(tmp_path / "f")
-    assert not (tmp_path / "pwned").exists()
-    load_pickle(tmp_path / "f", allow_pickle=True)
-    assert (tmp_path / "pwned").exists()
 
 
 def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
@@ -52,15 +29,6 @@ def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
 
     (tmp_path / "f").write_bytes(pickle.dumps({"weight": Tensor()}))
     assert load_pickle(tmp_path / "f", allow_pickle=True)["weight"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_the_message_says_how_to_load_what_one_trusts(tmp_path):
-    (tmp_path / "f").write_bytes(WHOLE)
-    with pytest.raises(UntrustedPickleError) as caught:
-        load_pickle(tmp_path / "f")
-    for error in (caught.value, unreadable(tmp_path / "f")):
-        assert f"trieye convert {tmp_path / 'f'} --allow-pickle" in str(error)
-        assert "TRIEYE_ALLOW_PICKLE=1" in str(error)
 
 
 def test_no_cut_file_passes_for_a_whole_one(tmp_path):

@@ -59,24 +59,20 @@ def test_the_directories_are_made_that_of_buffers_only_if_they_are_saved(tmp_pat
     assert not other.buffer_dir.exists()
 
 
-def test_a_root_that_is_a_file_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("{tmp}/file", r"root_data_dir='.*file'.*Not a directory"),
+        ("/proc/trieye", r"root_data_dir='/proc/trieye': /proc/trieye"),  # nobody, root neither, may write there
+        ("{tmp}/root", "checkpoints cannot be written: File exists"),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path, root, message):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"root_data_dir='.*file'.*Not a directory"):
-        make(tmp_path / "file").create_run_directories()
-
-
-def test_a_root_where_nothing_can_be_written_is_named():
-    # nobody, root neither, may make directories in /proc
-    with pytest.raises(ConfigurationError, match=r"root_data_dir='/proc/trieye': /proc/trieye"):
-        make("/proc/trieye").create_run_directories()
-
-
-def test_a_part_that_is_a_file_is_named(tmp_path):
-    paths = make(tmp_path)
-    paths.run_base_dir.mkdir(parents=True)
-    paths.checkpoint_dir.write_text("")
-    with pytest.raises(ConfigurationError, match="checkpoints cannot be written: File exists"):
-        paths.create_run_directories()
+    make(tmp_path / "root").run_base_dir.mkdir(parents=True)
+    make(tmp_path / "root").checkpoint_dir.write_text("")
+    with pytest.raises(ConfigurationError, match=message):
+        make(root.format(tmp=tmp_path)).create_run_directories()
 
 
 @pytest.mark.parametrize(

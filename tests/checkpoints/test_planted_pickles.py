@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import trieye
+from tests.drop_in import training_state
 from trieye.checkpoints.directory import OBJECTS_NAME, TREE_NAME, load_parts, load_state, save_parts, save_state
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from trieye.cli import main
@@ -160,7 +161,7 @@ def test_a_planted_file_beside_a_whole_checkpoint_is_not_even_opened(run_dir, co
 def test_a_planted_buffer_of_0_1_5_stops_the_run_and_never_runs(make_config, planted, canary, name):
     config = make_config()
     logic = ActorLogic(config).open()
-    logic.save_training_state(**drop_in_state(3))
+    logic.save_training_state(**training_state(3))
     logic.shutdown("KILLED")
     path = logic.files.paths.buffer_dir / name
     path.unlink(missing_ok=True)
@@ -168,13 +169,6 @@ def test_a_planted_buffer_of_0_1_5_stops_the_run_and_never_runs(make_config, pla
     with pytest.raises(UntrustedPickleError, match=name):
         load_by_the_drop_in_api(config)
     assert not canary.exists()
-
-
-def drop_in_state(step, **changes):
-    numbers = {"global_step": step, "episodes_played": 0, "total_simulations_run": 0}
-    state = {"nn_state_dict": {"w": 1.0}, "optimizer_state_dict": {}, "buffer_content": [], "is_best": False}
-    dicts = {"save_buffer": False, "model_config_dict": None, "env_config_dict": None, "user_data": None}
-    return {**numbers, **state, **dicts, **changes}
 
 
 @pytest.mark.parametrize("sign", [with_another_key, with_nothing, almost_right])
@@ -207,7 +201,7 @@ def test_a_planted_object_in_a_checkpoint_whose_manifest_fits_never_runs(
 def test_a_planted_object_in_the_user_data_of_the_drop_in_api_never_runs(make_config, planted, canary):
     config = make_config()
     logic = ActorLogic(config).open()
-    logic.save_training_state(**drop_in_state(3))
+    logic.save_training_state(**training_state(3))
     logic.shutdown("KILLED")
     plant_object(logic.files.paths.get_checkpoint_path(3), planted)
     with pytest.raises(UntrustedPickleError):
@@ -278,27 +272,6 @@ def test_a_pickle_planted_as_another_file_of_the_run_never_runs(run_dir, config,
     for command in ("verify", "checkpoints", "close"):
         main([command, str(run_dir)])
     assert not canary.exists()
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        {KIND: "ndarray", "array": "a", "descr": "|O", "shape": [1]},
-        {KIND: "ndarray", "array": "a", "descr": [["f", "|O"]], "shape": [1]},
-        {KIND: "scalar", "descr": "|O", "hex": "00" * 8},
-        {KIND: "torch.dtype", "name": "load"},
-        {KIND: "tensor", "dtype": "serialization", "array": "a"},
-        {KIND: "object", "object": "x"},
-        {KIND: "namedtuple", "class": "x", "items": []},
-        {KIND: "pickle", "hex": "80"},
-    ],
-)
-def test_a_tree_that_was_written_by_hand_gives_data_or_an_error(tmp_path, node):
-    path = save_state(tmp_path / "state", encode({"a": np.zeros(8, np.uint8)}))
-    (path / TREE_NAME).write_text(json.dumps({"a": node}))
-    refit(path)
-    with pytest.raises(SerializationError):
-        trieye.snapshot.decode.decode(load_state(path))
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "parts/../../outside", "a/b", ".hidden", ""])
