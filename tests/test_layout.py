@@ -50,6 +50,24 @@ HOMES = {
     "rich": {"process/progress.py", "config/hydra/records.py", "cli/*"},
 }
 
+PRIVATE = {
+    "_internal": "config/hydra/test_hydra_main.py",  # of Hydra: how it loads a config, and what it calls a task
+    "_apply_overrides_to_config": "config/hydra/test_messages.py",
+    "_parse_overrides_and_create_caching_repo": "config/hydra/test_hydra_help.py",
+    "_actions": "config/hydra/test_messages.py",  # of argparse
+    "_bit_generator": "snapshot/test_generators.py",  # of NumPy's RandomState
+    "_metadata": "snapshot/test_encode.py",  # of torch's state dicts
+    "_actor_id": "hub/test_detached.py",  # of Ray
+    "_private": "hub/test_detached.py",
+    "_global_node": "run/test_preemption.py",
+    "_initialize_tables": "sinks/mlflow/test_mlflow_schema.py",  # of MLflow
+    "_get_latest_schema_revision": "sinks/mlflow/test_mlflow_schema.py",
+}
+"""Names that libraries promise nobody, each with a test that notices when one is gone."""
+
+OURS = ("its own", "its caller", "named by the drop-in API", "as root_data_dir is resolved")
+"""What is said of private names that are those of trieye, beside `noqa: SLF001`."""
+
 
 def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -126,6 +144,29 @@ def test_the_module_names_of_trieye_0_1_5_are_doors():
         assert all(isinstance(node, ast.ImportFrom) for node in imports), door
         assert {alias.name for node in imports for alias in node.names} == names, door
         assert ast.unparse(exported) == f"__all__ = {sorted(names)}", door
+
+
+def private_names_in(path):
+    text = path.read_text()
+    foreign = [
+        line
+        for line in text.splitlines()
+        if "noqa: SLF001 - " in line and not line.split("SLF001 - ")[1].startswith(OURS)
+    ]
+    for line in foreign:
+        yield from re.findall(r"(?<!self)[.\"](_[a-z]\w*)", line.split("#")[0])
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and not node.module.startswith(("trieye", "_")):
+            for name in (*node.module.split("."), *(alias.name for alias in node.names)):
+                if name.startswith("_"):
+                    yield name
+
+
+def test_private_names_of_libraries_are_known_and_tested():
+    used = {name for path in MODULES.values() for name in private_names_in(path)}
+    assert used == PRIVATE.keys()
+    for test in PRIVATE.values():
+        assert (ROOT / "tests" / test).is_file(), test
 
 
 def test_tests_lie_where_the_modules_lie():
