@@ -23,11 +23,11 @@ def meta(worker="w", fid=0, version=0, session="s", incarnation=0):
     return FragmentMeta(worker, fid, version, session, incarnation)
 
 
-def make_buffer(*, max_chunks=100, version=0, session="s", seed=0, limiter=None, blocks=None, clock=None, **rules):
+def make_buffer(*, max_chunks=100, version=0, session="s", seed=0, limiter=None, clock=None, **rules):
     """Return a buffer that is in a session already."""
     options = {} if clock is None else {"clock": clock}
     settings = FragmentRules(max_chunks=max_chunks, **rules)
-    buffer = FragmentBuffer(settings, seed=seed, limiter=limiter, blocks=blocks, **options)
+    buffer = FragmentBuffer(settings, seed=seed, limiter=limiter, **options)
     buffer.set_version(session, version)
     return buffer
 

@@ -88,7 +88,7 @@ class AgainstTheReference(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 0.5, 4.0, 12.0]))
     def wait(self, seconds):
         self.now += seconds
-        self.buffer.sweep()
+        self.buffer.metrics()
         self.model.sweep(self.now)
 
     @rule(share=st.floats(0, 1))

@@ -1,6 +1,8 @@
 import doctest
 import pickle
+import resource
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +77,7 @@ def test_a_payload_that_does_not_fit_is_rejected_and_costs_its_neighbours_nothin
         ({"obs": np.zeros(3, np.complex64)}, "complex64 cannot be kept"),
         ({"obs": np.zeros(3, np.longdouble)}, "cannot be kept"),
         ({"obs": "text"}, "'obs': dtype <U4 cannot be kept"),
+        ({"obs": np.broadcast_to(np.float32(0), 1 << 50)}, "'obs': an array of 4503599627370496 bytes cannot be kept"),
     ],
 )
 def test_a_first_fragment_that_is_rejected_leaves_no_schema(row, message):
@@ -108,13 +111,6 @@ def test_a_restarted_worker_begins_anew_and_its_old_self_is_ignored():
     assert add(buffer, 1, incarnation=1) == ["accepted"]
     assert numbers(buffer.fetch(1)) == [[0, 1]]
     assert buffer.metrics()["replay/dropped/restarted"] == 1
-
-
-def test_a_stale_fragment_is_no_gap_for_the_next_one():
-    buffer = make_buffer(fragments_per_chunk=2, max_staleness=1, version=5)
-    assert add(buffer, 0, version=3) == ["stale"]
-    assert add(buffer, 1, 2, version=4) == ["accepted", "accepted"]
-    assert numbers(buffer.fetch(1)) == [[1, 2]]
 
 
 def test_a_chunk_is_as_old_as_its_oldest_fragment():
@@ -352,15 +348,15 @@ def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():
 
 
 def test_no_memory_is_a_reason_to_come_again():
-    class Small:
-        def allocate(self, size_bytes):
-            raise MemoryError("shared memory is full")
-
-        def free(self, block):
-            raise AssertionError("nothing was allocated")
-
-    result = make_buffer(blocks=Small()).add(payload(0), meta())
-    assert (result.status, result.reason) == ("full", "no memory for 256 bytes: shared memory is full")
+    buffer, before = make_buffer(), resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (256 << 20), before[1]))
+    try:
+        result = buffer.add({"obs": np.broadcast_to(np.float32(0), 1 << 28)}, meta())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert result.status == "full"
+    assert result.reason.startswith(f"no memory for {1 << 30} bytes")
 
 
 def test_a_config_describes_a_buffer():
@@ -388,7 +384,9 @@ def test_a_config_describes_a_buffer():
         ({"lease_ttl_s": float("nan")}, "replay.lease_ttl_s=nan: a number of at least 0"),
         ({"max_chunks": True}, "replay.max_chunks=True"),
         ({"max_chunks": None}, "replay.max_chunks=None"),
+        ({"max_reuse": 0}, "replay.max_reuse=0: a whole number of at least 1 is expected"),
         ({"session_policy": "resum"}, "'resum' is unknown; did you mean 'resume'"),
+        ({"sampler": "prioritised"}, "replay.sampler='prioritised' is unknown; did you mean 'prioritized'"),
     ],
 )
 def test_rules_out_of_range_are_named(settings, message):

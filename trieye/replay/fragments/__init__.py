@@ -11,18 +11,15 @@ from trieye.replay.fragments.fragment import (
     Lease,
     stack,
 )
-from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
 
 __all__ = [
     "AddResult",
     "AddStatus",
-    "BlockStore",
     "Chunk",
     "Fragment",
     "FragmentBuffer",
     "FragmentMeta",
     "FragmentRules",
-    "HeapBlocks",
     "Lease",
     "stack",
 ]

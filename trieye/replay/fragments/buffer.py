@@ -1,9 +1,10 @@
 """FragmentBuffer: fragments of experience from many workers in, chunks of consecutive ones out."""
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.fragments.content import Content
 from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease
-from trieye.replay.fragments.payloads import BlockStore, HeapBlocks
 from trieye.replay.fragments.readers import Ticket, WaitingLine
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.limiter import Limiter
@@ -51,7 +51,6 @@ class FragmentBuffer:
         *,
         seed: int = 0,
         limiter: Limiter | None = None,
-        blocks: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an empty buffer.
@@ -61,11 +60,10 @@ class FragmentBuffer:
             seed: Of the generator that chooses.
             limiter: Keeps chunks that are fetched and added in a ratio; what it calls rows are chunks. None for none. A
                 writer is not pushed back while a reader waits for more chunks than there are.
-            blocks: Where the memory of fragments comes from; ordinary memory if None.
             clock: Seconds, for the ages of partial chunks and leases; never goes back.
         """
         self.rules = rules
-        self._seed, self._limiter, self._blocks, self._clock = seed, limiter, blocks or HeapBlocks(), clock
+        self._seed, self._limiter, self._clock = seed, limiter, clock
         self._lock = threading.Lock()
         self._line = WaitingLine()
         self._groups = SavedGroups()
@@ -156,16 +154,14 @@ class FragmentBuffer:
             event.set()
             return True
 
-        ticket, deadline = self._join(n, wake), _deadline(timeout_s)
-        try:
+        with self._place(n, wake) as ticket:
+            deadline = _deadline(timeout_s)
             while True:
                 event.clear()
                 if lease := self._turn(ticket):
                     return lease
                 if not event.wait(_remaining(deadline)):
                     return self._last_turn(ticket, timeout_s, strict=strict)
-        finally:
-            self._leave(ticket)
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Do what `fetch` does, without holding up the event loop; a task that is cancelled has taken nothing."""
@@ -178,8 +174,8 @@ class FragmentBuffer:
                 return False
             return True
 
-        ticket, deadline = self._join(n, wake), _deadline(timeout_s)
-        try:
+        with self._place(n, wake) as ticket:
+            deadline = _deadline(timeout_s)
             while True:
                 event.clear()
                 if lease := self._turn(ticket):
@@ -189,8 +185,6 @@ class FragmentBuffer:
                         await event.wait()
                 except TimeoutError:
                     return self._last_turn(ticket, timeout_s, strict=strict)
-        finally:
-            self._leave(ticket)
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
         """Return the chunks of a lease that belong to one of several ranks, and let the lease's time begin anew.
@@ -238,13 +232,10 @@ class FragmentBuffer:
         with self._lock:
             return self._swept().update_priorities(ids.tolist(), (values + _LEAST_PRIORITY).tolist())
 
-    def sweep(self) -> None:
-        """Let go what ran out; every other call does so too, a timer is only needed while nobody calls."""
-        with self._lock:
-            self._swept()
-
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers under names like `replay/size`; what has no value yet is left out.
+
+        As every call, it lets go what ran out.
 
         Means, extremes and the histogram `replay/staleness/<versions>` cover the time since the last reset, everything
         else the life of the buffer. `replay/dropped/<reason>` counts fragments that were never handed out;
@@ -320,7 +311,7 @@ class FragmentBuffer:
             self._line.wake_all()
 
     def _empty(self) -> Content:
-        return Content(self.rules, seed=self._seed, now=self._clock(), limiter=self._limiter, blocks=self._blocks)
+        return Content(self.rules, seed=self._seed, now=self._clock(), limiter=self._limiter)
 
     def _open(self) -> Content:
         if self._is_closed:
@@ -332,18 +323,20 @@ class FragmentBuffer:
         content.sweep(self._clock())
         return content
 
-    def _join(self, n: int, wake: Callable[[], bool]) -> Ticket:
+    @contextlib.contextmanager
+    def _place(self, n: int, wake: Callable[[], bool]) -> Iterator[Ticket]:
+        """Give a reader a place in the line, for as long as it waits."""
         self.rules.check_count(n)
         ticket = Ticket(int(n), self._clock(), wake)
         with self._lock:
             self._open()
             self._line.join(ticket)
-        return ticket
-
-    def _leave(self, ticket: Ticket) -> None:
-        with self._lock:
-            self._line.leave(ticket)
-            self._line.wake_first(len(self._content.pool))
+        try:
+            yield ticket
+        finally:
+            with self._lock:
+                self._line.leave(ticket)
+                self._line.wake_first(len(self._content.pool))
 
     def _turn(self, ticket: Ticket) -> Lease | None:
         with self._lock:

@@ -17,7 +17,7 @@ from trieye.replay.fragments.fragment import (
     FragmentRules,
     Lease,
 )
-from trieye.replay.fragments.payloads import BlockStore, Payloads, PayloadSchema
+from trieye.replay.fragments.payloads import Payloads, PayloadSchema
 from trieye.replay.fragments.pool import ChunkPool, HeldChunk, PrioritizedChoice, UniformChoice
 from trieye.replay.fragments.readers import Leases
 from trieye.replay.fragments.streams import EarlyFragment, EarlyFragments, Sessions, Streams
@@ -107,9 +107,7 @@ class Content:
     One thread at a time. Times are seconds of any one clock that does not go back.
     """
 
-    def __init__(
-        self, rules: FragmentRules, *, seed: int, now: float, limiter: Limiter | None, blocks: BlockStore
-    ) -> None:
+    def __init__(self, rules: FragmentRules, *, seed: int, now: float, limiter: Limiter | None) -> None:
         self.rules, self.limiter = rules, limiter
         self.schema: PayloadSchema | None = None
         self.rng = np.random.default_rng(seed)
@@ -119,7 +117,7 @@ class Content:
         uniform = rules.sampler == "uniform"
         self.pool = ChunkPool(UniformChoice() if uniform else PrioritizedChoice(rules.alpha, rules.beta))
         self.leases = Leases(rules.lease_ttl_s)
-        self.payloads = Payloads(blocks)
+        self.payloads = Payloads()
         self.figures = Figures(now)
         self.next_serial = self.next_chunk = 0
         self.top_priority = 1.0
@@ -249,12 +247,12 @@ class Content:
         is_early = verdict == "early" or self.early.has_worker(meta.worker)
         self._admit(meta, schema, is_early=is_early)
         try:
-            block = self.payloads.allocate(schema.size_bytes)
+            data = schema.pack(arrays)
         except MemoryError as error:
             raise _RefusedError("full", f"no memory for {schema.size_bytes} bytes: {error}") from error
         self.schema = schema  # only now: a refused first fragment leaves no schema behind
         serial, self.next_serial = self.next_serial, self.next_serial + 1
-        self.payloads.put(serial, Fragment(meta, schema.pack(arrays, block)), block)
+        self.payloads.put(serial, Fragment(meta, data), schema.size_bytes)
         self.figures.totals["fragments"] += 1
         if is_early:
             self.early.add(EarlyFragment(serial, meta, now))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ _Made = TypeVar("_Made")
 _ALIGNMENT = 64  # a cache line, and enough for every dtype
 _NO_ARRAY = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
 _WIDEST_BYTES = 8  # what the file format of saved parts knows
+_LARGEST_BYTES = (1 << 31) - 1  # of a field of a record in NumPy
 
 
 class PayloadSchema:
@@ -27,7 +28,7 @@ class PayloadSchema:
         """Lay out the columns.
 
         Raises:
-            ConfigurationError: There is none, or one has a dtype that cannot be saved.
+            ConfigurationError: There is none, or one has a dtype that cannot be saved or is of 2 GiB or more.
         """
         self.columns = {column.name: column for column in columns}
         if not self.columns:
@@ -38,8 +39,13 @@ class PayloadSchema:
                 raise ConfigurationError(
                     f"fragment key {name!r}: {column.dtype} cannot be kept; split it into arrays of at most 64 bits"
                 )
+            size_bytes = prod(column.shape) * column.dtype.itemsize
+            if size_bytes > _LARGEST_BYTES:
+                raise ConfigurationError(
+                    f"fragment key {name!r}: an array of {size_bytes} bytes cannot be kept; split it"
+                )
             offsets.append(end)
-            end += -(-prod(column.shape) * column.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+            end += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         self.size_bytes = max(end, _ALIGNMENT)
         self._record = np.dtype(
             {
@@ -86,9 +92,13 @@ class PayloadSchema:
         check_keys(payload, self.columns)
         return {name: _try(name, column.conform, payload[name]) for name, column in self.columns.items()}
 
-    def pack(self, arrays: Mapping[str, Array], block: Array) -> dict[str, Array]:
-        """Copy arrays that conform into a block, uint8 `[size_bytes]`, and return read-only views of it."""
-        record = block.view(self._record).reshape(())
+    def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Copy arrays that conform into one new block of memory, and return read-only views of it.
+
+        Raises:
+            MemoryError: There is not enough.
+        """
+        record = np.empty(self.size_bytes, np.uint8).view(self._record).reshape(())
         for name, array in arrays.items():
             record[name] = array
         record.flags.writeable = False
@@ -111,46 +121,20 @@ def _try(name: str, make: Callable[..., _Made], *values: Any, **options: Any) ->
         raise ConfigurationError(f"fragment key {name!r}: {error}") from error
 
 
-class BlockStore(Protocol):
-    """Where the blocks of memory come from."""
-
-    def allocate(self, size_bytes: int) -> Array:
-        """Return a writable block, uint8 `[size_bytes]`, aligned to 16 bytes at least.
-
-        Raises:
-            MemoryError: There is no room now.
-        """
-
-    def free(self, block: Array) -> None:
-        """Take back a block that `allocate` returned; the buffer does not touch it any more."""
-
-
-class HeapBlocks:
-    """Blocks in ordinary memory; one that is freed lives on for as long as a reader has a view of it."""
-
-    def allocate(self, size_bytes: int) -> Array:
-        """Return a block of its own."""
-        return np.empty(size_bytes, np.uint8)
-
-    def free(self, block: Array) -> None:
-        """Do nothing: the memory goes with the last view."""
-
-
 @dataclass(slots=True)
 class _Row:
     fragment: Fragment
-    block: Array
+    size_bytes: int
     holders: int
 
 
 class Payloads:
-    """A table of fragments by serial number; one leaves, and its block is freed, when the last holder drops it.
+    """A table of fragments by serial number; one leaves when the last holder drops it.
 
     Holders are: the chunk that is being filled or kept, the place of early fragments, and each lease.
     """
 
-    def __init__(self, blocks: BlockStore) -> None:
-        self._blocks = blocks
+    def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self.size_bytes = 0
 
@@ -163,14 +147,10 @@ class Payloads:
     def __getitem__(self, serial: int) -> Fragment:
         return self._rows[serial].fragment
 
-    def allocate(self, size_bytes: int) -> Array:
-        """Return a block for a new fragment; raises MemoryError where there is no room."""
-        return self._blocks.allocate(size_bytes)
-
-    def put(self, serial: int, fragment: Fragment, block: Array) -> None:
+    def put(self, serial: int, fragment: Fragment, size_bytes: int) -> None:
         """Take a fragment in, with one holder."""
-        self._rows[serial] = _Row(fragment, block, 1)
-        self.size_bytes += block.nbytes
+        self._rows[serial] = _Row(fragment, size_bytes, 1)
+        self.size_bytes += size_bytes
 
     def hold(self, serials: Iterable[int]) -> None:
         """Add a holder to each."""
@@ -178,11 +158,10 @@ class Payloads:
             self._rows[serial].holders += 1
 
     def drop(self, serials: Iterable[int]) -> None:
-        """Take a holder from each; what has none left is freed."""
+        """Take a holder from each; what has none left is let go."""
         for serial in serials:
             row = self._rows[serial]
             row.holders -= 1
             if not row.holders:
                 del self._rows[serial]
-                self.size_bytes -= row.block.nbytes
-                self._blocks.free(row.block)
+                self.size_bytes -= row.size_bytes

@@ -217,9 +217,8 @@ def _read_fragments(content: Content, saved: SavedParts) -> tuple[set[int], list
         for row, serial in enumerate(np.asarray(saved.state["groups"][name]).tolist()):
             if schema is None or serial not in metas or serial in content.payloads:
                 continue
-            block = content.payloads.allocate(schema.size_bytes)
-            views = schema.pack({key: array[row] for key, array in arrays.items()}, block)
-            content.payloads.put(serial, Fragment(metas[serial], views), block)
+            data = schema.pack({key: array[row] for key, array in arrays.items()})
+            content.payloads.put(serial, Fragment(metas[serial], data), schema.size_bytes)
     missing = {serial for serial in metas if serial not in content.payloads}
     if missing and len(whole) == len(saved.names):
         raise SerializationError(f"the saved fragment buffer is not whole: {len(missing)} fragments are in no part")
