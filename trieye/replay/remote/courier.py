@@ -32,10 +32,10 @@ class Courier:
         channel: The way to the server.
         table: Name of the table.
         client: Name of the writer.
-        outbox: Decides what is sent next; it belongs to this thread.
+        max_inflight: Batches that may wait for their acknowledgement.
+        keep_bytes: Memory for acknowledged batches that no snapshot holds.
         flush_s: How often the writer is asked for a block that is not full.
         collect: Makes the writer hand over what it has; its object is not kept alive.
-        num_blocks: Blocks that may be on their way, the one that is being filled included.
 
     Attributes:
         trouble: Why the server does not take what was sent, in words.
@@ -46,18 +46,20 @@ class Courier:
         channel: Channel[ReplayServer],
         table: str,
         client: str,
-        outbox: Outbox,
         *,
+        max_inflight: int,
+        keep_bytes: int,
         flush_s: float,
         collect: Callable[[], None],
-        num_blocks: int,
     ) -> None:
         self.trouble = ""
-        self._channel, self._table, self._client, self._outbox = channel, table, client, outbox
+        self._channel, self._table, self._client = channel, table, client
+        self._outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)  # only this thread changes it
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
         self._filled: SimpleQueue[Block] = SimpleQueue()
-        # the first is changed by the threads that add rows, which hold the writer's lock, the second by this thread
-        self._num_out, self._num_back, self._num_blocks = 0, 0, num_blocks
+        # of blocks: the first is changed by threads that hold the writer's lock, the second by this thread; one more
+        # than are under way is being filled
+        self._num_out, self._num_back, self._max_out = 0, 0, max_inflight + 1
         self._answers: SimpleQueue[tuple[Parcel, Future[Ack]]] = SimpleQueue()
         self._told_gone = 0
         self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
@@ -75,35 +77,31 @@ class Courier:
         """Rows that the server has."""
         return self._outbox.taken
 
-    def take_room(self) -> bool:
-        """Take the right to fill one more block; return False if there is none now.
+    def new_block(self, make: Callable[[], Block]) -> Block | None:
+        """Return an empty block to fill; None if there is no room for one now. The caller holds the writer's lock.
+
+        Args:
+            make: Makes one, where none can be used again.
 
         Raises:
             TrieyeError: Nothing is sent any more.
         """
         self._raise_failure()
-        has_room = self._has_room()
-        self._num_out += has_room
-        return has_room
-
-    def give_room(self) -> None:
-        """Give the right back."""
-        self._num_out -= 1
+        if not self._has_room():
+            return None
+        try:
+            block = self._outbox.spare.popleft()
+            block.reuse()
+        except IndexError:
+            block = make()
+        self._num_out += 1
+        return block
 
     def await_room(self, timeout_s: float) -> bool:
-        """Return whether there is room for one more block within some time; raises what `take_room` raises."""
+        """Return whether there is room for one more block within some time; raises what `new_block` raises."""
         has_room = self._worker.wait_for(self._has_room, timeout_s)
         self._raise_failure()
         return has_room
-
-    def spare_block(self) -> Block | None:
-        """Return an empty block whose memory was in use before, if there is one."""
-        try:
-            block = self._outbox.spare.popleft()
-        except IndexError:
-            return None
-        block.reuse()
-        return block
 
     def send(self, block: Block) -> None:
         """Hand over a block, which takes the room of one until it is taken by the server."""
@@ -111,7 +109,7 @@ class Courier:
         self._worker.wake()
 
     def await_taken(self, end: int, timeout_s: float) -> bool:
-        """Return whether so many rows are taken within some time; raises what `take_room` raises."""
+        """Return whether so many rows are taken within some time; raises what `new_block` raises."""
         is_taken = self._worker.wait_for(lambda: self._outbox.taken >= end, timeout_s)
         if not is_taken:
             self._raise_failure()
@@ -142,7 +140,7 @@ class Courier:
             raise self._worker.failure
 
     def _has_room(self) -> bool:
-        return self._num_out - self._num_back < self._num_blocks
+        return self._num_out - self._num_back < self._max_out
 
     # called by the thread that sends
 

@@ -92,11 +92,6 @@ class Outbox:
         return self.end - self.taken
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether something waits to be sent."""
-        return self._num_sent < len(self._pending)
-
-    @property
     def is_held_up(self) -> bool:
         """Whether something was not taken, and every batch under way has been answered: `go_back` comes next."""
         return self._is_back and not self.num_inflight
@@ -108,7 +103,7 @@ class Outbox:
 
     def next(self) -> Parcel | None:
         """Return the batch to send now, which is under way from now on; None if there is none, or not now."""
-        if self._is_back or self.num_inflight >= self._max_inflight or not self.has_unsent:
+        if self._is_back or self.num_inflight >= self._max_inflight or self._num_sent == len(self._pending):
             return None
         self._num_sent += 1
         self.num_inflight += 1

@@ -175,7 +175,7 @@ class Reader:
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._channel, self.table, self._options)
+        return partial(Reader, **self._options), (self._channel, self.table)
 
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         deadline = Deadline(self.timeout_s, lambda: self._describe(n))
@@ -192,10 +192,6 @@ class Reader:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ReplayClosedError(f"the reader of table {self.table!r} is closed; make a new one")
-
-
-def _rebuild(channel: Channel[ReplayServer], table: str, options: dict[str, Any]) -> Reader:
-    return Reader(channel, table, **options)
 
 
 class Updates:

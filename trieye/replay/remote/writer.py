@@ -5,6 +5,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,6 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
 from trieye.replay.remote.channel import Channel
 from trieye.replay.remote.courier import Courier
-from trieye.replay.remote.delivery import Outbox
 from trieye.replay.remote.messages import DEFAULT_TABLE, Block
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.ring import row_count
@@ -83,7 +83,7 @@ class Writer:
         self.timeout_s = timeout_s
         self.version: int | None = None
         self._channel, self._flush_rows = channel, flush_rows
-        self._options = {
+        self._options: dict[str, Any] = {
             "flush_rows": flush_rows,
             "flush_ms": flush_ms,
             "max_inflight": max_inflight,
@@ -95,15 +95,14 @@ class Writer:
         self._lock = threading.Lock()
         self._block: Block | None = None
         self._is_closed = False
-        outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)
         self._courier = Courier(
             channel,
             table,
             self.client,
-            outbox,
+            max_inflight=max_inflight,
+            keep_bytes=keep_bytes,
             flush_s=flush_ms / 1000,
             collect=self._hand_over,
-            num_blocks=max_inflight + 1,
         )
         self._pid = os.getpid()
 
@@ -211,7 +210,7 @@ class Writer:
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._channel, self.table, self._options)
+        return partial(Writer, **self._options), (self._channel, self.table)
 
     def _begin(self, row: Mapping[str, Any], *, rows: bool) -> Block | None:
         """Begin a block; return None if there is no room for one."""
@@ -219,13 +218,7 @@ class Writer:
         if self._is_closed:
             raise ReplayClosedError(f"the writer of table {self.table!r} is closed; make a new one")
         columns = self._columns or [Column.from_value(name, value, rows=rows) for name, value in row.items()]
-        if not self._courier.take_room():
-            return None
-        try:
-            self._block = self._courier.spare_block() or Block(rows_of_a_block(self._flush_rows, columns), columns)
-        except ConfigurationError:
-            self._courier.give_room()
-            raise
+        self._block = self._courier.new_block(lambda: Block(rows_of_a_block(self._flush_rows, columns), columns))
         return self._block
 
     def _note_added(self, block: Block, count: int) -> None:
@@ -263,7 +256,3 @@ def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
     """Return how many rows a batch has, of so many that are wished for."""
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape) for column in columns)
     return max(min(flush_rows, MAX_BLOCK_BYTES // max(row_bytes, 1)), 1)
-
-
-def _rebuild(channel: Channel[ReplayServer], table: str, options: dict[str, Any]) -> Writer:
-    return Writer(channel, table, **options)
