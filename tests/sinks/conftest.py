@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from trieye.sinks.mlflow.sink import prepare_database
+from trieye.sinks.mlflow.store import prepare_database
 from trieye.testing import make_run
 
 

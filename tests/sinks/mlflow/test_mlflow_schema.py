@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.db import utils as mlflow_db
-from mlflow.store.tracking.dbmodels.initial_models import Base as FirstTables
 
 from trieye.exceptions import TrieyeError
-from trieye.sinks.mlflow.sink import MlflowSink, prepare_database
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.mlflow.store import prepare_database
 from trieye.stats.point import Point
 from trieye.testing import make_run
 
@@ -118,70 +118,9 @@ def path(tmp_path, whole_database):
     return path
 
 
-def leave_a_copied_table(path):
-    execute(path, "CREATE TABLE _alembic_tmp_experiments AS SELECT * FROM experiments")
-
-
-def leave_an_older_revision(path):
-    execute(path, "UPDATE alembic_version SET version_num = '451aebb31d03'")
-
-
-def leave_an_empty_file(path):
-    path.write_bytes(b"")
-
-
-def leave_a_database_without_tables(path):
-    path.unlink()
-    execute(path, "PRAGMA journal_mode=WAL")
-
-
-def leave_the_first_tables(path):
-    path.unlink()
-    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
-    FirstTables.metadata.create_all(engine)
-    engine.dispose()
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [
-        leave_a_copied_table,
-        leave_an_older_revision,
-        leave_an_empty_file,
-        leave_a_database_without_tables,
-        leave_the_first_tables,
-    ],
-)
-def test_a_half_made_database_without_runs_is_set_aside_with_one_warning(tmp_path, path, caplog, leave):
-    leave(path)
-    left = path.read_bytes()
-    assert open_and_write(tmp_path)
-    assert path.with_name("mlflow.db.damaged").read_bytes() == left
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"{path} holds no runs" in caplog.text
-    assert "mlflow.db.damaged now" in caplog.text
-
-
-def test_a_half_made_database_with_runs_is_left_alone_and_explained(tmp_path, path):
-    open_and_write(tmp_path)
-    leave_a_copied_table(path)
-    for _ in range(2):
-        with pytest.raises(TrieyeError, match=r"mlflow\.db holds runs.*_alembic_tmp_experiments.*move it away"):
-            MlflowSink().open(make_run(tmp_path))
-    assert execute(path, "SELECT count(*) FROM runs") == [[(1,)]]
-    assert names_in(path.parent) == {"mlflow.db"}
-
-
-def test_runs_that_a_migration_was_moving_count_as_runs(tmp_path, path):
-    open_and_write(tmp_path)
-    execute(path, "ALTER TABLE runs RENAME TO _alembic_tmp_runs")
-    with pytest.raises(TrieyeError, match="holds runs"):
-        prepare_database(path)
-
-
 def test_a_file_that_is_no_database_is_left_alone_and_explained(tmp_path, path):
     path.write_bytes(b"not a database " * 1000)
-    with pytest.raises(TrieyeError, match="cannot be read as an SQLite database"):
+    with pytest.raises(TrieyeError, match="file is not a database"):
         MlflowSink().open(make_run(tmp_path))
     assert path.read_bytes().startswith(b"not a database")
 
@@ -204,7 +143,7 @@ def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_pat
 
 
 def test_a_database_is_made_in_a_directory_with_an_odd_name(tmp_path):
-    path = tmp_path / "a%20b [1] ü?#" / "mlflow.db"
+    path = tmp_path / "a%20b [1] ü#" / "mlflow.db"
     path.parent.mkdir()
     prepare_database(path)
     assert [child.name for child in path.parent.iterdir()] == ["mlflow.db"]

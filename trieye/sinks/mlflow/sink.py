@@ -13,7 +13,6 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
-from trieye.sinks.mlflow import schema as mlflow_schema
 from trieye.sinks.mlflow import store as mlflow_store
 from trieye.sinks.mlflow.names import artifact_directory, mlflow_name
 from trieye.sinks.mlflow.run import milliseconds
@@ -211,7 +210,7 @@ class MlflowSink:
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - only loaded
         with mlflow_store.alone(self._uri) as database:
             if database is not None:
-                prepare_database(database)
+                mlflow_store.prepare_database(database)
                 if database == (run.mlflow_dir / "mlflow.db").resolve():
                     mlflow_store.follow_move(
                         database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
@@ -238,7 +237,7 @@ class MlflowSink:
         try:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-            with _quiet("mlflow.system_metrics.system_metrics_monitor"):
+            with mlflow_store.quiet("mlflow.system_metrics.system_metrics_monitor"):
                 monitor = SystemMetricsMonitor(self.run_id, interval_s, resume_logging=True, tracking_uri=self._uri)
         except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: the points are what matters
             hint = "; pip install psutil" if isinstance(error, ImportError) else ""
@@ -319,55 +318,6 @@ class MlflowSink:
                 else "check that its directory can be written and that the disk is not full"
             )
             raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
-
-
-def prepare_database(path: Path) -> None:
-    """Make sure that `path` is a database that MLflow can open; one process at a time may do this.
-
-    Raises:
-        TrieyeError: It is damaged, and holds runs or cannot be read at all.
-    """
-    from mlflow.store.db import utils
-
-    if hasattr(utils, "_initialize_tables") and hasattr(utils, "_get_latest_schema_revision"):
-        mlflow_schema.prepare(path, create_tables=_create_tables, newest_revision=_newest_revision)
-    # another version of MLflow makes its tables itself, which a kill at that moment leaves half made
-
-
-def _create_tables(path: Path) -> None:
-    import sqlalchemy
-    from mlflow.store.db.utils import _initialize_tables
-
-    # an engine of our own: MLflow keeps its engines, and with them open connections, for ever
-    url = sqlalchemy.URL.create("sqlite", database=str(path))
-    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
-    sqlalchemy.event.listen(engine, "connect", _skip_durability)
-    with _quiet("mlflow.store.db.utils"):
-        _initialize_tables(engine)
-
-
-def _skip_durability(connection: Any, _record: object) -> None:
-    # nobody sees the file before it is whole and synced: 0.6 s instead of 0.9 s, more on a slow disk
-    connection.execute("PRAGMA synchronous=OFF")
-    connection.execute("PRAGMA journal_mode=MEMORY")
-
-
-def _newest_revision() -> str:
-    from mlflow.store.db.utils import _get_latest_schema_revision
-
-    return str(_get_latest_schema_revision())
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep what MLflow tells about the tables it creates or the GPU it does not find off the terminal."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _is_refusal(error: Exception) -> bool:

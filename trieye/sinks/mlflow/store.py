@@ -1,6 +1,7 @@
-"""How a tracking URI is prepared before MLflow opens it."""
+"""How a tracking URI is prepared before MLflow opens it; an SQLite database gets all of its tables or none."""
 
 import contextlib
+import glob
 import logging
 import os
 import sqlite3
@@ -19,6 +20,8 @@ _HTTP_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
+_POOL_CLASS = "MLFLOW_SQLALCHEMYSTORE_POOLCLASS"
+_SIDE_FILES = ("-wal", "-shm", "-journal")
 _LOCK_TIMEOUT_S = 120.0
 _BUSY_TIMEOUT_S = 10.0
 
@@ -152,3 +155,74 @@ def _database(uri: str) -> Path | None:
     if not scheme.startswith("sqlite") or path in {"", ":memory:"} or path.startswith("file:"):
         return None
     return Path(path).resolve()  # SQLite keeps its journals beside the file, not beside a link to it
+
+
+def prepare_database(path: Path) -> None:
+    """Make sure that there is a database with MLflow's tables, in WAL mode; the caller holds what `alone` holds.
+
+    MLflow's migrations are no transaction on SQLite, and MLflow cannot open what a kill in the middle of them leaves.
+    So MLflow makes its tables in a draft beside `path`, which takes that name when it is whole.
+
+    Args:
+        path: Where the database belongs; its directory exists, and it is no symbolic link.
+    """
+    _remove_drafts(path)
+    if not path.exists() or not path.stat().st_size:
+        _create(path)
+    else:
+        _use_wal(path)
+
+
+def _create(path: Path) -> None:
+    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        _make_tables(draft)
+        _use_wal(draft)
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        for suffix in _SIDE_FILES:  # of a database that was taken away: SQLite would apply it to the new one
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        draft.replace(path)
+    finally:
+        _remove_drafts(path)
+
+
+def _make_tables(draft: Path) -> None:
+    from mlflow import MlflowClient
+
+    # MLflow keeps its engines for ever, and an engine with a pool keeps a connection to the draft open; other threads
+    # that make one meanwhile get one without a pool, too, which is slower and nothing else
+    before = os.environ.get(_POOL_CLASS)
+    os.environ[_POOL_CLASS] = "NullPool"
+    try:
+        with quiet("mlflow.store.db.utils"):
+            MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
+    finally:
+        os.environ.pop(_POOL_CLASS)
+        if before is not None:
+            os.environ[_POOL_CLASS] = before
+
+
+def _remove_drafts(path: Path) -> None:
+    # only the process that is here makes drafts, so those of others were left by a kill
+    for draft in path.parent.glob(f"{glob.escape(path.name)}.new-*"):
+        draft.unlink(missing_ok=True)
+
+
+def _use_wal(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as connection:
+        # readers such as `mlflow ui` do not block writers then; the mode stays with the file. A network file system
+        # refuses it by answering with another mode, and works as before.
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Keep what MLflow tells about the tables it creates or the GPU it does not find off the terminal."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
