@@ -38,7 +38,7 @@ HOMES = {
     "wandb": {"sinks/wandb.py"},
     "hydra": {"config/hydra/*"},
     "omegaconf": {"config/hydra/*"},
-    "ray": {"hub/actor.py", "hub/actor_arguments.py", "hub/detached.py", "hub/*ray*.py", "replay/remote/actor.py"},
+    "ray": {"hub/actor.py", "hub/actor_arguments.py", "hub/*ray*.py", "replay/remote/actor.py"},
     "torch": {"snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
     "cloudpickle": {"snapshot/objects.py"},
     "safetensors": {"snapshot/*"},

@@ -1,5 +1,5 @@
-"""The module name of ActorState in trieye 0.1.5; it lives in `trieye.hub.pending`."""
+"""The module name of ActorState in trieye 0.1.5; it lives in `trieye.hub.fold`."""
 
-from trieye.hub.pending import ActorState
+from trieye.hub.fold import ActorState
 
 __all__ = ["ActorState"]

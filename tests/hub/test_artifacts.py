@@ -14,7 +14,7 @@ from tests.snapshot.growing import Log
 from trieye.checkpoints.manifest import read_manifest, verify
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import SerializationError
-from trieye.hub.artifacts import Artifacts
+from trieye.hub.tracking import Artifacts
 from trieye.snapshot.encode import encode
 
 

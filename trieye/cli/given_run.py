@@ -13,7 +13,7 @@ from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
 from trieye.process.lock import RunLock
-from trieye.sinks.registry import make_sinks
+from trieye.sinks.fan_out import make_sinks
 
 CONFIGS = "configs.json"
 SAVED_DIRECTORIES = (CHECKPOINTS, BUFFERS)

@@ -13,13 +13,13 @@ from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor_arguments import resolved, sent_lightly, sent_plainly
-from trieye.hub.detached import Drivers, describe_hub, find_hub, on_this_node, this_job
+from trieye.hub.fold import ActorState
 from trieye.hub.logic import ActorLogic
-from trieye.hub.pending import ActorState
+from trieye.hub.ray_start import on_this_node
 from trieye.hub.requests import Group, owner, requests_of
 from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
-from trieye.process.lock import RunLock
+from trieye.process.lock import RunLock, describe_process
 from trieye.process.niceness import get_a_fair_share
 from trieye.process.signals import outlive_signals
 
@@ -49,6 +49,60 @@ def _is_restart() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own use of what it deprecates
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def describe_hub() -> None:
+    """Say in the records of the locks that this process takes which actor of which cluster it is."""
+    context = ray.get_runtime_context()
+    describe_process(
+        kind="hub",
+        address=context.gcs_address,
+        namespace=context.namespace,
+        actor=context.get_actor_name() or "",
+        actor_id=context.get_actor_id() or "",
+    )
+
+
+def find_hub(lock: RunLock) -> Any | None:
+    """Return the actor that holds a run, from whichever namespace; None if it is none of this cluster, or dead.
+
+    Args:
+        lock: The lock of the run.
+    """
+    holder = lock.holder() or {}
+    if not lock.is_of_hub or not holder.get("actor"):
+        return None
+    try:
+        actor = ray.get_actor(holder["actor"], namespace=holder.get("namespace"))
+    except ValueError:
+        return None
+    # another cluster may have an actor of that name
+    return actor if actor._actor_id.hex() == holder.get("actor_id") else None  # noqa: SLF001 - there is no public way
+
+
+def this_job() -> str:
+    """Return the id under which Ray knows the driver of this process."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
+class Drivers:
+    """The drivers of a hub; made in its process, where the first one is the one that started it."""
+
+    def __init__(self) -> None:
+        self._jobs = {this_job()}
+
+    def add(self, job_id: str) -> None:
+        """Count a driver that goes on with the hub."""
+        self._jobs.add(job_id)
+
+    def living(self) -> list[str]:
+        """Return those that live, for people: their process and its machine."""
+        table = ray._private.state.jobs()  # noqa: SLF001 - the public way needs the dashboard
+        return [
+            f"process {job['DriverPid']} on {job['DriverIPAddress']}"
+            for job in table
+            if job["JobID"] in self._jobs and not job["IsDead"]
+        ]
 
 
 def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]:

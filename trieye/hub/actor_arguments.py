@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import ray
 from ray.experimental import get_object_locations
 
-from trieye.hub.detached import on_this_node
-from trieye.hub.pending import RawMetricEvent, SentEvents
+from trieye.hub.processor import RawMetricEvent, SentEvents
+from trieye.hub.ray_start import on_this_node
 from trieye.snapshot.tensors import TensorPacker
 
 Method = TypeVar("Method", bound=Callable[..., Any])

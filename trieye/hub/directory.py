@@ -13,7 +13,6 @@ from trieye.config.redaction import recorded, redacted, redacted_text
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus, open_run_record
 from trieye.history.history import History
-from trieye.hub.artifacts import Artifacts
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.journal.journal import Journal
 from trieye.journal.witness import Expected
@@ -47,7 +46,6 @@ class HubFiles:
         journal: The durable log of the run; set by `open`.
         history: Its points and operations; set by `open`.
         states: Its checkpoints, and the buffers of the drop-in API; set by `open`.
-        artifacts: Copies of what the trackers are to get.
         mirror: Copies the run to an object store, if the config asks for it; set by `open`.
     """
 
@@ -61,8 +59,6 @@ class HubFiles:
         self.mirror: Mirror | None = None
         self._config = config
         self._serializer = serializer
-        chosen, copies = config.persistence, self.paths.run_base_dir / "artifacts"
-        self.artifacts = Artifacts(copies, chosen.log_checkpoints, with_parts=chosen.log_replay)
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._log_file: logging.FileHandler | None = None

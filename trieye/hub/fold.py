@@ -1,26 +1,203 @@
 """Fold: what the records of the journal add up to: queued events, windows, points; the same whenever it is replayed."""
 
 import logging
+import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 import msgspec
 
 from trieye.config import StatsConfig
 from trieye.history.history import History
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
-from trieye.hub.pending import ActorState
-from trieye.hub.processor import StatsProcessor
+from trieye.hub.processor import LogContext, RawMetricEvent, row_of
 from trieye.journal.event_payloads import Drop, decode_events
 from trieye.journal.journal import Record
-from trieye.stats.batch import EventBatch
+from trieye.stats.aggregator import Aggregator
+from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.drops import Drops
 from trieye.stats.operations import Item, Medium, from_bytes
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
 
-EVENTS, ROWS, DROPS, OPERATION, PASS, POINTS = "events", "rows", "drops", "operation", "pass", "points"
+Kind = Literal["events", "rows", "drops", "operation", "pass", "points"]
 """Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
+
+EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
+
+
+class ActorState:
+    """Events that were accepted and not yet processed, and where processing stands; safe to use from several threads.
+
+    Attributes:
+        drops: Events that could not be accepted.
+    """
+
+    def __init__(self) -> None:
+        self.drops = Drops()
+        self._lock = threading.Lock()
+        self._rows: list[EventRow | tuple[Any, ...]] = []
+        self._batches: list[EventBatch] = []
+        self._num_pending = 0
+        self._last_step = -1
+        self._last_time = 0.0
+        self._last_log_times: dict[str, float] = {}
+        self._latest: dict[str, tuple[int, float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in {"_lock", "drops"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock(), drops=Drops())
+
+    def __len__(self) -> int:
+        return self._num_pending
+
+    def add_event(self, event: RawMetricEvent, *, arrived: float = 0.0) -> None:
+        """Take one event.
+
+        Args:
+            event: The event.
+            arrived: Unix time in seconds, for an event without a timestamp or with one that is no date.
+        """
+        with self._lock:
+            self._rows.append(row_of(event, arrived=arrived))
+            self._num_pending += 1
+
+    def add_batch(self, batch: EventBatch) -> None:
+        """Take a batch of events."""
+        with self._lock:
+            self._seal()
+            self._batches.append(batch)
+            self._num_pending += len(batch)
+
+    def add_rows(self, batch: EventBatch) -> None:
+        """Take the events of a batch one by one: `take` joins them with those around them."""
+        names = map(batch.names.__getitem__, batch.codes.tolist())
+        contexts = map(batch.contexts.get, range(len(batch)))
+        rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
+        with self._lock:
+            self._rows += rows
+            self._num_pending += len(batch)
+
+    def take(self) -> list[EventBatch]:
+        """Return all pending events in the order of their arrival, and forget them."""
+        with self._lock:
+            self._seal()
+            taken, self._batches, self._num_pending = self._batches, [], 0
+        return taken
+
+    def _seal(self) -> None:
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            batch = EventBatch.from_rows(rows)
+        except (OverflowError, TypeError, ValueError):
+            good, bad = salvage([EventRow(*row) for row in rows])
+            for reason, name in bad:
+                self.drops.add(reason, name)
+            batch = EventBatch.from_rows(good)
+        self._batches.append(batch)
+
+    def get_data_to_process(self, current_global_step: int) -> tuple[EventsByStep, int]:
+        """Return pending events up to a step as {step: {name: [event]}}, and the highest step among them (or -1)."""
+        found: EventsByStep = defaultdict(lambda: defaultdict(list))
+        for event in self._pending_events():
+            if event.global_step <= current_global_step:
+                found[event.global_step][event.name].append(event)
+        return {step: dict(by_name) for step, by_name in found.items()}, max(found, default=-1)
+
+    def clear_processed_data(self, current_step: int) -> None:
+        """Forget pending events up to a step."""
+        later = [event for event in self._pending_events() if event.global_step > current_step]
+        self.take()
+        for event in later:
+            self.add_event(event)
+
+    def _pending_events(self) -> list[RawMetricEvent]:
+        with self._lock:
+            self._seal()
+            batches = list(self._batches)
+        return [
+            RawMetricEvent(
+                name=batch.names[code],
+                value=value,
+                global_step=step,
+                timestamp=time,
+                context=dict(batch.contexts.get(index, {})),
+            )
+            for batch in batches
+            for index, (code, value, step, time) in enumerate(
+                zip(
+                    batch.codes.tolist(), batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), strict=True
+                )
+            )
+        ]
+
+    def get_log_context(self, latest_step: int, current_time: float) -> LogContext:
+        """Return clock and latest values of a pass."""
+        return LogContext(
+            latest_step=latest_step,
+            last_log_time=self._last_time,
+            current_time=current_time,
+            latest_values=dict(self._latest),
+        )
+
+    def note_pass(
+        self, points: Sequence[Point], *, at: float, step: int | None, latest: dict[str, tuple[int, float]]
+    ) -> None:
+        """Remember a pass.
+
+        Args:
+            points: What was logged.
+            at: Journal time in seconds.
+            step: The step that was said to be complete, if any.
+            latest: (step, value) of each metric.
+        """
+        for point in points:
+            self._last_log_times[point.metric] = at
+        self._latest = latest
+        self.update_last_processed_time(at)
+        if step is not None:
+            self.update_last_processed_step(step)
+
+    def update_last_processed_step(self, step: int) -> None:
+        """Remember the highest step of a pass."""
+        self._last_step = max(self._last_step, step)
+
+    def get_last_processed_step(self) -> int:
+        """Return the highest step of all passes; -1 before the first."""
+        return self._last_step
+
+    def update_last_processed_time(self, at: float) -> None:
+        """Remember the time of a pass, in seconds of journal time."""
+        self._last_time = at
+
+    def get_last_processed_time(self) -> float:
+        """Return the time of the last pass, in seconds of journal time."""
+        return self._last_time
+
+    def get_persistable_state(self) -> dict[str, Any]:
+        """Return plain data that `restore_from_state` takes."""
+        return {
+            "last_processed_step": self._last_step,
+            "last_processed_time": self._last_time,
+            "_last_log_time_per_metric": dict(self._last_log_times),
+        }
+
+    def restore_from_state(self, state: dict[str, Any]) -> None:
+        """Go on where `get_persistable_state` left off.
+
+        Pending events are kept. The times are only reported: they count from the start of an attempt, so nothing is
+        scheduled by those of another one.
+        """
+        self._last_step = int(state.get("last_processed_step", -1))
+        self._last_time = float(state.get("last_processed_time", 0.0))
+        self._last_log_times = dict(state.get("_last_log_time_per_metric", {}))
 
 
 class Fold:
@@ -46,29 +223,24 @@ class Fold:
         self.has_news = False
         self.next_index = history.end
         self._history = history
-        self.stats = self.processor(config)
+        self.begin(config)
 
-    def processor(self, config: StatsConfig, mark: AttemptMark | None = None) -> StatsProcessor:
-        """Return empty windows of an attempt."""
-        made = StatsProcessor(config, sinks=self)
-        if mark is not None:
-            made.aggregator.started = mark.started - mark.at
-            made.aggregator.attempt_started = mark.started
-            made.aggregator.elapsed_before = mark.elapsed
-        return made
+    def begin(self, config: StatsConfig, mark: AttemptMark | None = None) -> None:
+        """Begin with empty windows, those of an attempt."""
+        self._config, self.stats = config, _windows(config, mark)
 
     def adopt(self, config: StatsConfig, mark: AttemptMark) -> None:
         """Go on with the metrics as they are configured in another attempt."""
         self._history.dead = mark.dead
-        before = self.stats.aggregator.to_state()
-        self.stats = self.processor(config, mark)
-        self.stats.aggregator.restore(before)
+        before = self.stats.to_state()
+        self.begin(config, mark)
+        self.stats.restore(before)
 
     def load(self, state: LedgerState) -> None:
         """Go on from a state; what is queued now is forgotten."""
         self.queue.take()
         self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
-        self.stats.aggregator.restore(state.aggregator)
+        self.stats.restore(state.aggregator)
         self.has_news = True
         for kind, payload in state.pending:
             self._take(kind, payload)
@@ -76,7 +248,7 @@ class Fold:
     def state(self) -> LedgerState:
         """Return the state; nothing may be queued."""
         return LedgerState(
-            aggregator=self.stats.aggregator.to_state(),
+            aggregator=self.stats.to_state(),
             pending=[],
             num_accepted=self.num_accepted,
             num_processed=self.num_processed,
@@ -93,18 +265,18 @@ class Fold:
             mark: The present attempt.
             at: Journal time in seconds of the rewind.
         """
-        stats = self.processor(self.stats.config, mark)
-        stats.aggregator.restore(state.get("stats", {}), shift_s=at - float(place_of(state).get("at", at)))
-        num_own = sum(len(decode_events(payload)[0]) for kind, payload in own if kind != OPERATION)
+        stats = _windows(self._config, mark)
+        stats.restore(state.get("stats", {}), shift_s=at - float(place_of(state).get("at", at)))
+        num_own = sum(len(decode_events(payload)[0]) for kind, payload in own if kind != "operation")
         num_before = self.num_accepted - num_own
-        return LedgerState(stats.aggregator.to_state(), own, num_accepted=num_before, num_processed=num_before)
+        return LedgerState(stats.to_state(), own, num_accepted=num_before, num_processed=num_before)
 
-    def apply(self, record: Record) -> list[Point]:
-        """Apply a record and return the points of the windows that it closed."""
-        if record.kind == PASS:
-            return self._pass(Pass.from_bytes(record.payload), record.at)
-        self._take(record.kind, record.payload)
-        return []
+    def apply(self, record: Record) -> None:
+        """Apply a record."""
+        if record.kind == "pass":
+            self._pass(Pass.from_bytes(record.payload), record.at)
+        else:
+            self._take(record.kind, record.payload)
 
     def _take(self, kind: str, payload: bytes) -> None:
         match kind:
@@ -118,32 +290,33 @@ class Fold:
     def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
         """Queue the events of a record, and count what was dropped."""
         for reason, name, count in drops:
-            self.stats.aggregator.drops.add(reason, name, count)
+            self.stats.drops.add(reason, name, count)
         if len(batch):
             self.num_accepted += len(batch)
-            (self.queue.add_rows if kind == ROWS else self.queue.add_batch)(batch)
+            (self.queue.add_rows if kind == "rows" else self.queue.add_batch)(batch)
         self.has_news = True
 
-    def _pass(self, asked: Pass, at: float) -> list[Point]:
+    def _pass(self, asked: Pass, at: float) -> None:
         self.skip_to(asked.index)
         for batch in self.queue.take():
             self._ingest(batch, at)
         if asked.ingest_only:
             self.has_news = True
-            return []
+            return
         self.has_news = asked.step is not None  # beyond that step, later ones may have completed windows, too
         close = self.stats.flush if asked.force else self.stats.advance
         points = close(at=at, step=asked.step)
-        self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.aggregator.latest())
-        return points
+        self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
+        self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.latest())
 
     def _ingest(self, batch: EventBatch, at: float) -> None:
         self.num_processed += len(batch)
         try:
-            self.stats.ingest([batch], at=at)
+            if len(batch):
+                self.stats.ingest(batch, at=at)
         except Exception:  # a border to user data: what it raises must not cost other batches; it is counted
             logger.exception("a batch of %d events could not be put into windows", len(batch))
-            self.stats.aggregator.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
+            self.stats.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
 
     def skip_to(self, index: int) -> None:
         """Give the next item this index or a higher one; what gave the items before it is lost."""
@@ -162,8 +335,8 @@ def counts_again(record: Record) -> bool:
 
     Parameters, tags and files are not taken back in the first place.
     """
-    is_medium = record.kind == OPERATION and isinstance(from_bytes(record.payload), Medium)
-    return is_medium or record.kind in {EVENTS, ROWS, DROPS}
+    is_medium = record.kind == "operation" and isinstance(from_bytes(record.payload), Medium)
+    return is_medium or record.kind in {"events", "rows", "drops"}
 
 
 def points_payload(points: Sequence[Point]) -> bytes:
@@ -173,3 +346,13 @@ def points_payload(points: Sequence[Point]) -> bytes:
 
 def _point(metric: str, value: float, step: int, wall_time: float, log_to: list[str], count: int) -> Point:
     return Point(metric, value, step, wall_time, tuple(log_to), count)
+
+
+def _windows(config: StatsConfig, mark: AttemptMark | None) -> Aggregator:
+    """Return empty windows of an attempt."""
+    made = Aggregator(config.metrics, undeclared=config.undeclared or "auto")
+    if mark is not None:
+        made.started = mark.started - mark.at
+        made.attempt_started = mark.started
+        made.elapsed_before = mark.elapsed
+    return made

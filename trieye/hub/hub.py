@@ -1,9 +1,11 @@
 """Hub: the way from a run, or from a client of it, to the place that collects, logs and saves."""
 
+import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trieye.config import TrieyeConfig
@@ -11,12 +13,13 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.logic import ActorLogic
 from trieye.hub.requests import owner
-from trieye.hub.threads import SaveThread
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_Work = Callable[[], None] | None
 
 
 class Channel(ABC):
@@ -89,6 +92,44 @@ class Hub(Channel):
     @abstractmethod
     def close(self, status: RunStatus) -> None:
         """Log what is left, record how the run ended, and let go of the hub."""
+
+
+class SaveThread:
+    """Makes calls one after the other in a daemon thread.
+
+    Not a `ThreadPoolExecutor`: Python waits for its threads when it ends, however long a write takes, and a second
+    signal is to end the program at once. What was being written then has a temporary name.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Work] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="trieye-save", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Make a call after those before it; the future has its result."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                result = call(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._queue.put(work)
+        return future
+
+    def close(self) -> None:
+        """Return when everything is done; nothing may be submitted afterwards."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+            del work  # and with it the state that was written
 
 
 class LocalHub(Hub):

@@ -1,5 +1,6 @@
-"""RayHub: the hub as an actor in a process of its own."""
+"""RayHub: the hub as an actor in a process of its own; a detached one that no driver uses any more gives the run up."""
 
+import contextlib
 import hashlib
 import time
 import uuid
@@ -11,15 +12,14 @@ import ray
 
 from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
-from trieye.hub.actor import TrieyeActor, actor_name
-from trieye.hub.detached import on_this_node
+from trieye.hub.actor import TrieyeActor, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
-from trieye.hub.hub import Channel, Hub
-from trieye.hub.ray_start import join_ray
+from trieye.hub.hub import Channel, Hub, SaveThread
+from trieye.hub.ray_start import join_ray, on_this_node
 from trieye.hub.requests import is_slow
-from trieye.hub.threads import SaveThread
+from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
 
@@ -37,6 +37,9 @@ CALL_TIMEOUT_S = 60.0
 
 SEND_TIMEOUT_S = 10.0
 """After which the user is told that the hub does not answer, and it is asked again."""
+
+ORPHAN_TIMEOUT_S = 10.0
+"""For the question whether a hub still has drivers."""
 
 
 class RayChannel(Channel):
@@ -207,3 +210,38 @@ def _why(error: ray.exceptions.RayActorError) -> str:
 def _cause(error: ray.exceptions.RayTaskError) -> Exception:
     cause = error.cause
     return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))
+
+
+def take_over(config: TrieyeConfig, lock: RunLock) -> None:
+    """End the hub that holds a run; what it accepted is in the journal, where the next hub goes on.
+
+    Args:
+        config: The config of the run.
+        lock: Its lock.
+
+    Raises:
+        ConfigurationError: The cluster cannot be reached.
+        RunLockedError: A driver of the hub lives, or the hub is none of this cluster, or does not answer.
+    """
+    join_ray(config.runtime)
+    hub = find_hub(lock)
+    if hub is None:
+        raise RunLockedError(lock.refusal())
+    try:
+        drivers = ray.get(hub.living_drivers.remote(), timeout=ORPHAN_TIMEOUT_S)
+    except ray.exceptions.ActorDiedError:
+        return  # it ends by itself
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise RunLockedError(f"{lock.refusal()} (the hub does not answer: {error})") from error
+    if drivers:
+        raise RunLockedError(
+            f"run {config.run_name!r} is being written by {' and '.join(drivers)}, through a hub that outlives it; "
+            "wait for it, stop it, or choose another run_name"
+        )
+    say(f"run {config.run_name!r}: its hub has no driver any more; this process takes the run over")
+    # what it cannot deliver is in the journal; it is gone for good then, which is an error elsewhere
+    with contextlib.suppress(TrieyeError, ConnectionError):
+        channel = RayChannel(hub, config.run_name, "")
+        channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, tells=True)
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(hub)

@@ -14,13 +14,12 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.hub.fold import DROPS, EVENTS, OPERATION, PASS, POINTS, ROWS, Fold, counts_again, points_payload
-from trieye.hub.marks import AttemptMark, LedgerState, Pass, begin_mark, place_of
-from trieye.hub.pending import ActorState
-from trieye.hub.processor import StatsProcessor
+from trieye.hub.fold import ActorState, Fold, Kind, counts_again, points_payload
+from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events
 from trieye.journal.journal import Journal, Record, Snapshot
 from trieye.journal.ranges import first_difference, merged
+from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation, to_bytes
 from trieye.stats.point import Point
@@ -102,14 +101,14 @@ class Ledger:
 
     def _replay(self, earlier: AttemptMark | None) -> None:
         if earlier is not None:  # with the metrics as they were: the records were made for them
-            self._fold.stats = self._fold.processor(earlier.stats_config() or self._config, earlier)
+            self._fold.begin(earlier.stats_config() or self._config, earlier)
         snapshot = self._journal.snapshot()
         if snapshot is not None:
             self._fold.next_index = snapshot.index
             self._history.skip_to(snapshot.index)
             self._fold.load(LedgerState.from_bytes(snapshot.payload))
             self._applied = snapshot.pos
-        elif passes := [Pass.from_bytes(r.payload) for r in self._journal.records(0) if r.kind == PASS]:
+        elif passes := [Pass.from_bytes(r.payload) for r in self._journal.records(0) if r.kind == "pass"]:
             self._fold.next_index = passes[0].index if passes[0].index >= 0 else self._history.end
         self._catch_up()
         self._fold.skip_to(self._history.end)  # what came after it was lost
@@ -127,7 +126,7 @@ class Ledger:
     def _begin(self, attempt: int, created: float, earlier: AttemptMark | None, run_id: str) -> None:
         if len(self._queue):
             self.ingest()
-        self._mark = begin_mark(
+        self._mark = AttemptMark.begin(
             attempt,
             run_id=run_id,
             pos=self._applied,
@@ -158,7 +157,7 @@ class Ledger:
         Raises:
             JournalFullError, RunClosedError, SequenceGapError: It was not accepted.
         """
-        return self._accept(EVENTS, batch, drops, client=client, seq=seq)
+        return self._accept("events", batch, drops, client=client, seq=seq)
 
     def accept_rows(self, rows: Sequence[EventRow], drops: Sequence[Drop] = (), *, key: str = "") -> bool:
         """Accept events of the drop-in API; see `accept`.
@@ -169,13 +168,13 @@ class Ledger:
             key: The same when the call is repeated, and never again; empty: it is not repeated.
         """
         batch, refused = batch_of(rows)
-        return self._accept(ROWS, batch, [*drops, *refused], client=key, seq=None)
+        return self._accept("rows", batch, [*drops, *refused], client=key, seq=None)
 
-    def _accept(self, kind: str, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
-        batch, refused = admit(batch, self._fold.stats.aggregator.context_keys)
+    def _accept(self, kind: Kind, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
+        batch, refused = admit(batch, self._fold.stats.context_keys)
         return self._append_open(kind, encode_events(batch, [*drops, *refused]), client, seq)
 
-    def _append_open(self, kind: str, payload: bytes, client: str, seq: int | None = None) -> bool:
+    def _append_open(self, kind: Kind, payload: bytes, client: str, seq: int | None = None) -> bool:
         with self._lock:
             if self._is_finished:
                 raise RunClosedError("the run is closed; start it again to log more")
@@ -183,16 +182,16 @@ class Ledger:
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped elsewhere; see `accept_rows`."""
-        self._accept(DROPS, EventBatch.from_rows([]), drops, client=key, seq=None)
+        self._accept("drops", EventBatch.from_rows([]), drops, client=key, seq=None)
 
     def record(self, operation: Operation, *, key: str = "") -> None:
         """Put an operation into the history, once for each key."""
-        self._append_open(OPERATION, to_bytes(operation), key)
+        self._append_open("operation", to_bytes(operation), key)
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Put points into the history that no event stands for."""
         with self._lock:
-            self._append(POINTS, points_payload(points))
+            self._append("points", points_payload(points))
 
     # passes
 
@@ -208,7 +207,7 @@ class Ledger:
         """
         with self._lock:
             has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
-            if has_news or self._fold.stats.aggregator.waits_for_time:
+            if has_news or self._fold.stats.waits_for_time:
                 self._append_pass(Pass(step=step, force=force))
 
     def finish(self, *, force: bool) -> None:
@@ -223,9 +222,9 @@ class Ledger:
             self._append_pass(Pass(ingest_only=True))
 
     def _append_pass(self, asked: Pass) -> None:
-        self._append(PASS, msgspec.structs.replace(asked, index=self._history.end).to_bytes())
+        self._append("pass", msgspec.structs.replace(asked, index=self._history.end).to_bytes())
 
-    def _append(self, kind: str, payload: bytes, client: str = "", seq: int | None = None) -> bool:
+    def _append(self, kind: Kind, payload: bytes, client: str = "", seq: int | None = None) -> bool:
         """Store a record and apply it; return False if it was taken before."""
         at = self._at()
         pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
@@ -300,7 +299,7 @@ class Ledger:
                 self._append_pass(Pass(step=complete_step))
             self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
             place = self._mark.place(index=self._history.end, at=self._at(), superseded=self._history.superseded_ranges)
-            stats = self._fold.stats.aggregator.to_state()
+            stats = self._fold.stats.to_state()
             return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
 
     def note_final(self, checkpoint: str) -> None:
@@ -350,7 +349,7 @@ class Ledger:
             except BaseException:
                 self._mark = before
                 raise
-            self._fold.stats = self._fold.processor(self._config, self._mark)
+            self._fold.begin(self._config, self._mark)
             self._fold.load(rewound)
             self._history.dead = self._mark.dead
             self._history.set_superseded(superseded)
@@ -376,11 +375,11 @@ class Ledger:
     # reading
 
     @property
-    def stats(self) -> StatsProcessor:
+    def stats(self) -> Aggregator:
         """Windows and summary of the run, for those who have the lock: see `read`; change nothing there."""
         return self._fold.stats
 
-    def read(self, what: Callable[[StatsProcessor], Seen]) -> Seen:
+    def read(self, what: Callable[[Aggregator], Seen]) -> Seen:
         """Return what is found in windows and summary while nothing changes there."""
         with self._lock:
             return what(self._fold.stats)
@@ -393,7 +392,7 @@ class Ledger:
                 "accepted": self._fold.num_accepted,
                 "processed": self._fold.num_processed,
                 "queued": len(self._queue),
-                "late": self._fold.stats.aggregator.num_late,
+                "late": self._fold.stats.num_late,
             }
 
     def _at(self) -> float:

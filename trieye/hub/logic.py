@@ -13,15 +13,15 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
+from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
-from trieye.hub.pending import ActorState, RawMetricEvent, SentEvents, plain_step, rows_of
+from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.requests import request
 from trieye.hub.saved_states import Restored
 from trieye.hub.status import HubStatus
-from trieye.hub.threads import Ticker
+from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
-from trieye.sinks.fan_out import FanOut
-from trieye.sinks.registry import make_sinks
+from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -109,10 +109,10 @@ class ActorLogic:
         for number, batch in enumerate(early):  # which comes again with each hub of this attempt
             self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
-            self._ledger.stats.aggregator.remember(record.summary)
+            self._ledger.stats.remember(record.summary)
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
         self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), history)
-        self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, sent_at=self.config.sent_at)
+        self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, self.config)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
         if journal.num_lost:
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])

@@ -93,6 +93,50 @@ class AttemptMark(_Stored, frozen=True):
     key: str = ""
     dead: tuple[tuple[int, int], ...] = ()
 
+    @classmethod
+    def begin(  # noqa: PLR0913 - all of them are stored
+        cls,
+        number: int,
+        *,
+        run_id: str,
+        pos: int,
+        index: int,
+        at: float,
+        now: float,
+        created: float,
+        earlier: Self | None,
+        config: StatsConfig,
+    ) -> Self:
+        """Return the mark of an attempt that begins.
+
+        The life of the run never gets shorter: a clock that was set back between two attempts does not count.
+
+        Args:
+            number: Number of the attempt.
+            run_id: Identity of the run.
+            pos: Last position of the journal.
+            index: End of the history.
+            at: Journal time in seconds.
+            now: Unix time in seconds.
+            created: Unix time in seconds at which the run began.
+            earlier: The attempt before.
+            config: The metrics.
+        """
+        lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
+        return cls(
+            number=number,
+            pos=pos,
+            index=index,
+            at=at,
+            started=now,
+            elapsed=max(lived, now - created),
+            decided=earlier is None,
+            resumed=False,
+            config=config.model_dump_json(),
+            run_id=run_id,
+            dead=() if earlier is None else earlier.dead,
+        )
+
     def is_of(self, run_id: str, number: int) -> bool:
         """Tell whether it is that of an attempt."""
         return (self.run_id, self.number) == (run_id, number)
@@ -112,46 +156,3 @@ class AttemptMark(_Stored, frozen=True):
             return StatsConfig.model_validate_json(self.config)
         except ValidationError:
             return None
-
-
-def begin_mark(  # noqa: PLR0913 - all of them are stored
-    number: int,
-    *,
-    run_id: str,
-    pos: int,
-    index: int,
-    at: float,
-    now: float,
-    created: float,
-    earlier: AttemptMark | None,
-    config: StatsConfig,
-) -> AttemptMark:
-    """Return the mark of an attempt that begins.
-
-    The life of the run never gets shorter: a clock that was set back between two attempts does not count.
-
-    Args:
-        number: Number of the attempt.
-        run_id: Identity of the run.
-        pos: Last position of the journal.
-        index: End of the history.
-        at: Journal time in seconds.
-        now: Unix time in seconds.
-        created: Unix time in seconds at which the run began.
-        earlier: The attempt before.
-        config: The metrics.
-    """
-    lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
-    return AttemptMark(
-        number=number,
-        pos=pos,
-        index=index,
-        at=at,
-        started=now,
-        elapsed=max(lived, now - created),
-        decided=earlier is None,
-        resumed=False,
-        config=config.model_dump_json(),
-        run_id=run_id,
-        dead=() if earlier is None else earlier.dead,
-    )

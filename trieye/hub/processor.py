@@ -1,38 +1,115 @@
-"""StatsProcessor: events to windows to points to sinks."""
+"""The drop-in API's events: as rows of a batch, and through a StatsProcessor, which knows no hub."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from trieye.config import StatsConfig
-from trieye.files.run_record import MetricSummary
-from trieye.hub.pending import LogContext, RawMetricEvent
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
-from trieye.stats.point import Point
 
 if TYPE_CHECKING:
     from trieye.sinks.base import Sink
 
+MAX_TIMESTAMP_S = 253_402_300_800.0
+"""The year 10000; no backend can show a later date."""
 
-class PointSink(Protocol):
-    """Where points go: a `FanOut` of sinks in a run, a list in a test."""
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Take points; never blocks on I/O."""
+class RawMetricEvent(BaseModel):
+    """One raw value from user code.
+
+    NumPy scalars, zero-dimensional tensors, booleans and numeric strings are accepted as values.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    name: str
+    value: float | int
+    global_step: int
+    timestamp: float | None = Field(default=None, description="Unix time in seconds; the time of arrival if None.")
+    context: dict[str, Any] = Field(default_factory=dict)
+
+    def is_valid(self) -> bool:
+        """Tell whether the value is finite.
+
+        Raises:
+            TypeError: The value is an integer beyond the range of a float.
+        """
+        try:
+            return math.isfinite(self.value)
+        except OverflowError as error:
+            raise TypeError(f"event {self.name!r}: value is beyond the range of a float") from error
+
+
+class LogContext(BaseModel):
+    """Clock and latest values of one processing pass."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    latest_step: int
+    last_log_time: float
+    current_time: float
+    event_timestamps: dict[str, list[tuple[float, int]]] = Field(default_factory=dict)
+    latest_values: dict[str, tuple[int, float]] = Field(default_factory=dict)
+
+
+class SentEvents(NamedTuple):
+    """Events of the drop-in API on their way to the actor: plain values, which pickle passes on ten times as fast.
+
+    Attributes:
+        rows: Name, value, step, timestamp and context of each; the last two may be None.
+        drops: (reason, name, count) of what is no event.
+    """
+
+    rows: list[tuple[Any, ...]]
+    drops: list[tuple[str, str, int]]
+
+    @classmethod
+    def of(cls, events: Iterable[Any]) -> Self:
+        """Return events, and whatever is among them, to be sent."""
+        sent = cls([], [])
+        for event in events:
+            if isinstance(event, RawMetricEvent):
+                sent.rows.append((event.name, event.value, event.global_step, event.timestamp, event.context or None))
+            else:
+                sent.drops.append(("invalid", type(event).__name__, 1))
+        return sent
+
+
+def row_of(event: RawMetricEvent, *, arrived: float) -> EventRow:
+    """Return an event as the row of a batch; see `ActorState.add_event`."""
+    return rows_of([event], arrived=arrived)[0][0]
+
+
+def rows_of(events: Iterable[Any] | SentEvents, *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
+    """Return events as the rows of a batch, and (reason, name, count) of what is no event."""
+    sent = events if isinstance(events, SentEvents) else SentEvents.of(events)
+    rows = [
+        EventRow(name, value, step, time if time is not None and 0.0 <= time < MAX_TIMESTAMP_S else arrived, context)
+        for name, value, step, time, context in sent.rows
+    ]
+    return rows, sent.drops
+
+
+def plain_step(step: Any) -> int:
+    """Return a step as an int of Python; 0 for what is none, which is refused elsewhere with a message."""
+    plain = int(step) if isinstance(step, int | np.integer) else 0
+    return plain if abs(plain) < 1 << 62 else 0
 
 
 class StatsProcessor:
-    """Turn events into points and hand them to the sinks.
+    """Turn events into points and hand them to a writer and a client at once, in programs that have no hub.
 
     Args:
         config: The metrics.
         run_name: Name of the run.
-        tb_writer: A writer with `add_scalar`, used instead of the run's own event file; for `process_and_log`.
-        mlflow_run_id: The MLflow run that points go to; for `process_and_log`.
-        _mlflow_client: The MLflow client to use; for `process_and_log`.
-        sinks: Where points go; None: to the writer and the client given.
-        undeclared: What to do with events that no metric reads; None: what the config says.
+        tb_writer: A writer with `add_scalar`; None: no points go there.
+        mlflow_run_id: The MLflow run that points go to.
+        _mlflow_client: The MLflow client to use; None: no points go to MLflow.
     """
 
     def __init__(
@@ -42,44 +119,11 @@ class StatsProcessor:
         tb_writer: Any = None,
         mlflow_run_id: str | None = None,
         _mlflow_client: Any = None,
-        *,
-        sinks: PointSink | None = None,
-        undeclared: Literal["auto", "warn", "drop"] | None = None,
     ) -> None:
         self.config = config
         self.run_name = run_name
-        self.aggregator = Aggregator(config.metrics, undeclared=undeclared or config.undeclared or "auto")
-        self._sinks = _DirectSinks(run_name, tb_writer, mlflow_run_id, _mlflow_client) if sinks is None else sinks
-
-    def ingest(self, batches: Sequence[EventBatch], *, at: float) -> None:
-        """Take batches in the order of their arrival; `at` is journal time in seconds."""
-        for batch in batches:
-            if len(batch):
-                self.aggregator.ingest(batch, at=at)
-
-    def advance(self, *, at: float, step: int | None = None) -> list[Point]:
-        """Close the windows that are complete, and send their points to the sinks."""
-        return self._send(self.aggregator.advance(at=at, step=step))
-
-    def flush(self, *, at: float, step: int | None = None) -> list[Point]:
-        """Send the points of all windows up to a step, open ones too."""
-        return self._send(self.aggregator.flush(at=at, step=step))
-
-    def _send(self, points: list[Point]) -> list[Point]:
-        if points:
-            # in the order of their steps, as people read them on a terminal
-            self._sinks.write(sorted(points, key=attrgetter("step")))
-        return points
-
-    @property
-    def highest_step(self) -> int:
-        """Highest step of any event; -1 before the first."""
-        return self.aggregator.highest_step
-
-    @property
-    def summary(self) -> dict[str, MetricSummary]:
-        """Extremes of the points of each metric."""
-        return self.aggregator.summary
+        self.aggregator = Aggregator(config.metrics, undeclared=config.undeclared or "auto")
+        self._sinks = _opened(run_name, tb_writer, mlflow_run_id, _mlflow_client)
 
     def process_and_log(self, raw_data: dict[int, dict[str, list[RawMetricEvent]]], context: LogContext) -> None:
         """Process events given as {step: {name: [event]}} in one pass, and log all their windows."""
@@ -90,18 +134,10 @@ class StatsProcessor:
             for event in events
         ]
         at = max(context.current_time - context.last_log_time, 0.0)
-        self.ingest([EventBatch.from_rows(rows)], at=at)
-        self.flush(at=at)
-
-
-class _DirectSinks:
-    """The writer and the client that the caller made, as sinks that are written to at once."""
-
-    def __init__(self, run_name: str, tb_writer: Any, mlflow_run_id: str | None, mlflow_client: Any) -> None:
-        self._sinks = list(_opened(run_name, tb_writer, mlflow_run_id, mlflow_client))
-
-    def write(self, points: Sequence[Point]) -> None:
-        for sink in self._sinks:
+        if rows:
+            self.aggregator.ingest(EventBatch.from_rows(rows), at=at)
+        points = sorted(self.aggregator.flush(at=at), key=attrgetter("step"))
+        for sink in self._sinks if points else ():
             sink.write([point for point in points if sink.name in point.log_to])
 
 
@@ -113,7 +149,7 @@ def _opened(run_name: str, tb_writer: Any, mlflow_run_id: str | None, mlflow_cli
 
     sinks: list[Sink] = [ConsoleSink()]
     if tb_writer is not None:
-        from trieye.sinks.tensorboard.scalar_writer import ScalarWriterSink
+        from trieye.sinks.tensorboard.sink import ScalarWriterSink
 
         sinks.append(ScalarWriterSink(tb_writer))
     if mlflow_client is not None and mlflow_run_id is not None:

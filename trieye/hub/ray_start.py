@@ -1,4 +1,4 @@
-"""Starting a Ray that outlives the signals of a scheduler, or joining the one that is there."""
+"""Starting a Ray that outlives the signals of a scheduler, or joining the one that is there; where in it a hub is."""
 
 import contextlib
 import logging
@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ConfigurationError
@@ -98,3 +99,8 @@ def _make_mortal(process: Any, *, is_raylet: bool) -> None:
         kill()
 
     process.kill = kill_with_agents
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    """Return where the hub of a run belongs: on the node of the caller, and nowhere else, since its files are there."""
+    return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)

@@ -16,11 +16,11 @@ from trieye.exceptions import JournalFullError
 from trieye.files.run_files import JOURNAL
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
-from trieye.hub.processor import StatsProcessor
 from trieye.hub.requests import request
 from trieye.journal.look import read_cursors, read_meta
 from trieye.process.waiting import moved_bytes
 from trieye.sinks.fan_out import FanOut
+from trieye.stats.aggregator import Aggregator
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
@@ -103,9 +103,7 @@ class HubStatus:
 
     def health(self) -> dict[str, Any]:
         """Return the state of the sinks, counts of events, what was dropped or late, the journal and failed saves."""
-        late, dropped = self._ledger.read(
-            lambda stats: (dict(stats.aggregator.late_by_metric), dict(stats.aggregator.drops.by_reason))
-        )
+        late, dropped = self._ledger.read(lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason)))
         journal = self._files.journal
         return {
             "pid": os.getpid(),
@@ -141,7 +139,7 @@ class HubStatus:
         return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"
 
     def _metrics(self) -> dict[str, Any]:
-        def newest(stats: StatsProcessor) -> dict[str, Any]:
+        def newest(stats: Aggregator) -> dict[str, Any]:
             found = nlargest(MAX_SHOWN_METRICS, stats.summary.items(), key=lambda item: item[1]["step"])
             return {name: dict(seen) for name, seen in found}
 

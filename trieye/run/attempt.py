@@ -221,7 +221,7 @@ def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
     except RunLockedError:
         if config.runtime.kind != "cluster" or not lock.is_of_hub:
             raise
-    from trieye.hub.ray_orphan import take_over
+    from trieye.hub.in_ray import take_over
 
     take_over(config, lock)
     return lock.acquire(HUB_GONE_AFTER_S)

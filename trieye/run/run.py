@@ -23,8 +23,7 @@ from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
 from trieye.run.attempt import Attempt
 from trieye.run.flusher import Flusher
-from trieye.run.recorder import Recorder
-from trieye.run.run_client import RunClient
+from trieye.run.recorder import Recorder, RunClient
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
 from trieye.snapshot.adapters import stateful

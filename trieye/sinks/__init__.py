@@ -1,8 +1,7 @@
 """Where points go: MLflow, TensorBoard, the console and the sinks of third parties."""
 
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Tracker
-from trieye.sinks.fan_out import FanOut
-from trieye.sinks.registry import make_sinks
+from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.sinks.thread import SinkHealth, SinkThread
 
 __all__ = ["FanOut", "RunInfo", "RunStatus", "Sink", "SinkHealth", "SinkThread", "Tracker", "make_sinks"]

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from trieye.exceptions import TrieyeError
 from trieye.sinks.base import MAX_POINTS_PER_WRITE, RunInfo, RunStatus, Sink, Source
 from trieye.sinks.bookmark import make_bookmark
-from trieye.sinks.calls import Call, Calls
-from trieye.sinks.lag import Lag
-from trieye.sinks.retry import FIRST_DELAY_S, Retry
+from trieye.sinks.calls import FIRST_DELAY_S, Call, Calls, Retry
 
 log = logging.getLogger("trieye.sinks")
 
@@ -20,6 +18,34 @@ MAX_FAILURES_AT_CLOSE = 3
 """How often a call may fail once the run is closing; one chance only for a sink that did not work before."""
 DRAIN_SHARE = 0.8
 """Part of the time of `close` in which items are sent; the rest is for the sink's own close and for its cursor."""
+_MAX_MARKS = 1000
+
+
+class Lag:
+    """Remembers when the history was how long.
+
+    Not safe to use from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque()
+
+    def note(self, end: int) -> None:
+        """Say that the history ends at this index now."""
+        marks = self._marks
+        if marks and marks[-1][0] >= end:
+            return
+        if len(marks) < _MAX_MARKS:
+            marks.append((end, time.monotonic()))
+        else:  # of a sink that is away for long the beginning counts
+            marks[-1] = (end, marks[-1][1])
+
+    def seconds(self, index: int) -> float:
+        """Return for how long the oldest item from an index on has been there; 0.0 if there is none."""
+        marks = self._marks
+        while marks and marks[0][0] <= index:
+            marks.popleft()
+        return time.monotonic() - marks[0][1] if marks else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import pytest
 from mlflow import MlflowClient
 
 from trieye.config.sinks import SinksConfig
+from trieye.sinks.fan_out import make_sinks
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.system import SystemMetrics
-from trieye.sinks.registry import make_sinks
 from trieye.stats.point import Point
 
 DEADLINE_S = 30.0

@@ -3,7 +3,7 @@ import pytest
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from trieye.sinks.tensorboard.records import frame, masked_checksums
+from trieye.sinks.tensorboard.files import frame, masked_checksums
 
 
 class Collector:

@@ -1,5 +1,5 @@
 from trieye.sinks.base import Resumable
-from trieye.sinks.tensorboard.scalar_writer import ScalarWriterSink
+from trieye.sinks.tensorboard.sink import ScalarWriterSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 

@@ -17,7 +17,7 @@ NUM_KILLS = 6
 WRITER = """
 import json, os, random, sys
 from pathlib import Path
-from trieye.sinks.tensorboard.records import frame
+from trieye.sinks.tensorboard.files import frame
 from trieye.sinks.tensorboard.summaries import scalars
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
