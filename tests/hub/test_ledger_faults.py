@@ -467,7 +467,7 @@ def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monk
 
 
 def test_an_event_that_is_refused_because_the_journal_is_full_is_not_accepted(open_logic, monkeypatch):
-    monkeypatch.setattr("trieye.hub.logic.MAX_PENDING_EVENTS", 2)
+    monkeypatch.setattr("trieye.hub.ledger.MAX_PENDING_EVENTS", 2)
     logic = open_logic()
     logic.log_batch_events([event(1), event(2), event(3)])
     with monkeypatch.context() as patch:

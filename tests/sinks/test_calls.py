@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trieye.exceptions import ProcessingError
-from trieye.sinks.calls import Calls
+from trieye.sinks.thread import Calls
 from trieye.stats.operations import LogArtifact, LogHistogram, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 from trieye.testing import MemorySink

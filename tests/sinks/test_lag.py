@@ -1,7 +1,7 @@
 import threading
 import time
 
-from trieye.sinks.thread import _MAX_MARKS, Lag
+from trieye.sinks.health import _MAX_MARKS, Lag
 
 
 def pause():

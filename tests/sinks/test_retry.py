@@ -1,7 +1,7 @@
 import pytest
 
 from trieye.exceptions import ProcessingError
-from trieye.sinks.calls import LONGEST_DELAY_S, Retry
+from trieye.sinks.health import LONGEST_DELAY_S, Retry
 
 
 class Failing:

@@ -14,6 +14,7 @@ from trieye.config import TrieyeConfig
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor_arguments import resolved, sent_lightly, sent_plainly
 from trieye.hub.fold import ActorState
+from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
 from trieye.hub.ray_start import on_this_node
 from trieye.hub.requests import Group, owner, requests_of
@@ -121,7 +122,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
 
 def _with_requests(actor: Class) -> Class:
     """Give a class a method for each request of a hub."""
-    for part in (ActorLogic, Tracking, HubStatus):
+    for part in (ActorLogic, Ledger, Tracking, HubStatus):
         for request, group in requests_of(part):
             setattr(actor, request.__name__, _forwarding(request, group))
     return actor

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
+from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
 from trieye.hub.requests import owner
 from trieye.stats.batch import EventBatch
@@ -57,7 +58,7 @@ class Channel(ABC):
         Raises:
             SequenceGapError: The hub does not know the batch before it.
         """
-        self._send(ActorLogic.log_columns, batch, client=client, seq=seq)
+        self._send(Ledger.log_columns, batch, client=client, seq=seq)
 
     def count_dropped(self, reason: str, count: int, *, key: str) -> None:
         """Count events that had to be dropped before they reached the hub."""

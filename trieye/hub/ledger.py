@@ -16,6 +16,7 @@ from trieye.exceptions import RunClosedError
 from trieye.history.history import History
 from trieye.hub.fold import ActorState, Fold, Kind, counts_again, points_payload
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
+from trieye.hub.requests import request
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events
 from trieye.journal.journal import Journal, Record, Snapshot
 from trieye.journal.ranges import first_difference, merged
@@ -28,6 +29,9 @@ Seen = TypeVar("Seen")
 
 MAX_UNDECIDED_BYTES = 32 << 20
 """Events of this attempt that are kept until it is known whether it begins with a checkpoint."""
+
+MAX_PENDING_EVENTS = 50_000
+"""More than this are put into their windows at once, so that memory stays bounded however slow the timer is."""
 
 RECORD_BYTES = 64  # besides its payload
 SNAPSHOT_AFTER_BYTES = 8 << 20
@@ -72,8 +76,6 @@ class Ledger:
         self._applied = self._unsaved_bytes = self._undecided_bytes = 0
         self._snapshot_at = 0.0
         self._is_finished = False
-
-    # the attempt
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
         """Bring everything up to where the journal ends, and begin an attempt unless it is this one that goes on.
@@ -140,16 +142,14 @@ class Ledger:
         self._fold.adopt(self._config, self._mark)
         self._save_snapshot(self._fold.state(), discontinuous=True)
 
-    # accepting
-
-    def accept(self, batch: EventBatch, drops: Sequence[Drop] = (), *, client: str, seq: int | None) -> bool:
+    @request("ingest")
+    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> bool:
         """Accept a batch of a client; when this returns it survives the death of every process.
 
         Args:
             batch: The events.
-            drops: What the client had to leave out, to be counted.
-            client: Who sends it.
-            seq: Number of the batch, one more than that of the client's last one; None: `client` is used once or empty.
+            client: Who sends it; empty: it is not sent again.
+            seq: Number of the batch, one more than that of the client's last one; None: `client` is used once.
 
         Returns:
             False if it was accepted before.
@@ -157,10 +157,10 @@ class Ledger:
         Raises:
             JournalFullError, RunClosedError, SequenceGapError: It was not accepted.
         """
-        return self._accept("events", batch, drops, client=client, seq=seq)
+        return self._accept("events", batch, (), client=client, seq=seq)
 
     def accept_rows(self, rows: Sequence[EventRow], drops: Sequence[Drop] = (), *, key: str = "") -> bool:
-        """Accept events of the drop-in API; see `accept`.
+        """Accept events of the drop-in API; see `log_columns`.
 
         Args:
             rows: The events; one that does not fit into a batch is counted, and costs nothing else.
@@ -171,6 +171,8 @@ class Ledger:
         return self._accept("rows", batch, [*drops, *refused], client=key, seq=None)
 
     def _accept(self, kind: Kind, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
+        if len(self._queue) > MAX_PENDING_EVENTS:
+            self.ingest()  # if that fails nothing was accepted
         batch, refused = admit(batch, self._fold.stats.context_keys)
         return self._append_open(kind, encode_events(batch, [*drops, *refused]), client, seq)
 
@@ -193,8 +195,6 @@ class Ledger:
         with self._lock:
             self._append("points", points_payload(points))
 
-    # passes
-
     def advance(self, *, step: int | None = None, force: bool = False) -> None:
         """Put what was accepted into windows, and close those that are complete.
 
@@ -213,8 +213,10 @@ class Ledger:
     def finish(self, *, force: bool) -> None:
         """Make the last pass, which closes open windows if `force` says so, and accept nothing more."""
         with self._lock:
-            self.advance(force=force)
-            self._is_finished = True
+            try:
+                self.advance(force=force)
+            finally:
+                self._is_finished = True
 
     def ingest(self) -> None:
         """Put what was accepted into windows and close none, so that memory stays bounded."""
@@ -234,8 +236,6 @@ class Ledger:
             self._note(pos, len(payload))
             self._fold.apply(Record(pos, kind, at, client, seq or 0, payload))
         return pos is not None
-
-    # snapshots
 
     def compact(self) -> bool:
         """Take a snapshot and free what it makes superfluous, if it is time; return whether one was taken.
@@ -285,8 +285,6 @@ class Ledger:
         self._fold.skip_to(snapshot.index)
         self._unsaved_bytes, self._snapshot_at = 0, at
         self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
-
-    # checkpoints
 
     def to_state(self, complete_step: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain data.
@@ -371,8 +369,6 @@ class Ledger:
         self._catch_up()
         records = self._journal.records(self._mark.pos)
         return [(r.kind, r.payload) for r in records if counts_again(r)], self._mark.index, self._history.end
-
-    # reading
 
     @property
     def stats(self) -> Aggregator:

@@ -23,13 +23,9 @@ from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
 from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
-from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
 logger = logging.getLogger(__name__)
-
-MAX_PENDING_EVENTS = 50_000
-"""More than this are put into their windows at once, so that memory stays bounded however slow the timer is."""
 
 SYNC_TIMEOUT_S = 3.0
 """How long `force_process_and_log` waits for the sinks."""
@@ -107,7 +103,7 @@ class ActorLogic:
         self._ledger = Ledger(stats, journal, history, self._state, undeclared=undeclared, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         for number, batch in enumerate(early):  # which comes again with each hub of this attempt
-            self._ledger.accept(batch, client=f"early:{record.attempt}:{number}", seq=None)
+            self._ledger.log_columns(batch, client=f"early:{record.attempt}:{number}")
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
             self._ledger.stats.remember(record.summary)
         sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
@@ -117,7 +113,7 @@ class ActorLogic:
         if journal.num_lost:
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
-        self.parts = self, self.tracking, self.status  # those that answer requests; see `trieye.hub.requests`
+        self.parts = self, self._ledger, self.tracking, self.status  # they answer requests; see `trieye.hub.requests`
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 
     @request("ingest")
@@ -138,24 +134,7 @@ class ActorLogic:
     def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
         """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
         self._check_open()
-        self._bound_memory()
         self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
-
-    @request("ingest")
-    def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> None:
-        """Accept a batch of events in columns.
-
-        Args:
-            batch: The events.
-            client: Who sends it; empty: it is not sent again.
-            seq: Number of the batch, one more than that of the client's last one.
-
-        Raises:
-            SequenceGapError: The batch before it is missing; see `log_event` for the others.
-        """
-        self._check_open()
-        self._bound_memory()  # if that fails nothing was accepted
-        self._ledger.accept(batch, client=client, seq=seq)
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
@@ -172,10 +151,6 @@ class ActorLogic:
     def _record(self, operation: Operation, *, key: str = "") -> None:
         self._ledger.record(operation, key=key)
         self._sinks.wake()
-
-    def _bound_memory(self) -> None:
-        if len(self._state) > MAX_PENDING_EVENTS:
-            self._ledger.ingest()
 
     def _check_open(self) -> None:
         if self._closed:

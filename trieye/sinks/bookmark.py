@@ -1,14 +1,13 @@
 """Bookmark: where a sink is in the history of its run."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
 from trieye.exceptions import ProcessingError
 from trieye.sinks.base import MAX_POINTS_PER_WRITE, Cursor, Flushable, Rerunning, Resumable, Sink, Source
-from trieye.sinks.calls import Calls
 from trieye.stats.point import Point
 
 FROM_THE_BEGINNING = "from the beginning"
@@ -16,6 +15,8 @@ FROM_THE_BEGINNING = "from the beginning"
 
 STORE_EVERY_S = 1.0
 """A commit for each write would cost more than a second of points that come again after a kill."""
+
+Meant = Callable[[Sequence[Point]], Sequence[Point]]
 
 
 class _ResumableSink(Sink, Resumable, Protocol):
@@ -187,11 +188,11 @@ class RerunningBookmark(Bookmark):
     a write and before the cursor was stored, and although it may have been away during a branch: all of them.
     """
 
-    def __init__(self, sink: _RerunningSink, source: Source) -> None:
+    def __init__(self, sink: _RerunningSink, source: Source, meant: Meant) -> None:
         self._rerunning = sink
         self._told_branch = 0
         super().__init__(sink, source)
-        self._calls = Calls(self._sink)
+        self._is_meant = meant
 
     def begin(self) -> None:
         """Tell the sink what was superseded, and give it what it has not shown of that.
@@ -225,7 +226,7 @@ class RerunningBookmark(Bookmark):
         self._told_branch = branch
 
     def _meant(self, points: Iterable[Point]) -> Iterator[Point]:
-        return (point for point in points if self._calls.meant([point]))
+        return (point for point in points if self._is_meant([point]))
 
 
 def _unequal(points: Iterable[Point]) -> Iterator[list[Point]]:
@@ -241,8 +242,13 @@ def _unequal(points: Iterable[Point]) -> Iterator[list[Point]]:
         yield list(part.values())
 
 
-def make_bookmark(sink: Sink, source: Source) -> Bookmark:
+def make_bookmark(sink: Sink, source: Source, meant: Meant) -> Bookmark:
     """Return the bookmark of a sink, as the journal remembers it.
+
+    Args:
+        sink: The sink.
+        source: The history of the run.
+        meant: Returns those of some points that the sink is to get.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -250,5 +256,5 @@ def make_bookmark(sink: Sink, source: Source) -> Bookmark:
     if isinstance(sink, Resumable):
         return ResumableBookmark(sink, source)
     if isinstance(sink, Rerunning):
-        return RerunningBookmark(sink, source)
+        return RerunningBookmark(sink, source, meant)
     return Bookmark(sink, source)

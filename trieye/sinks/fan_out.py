@@ -21,9 +21,10 @@ from trieye.config.sinks import SinksConfig
 from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
 from trieye.sinks.console import ConsoleSink
+from trieye.sinks.health import SinkHealth
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.tensorboard.sink import ScalarWriterSink, TensorboardSink
-from trieye.sinks.thread import SinkHealth, SinkThread
+from trieye.sinks.thread import SinkThread
 from trieye.sinks.wandb import WandbSink
 
 log = logging.getLogger("trieye.sinks")

@@ -1,16 +1,22 @@
-"""SinkThread: one sink on a thread of its own, so that its failures and its slowness stay there."""
+"""SinkThread: one sink on a thread of its own, so that its failures and its slowness stay there; what the sink gets."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, cast, get_args
 
-from trieye.exceptions import TrieyeError
-from trieye.sinks.base import MAX_POINTS_PER_WRITE, RunInfo, RunStatus, Sink, Source
+from trieye.config.metric import LogTarget
+from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.sinks.base import MAX_POINTS_PER_WRITE, Media, RunInfo, RunStatus, Sink, Source, Tracker
 from trieye.sinks.bookmark import make_bookmark
-from trieye.sinks.calls import FIRST_DELAY_S, Call, Calls, Retry
+from trieye.sinks.health import FIRST_DELAY_S, Lag, Retry, SinkHealth
+from trieye.stats.operations import Item, LogArtifact, LogParams, Medium, SetTags
+from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
 
@@ -18,53 +24,92 @@ MAX_FAILURES_AT_CLOSE = 3
 """How often a call may fail once the run is closing; one chance only for a sink that did not work before."""
 DRAIN_SHARE = 0.8
 """Part of the time of `close` in which items are sent; the rest is for the sink's own close and for its cursor."""
-_MAX_MARKS = 1000
+_TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
 
 
-class Lag:
-    """Remembers when the history was how long.
-
-    Not safe to use from several threads at once.
-    """
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = deque()
-
-    def note(self, end: int) -> None:
-        """Say that the history ends at this index now."""
-        marks = self._marks
-        if marks and marks[-1][0] >= end:
-            return
-        if len(marks) < _MAX_MARKS:
-            marks.append((end, time.monotonic()))
-        else:  # of a sink that is away for long the beginning counts
-            marks[-1] = (end, marks[-1][1])
-
-    def seconds(self, index: int) -> float:
-        """Return for how long the oldest item from an index on has been there; 0.0 if there is none."""
-        marks = self._marks
-        while marks and marks[0][0] <= index:
-            marks.popleft()
-        return time.monotonic() - marks[0][1] if marks else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SinkHealth:
-    """How a sink is.
+class Call(NamedTuple):
+    """One call of a sink.
 
     Attributes:
-        name: Name of the sink.
-        error: Why it does not work at the moment, or None.
-        backlog: Items of the history that it has not got.
-        lag_s: Seconds since the oldest of them was there; 0.0 if it has everything.
-        refused: Points, and other operations, that the sink refused for good.
+        make: Makes it.
+        weight: How many points it brings; 1 for anything else.
+        end: Everything before this index has arrived when it was made; None: that is not known before a later call.
     """
 
-    name: str
-    error: str | None
-    backlog: int
-    lag_s: float
-    refused: int
+    make: Callable[[], None]
+    weight: int
+    end: int | None
+
+
+class Calls:
+    """What a sink gets of what a run records.
+
+    A sink named like a `LogTarget` gets the points whose `log_to` names it, any other one every point. What it has no
+    method for it does not get.
+
+    Args:
+        sink: The sink.
+        run_dir: Where the files of the run are now.
+    """
+
+    def __init__(self, sink: Sink, run_dir: Path = Path()) -> None:
+        self._sink, self._run_dir = sink, run_dir
+        self._target = sink.name if sink.name in _TARGETS else None
+        self._tracker = sink if isinstance(sink, Tracker) else None
+        self._media = sink if isinstance(sink, Media) else None
+
+    def meant(self, points: Sequence[Point]) -> Sequence[Point]:
+        """Return the points that are meant for the sink."""
+        target = self._target
+        return points if target is None else [point for point in points if target in point.log_to]
+
+    def of(self, items: Sequence[Item], start: int, after: int) -> list[Call]:
+        """Return the calls for items in order: one for points that follow each other, one for each operation.
+
+        Args:
+            items: What the history holds from `start` on, except what is superseded.
+            start: Index at which they were read.
+            after: Index to go on with.
+        """
+        made: list[tuple[int, int, Callable[[], None]]] = []
+        place = start
+        for kind, group in groupby(items, key=type):
+            alike = list(group)
+            if kind is Point:
+                points = self.meant(cast("list[Point]", alike))
+                if points:
+                    made.append((place, len(points), partial(self._sink.write, points)))
+            else:
+                for number, operation in enumerate(alike, place):
+                    if (make := self._of_operation(operation)) is not None:
+                        made.append((number, 1, make))
+            place += len(alike)
+        # an item has its place as its index, unless something before it was left out
+        starts: list[int | None] = [first if place == after else None for first, _, _ in made]
+        ends = [*starts[1:], after]
+        return [Call(make, weight, end) for (_, weight, make), end in zip(made, ends, strict=False)]
+
+    def _of_operation(self, operation: Item) -> Callable[[], None] | None:
+        tracker = self._tracker
+        if isinstance(operation, Medium):
+            return None if self._media is None else partial(self._media.log_media, operation)
+        if tracker is None:
+            return None
+        match operation:
+            case LogParams():
+                return partial(tracker.log_params, operation.params)
+            case SetTags():
+                return partial(tracker.set_tags, operation.tags)
+            case LogArtifact():
+                return partial(self._log_artifact, tracker, operation)
+        return None
+
+    def _log_artifact(self, tracker: Tracker, operation: LogArtifact) -> None:
+        path = self._run_dir / operation.path
+        # a journal that somebody else made must not hand the user's own files to a tracker
+        if not path.resolve().is_relative_to(self._run_dir.resolve()):
+            raise ProcessingError(f"artifact {operation.path} lies outside of {self._run_dir}; it is left out")
+        tracker.log_artifact(path, operation.artifact_path)
 
 
 class SinkThread:
@@ -87,8 +132,8 @@ class SinkThread:
         self.sink = sink
         self._run = run
         self._source = source
-        self._bookmark = make_bookmark(sink, source)
         self._calls = Calls(sink, run.run_dir)
+        self._bookmark = make_bookmark(sink, source, self._calls.meant)
         self._due: deque[Call] = deque()
         self._after = 0
         self._changed = threading.Condition()
@@ -106,8 +151,6 @@ class SinkThread:
         self._store_error: str | None = None
         self._thread = threading.Thread(target=self._main, name=f"trieye-sink-{sink.name}", daemon=True)
         self._thread.start()
-
-    # what others see
 
     @property
     def error(self) -> str | None:
@@ -130,8 +173,6 @@ class SinkThread:
         with self._changed:
             lag_s = self._lag.seconds(self._bookmark.index)
         return SinkHealth(self.sink.name, self.error, self.backlog, lag_s, self.refused)
-
-    # what others ask for
 
     def wake(self) -> None:
         """Look at what was appended to the history; returns at once."""
@@ -270,13 +311,16 @@ class SinkThread:
     def _deliver(self) -> bool:
         if not self._due:
             return self._settle(self._read)
-        call = self._due[0]
-        self._bookmark.announce(self._after if call.end is None else call.end)
-        if not self._settle(call.make, call.weight, or_rewound=True):
+        _, weight, end = self._due[0]
+        self._bookmark.announce(self._after if end is None else end)
+        if not self._settle(self._make_first, weight, or_rewound=True):
             return False
         self._due.popleft()
-        self._bookmark.advance(call.end)
+        self._bookmark.advance(end)
         return True
+
+    def _make_first(self) -> None:
+        self._due[0].make()
 
     def _read(self) -> None:
         start = self._bookmark.index

@@ -1,6 +1,6 @@
 import random
 
-from trieye.sinks.mlflow.superseded import SupersededPoints
+from trieye.sinks.mlflow.sink import SupersededPoints
 from trieye.stats.point import Point
 
 

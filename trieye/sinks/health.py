@@ -1,0 +1,144 @@
+"""How a sink is: what it refused, its outages, in which a call is repeated, and how far it is behind."""
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import ProcessingError
+
+log = logging.getLogger("trieye.sinks")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+_MAX_REFUSALS_TOLD = 100
+_MAX_MARKS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkHealth:
+    """How a sink is.
+
+    Attributes:
+        name: Name of the sink.
+        error: Why it does not work at the moment, or None.
+        backlog: Items of the history that it has not got.
+        lag_s: Seconds since the oldest of them was there; 0.0 if it has everything.
+        refused: Points, and other operations, that the sink refused for good.
+    """
+
+    name: str
+    error: str | None
+    backlog: int
+    lag_s: float
+    refused: int
+
+
+class Lag:
+    """Remembers when the history was how long.
+
+    Not safe to use from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque()
+
+    def note(self, end: int) -> None:
+        """Say that the history ends at this index now."""
+        marks = self._marks
+        if marks and marks[-1][0] >= end:
+            return
+        if len(marks) < _MAX_MARKS:
+            marks.append((end, time.monotonic()))
+        else:  # of a sink that is away for long the beginning counts
+            marks[-1] = (end, marks[-1][1])
+
+    def seconds(self, index: int) -> float:
+        """Return for how long the oldest item from an index on has been there; 0.0 if there is none."""
+        marks = self._marks
+        while marks and marks[0][0] <= index:
+            marks.popleft()
+        return time.monotonic() - marks[0][1] if marks else 0.0
+
+
+class Retry:
+    """Makes calls of one sink.
+
+    Args:
+        name: Name of the sink.
+        first_delay_s: Seconds of the first pause after a failure.
+
+    Attributes:
+        error: Why the newest call failed, None if it worked.
+        refused: Weight of the operations that the sink refused for good.
+    """
+
+    def __init__(self, name: str, first_delay_s: float = FIRST_DELAY_S) -> None:
+        self.error: str | None = None
+        self.refused = 0
+        self._name = name
+        self._first_delay_s = first_delay_s
+        self._told: set[str] = set()
+
+    def until_it_works(self, call: Callable[[], None], weight: int, again: Callable[[int, float], bool]) -> bool:
+        """Repeat the call until it works or is refused.
+
+        Args:
+            call: What to do.
+            weight: How much is refused, if it is refused; 0 if a refusal makes no sense and means "not now".
+            again: Called after each failure, with the number of failures and the seconds to wait; waits, and tells
+                whether to try again.
+
+        Returns:
+            Whether the call is settled; False if given up.
+        """
+        failures = 0
+        while not self._try(call, weight):
+            failures += 1
+            if not again(failures, self._delay_s(failures)):
+                return False
+        return True
+
+    def _try(self, call: Callable[[], None], weight: int) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the border to a sink: reported, retried, visible in the health
+            if weight and isinstance(error, ProcessingError):
+                self._refuse(error, weight)
+                return True
+            self._fail(error)
+            return False
+        self._recover()
+        return True
+
+    def _refuse(self, error: Exception, weight: int) -> None:
+        self.refused += weight
+        message = redacted_text(str(error))
+        if message not in self._told and len(self._told) < _MAX_REFUSALS_TOLD:
+            self._told.add(message)
+            log.warning("sink %r refuses: %s", self._name, message)
+
+    def _fail(self, error: Exception) -> None:
+        is_new = self.error is None
+        reason = redacted_text(str(error))
+        self.error = f"{type(error).__name__}: {reason}"
+        if is_new:
+            log.warning(
+                "sink %r does not work: %s\n"
+                "The training goes on; the points are kept and sent as soon as it works, it is tried again and again.",
+                self._name,
+                reason,
+            )
+
+    def _recover(self) -> None:
+        if self.error is not None:
+            self.error = None
+            log.warning("sink %r works again; the points kept so far are sent now", self._name)
+
+    def _delay_s(self, failures: int) -> float:
+        # the jitter keeps the runs of a sweep from hitting a server that comes back all at once
+        delay_s = min(LONGEST_DELAY_S, self._first_delay_s * 2.0 ** min(failures - 1, 16))
+        return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
