@@ -1,4 +1,7 @@
-"""Which names are safe as the name of a directory or a file: of apps and runs, and those that are read from files."""
+"""Which names are safe as the name of a directory or a file: of apps and runs, and those that are read from files.
+
+And which texts are: a file name that is no UTF-8 reaches Python as a string with lone surrogates, which no store takes.
+"""
 
 import re
 from pathlib import PurePosixPath
@@ -50,3 +53,17 @@ def check_inside(name: str, *, max_parts: int | None = None) -> str:
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or is_long:
         raise ValueError(f"{name[:_SHOWN]!r} is no name of a file inside its directory")
     return name
+
+
+def is_text(text: str) -> bool:
+    """Tell whether a string is valid Unicode: it has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    r"""Return a text with `\udc80` and the like for lone surrogates; a valid one as it is."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, write_manifest
 from trieye.config import TrieyeConfig
+from trieye.config.names import printable
 from trieye.config.redaction import redacted
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.files.atomic import link_or_copy, new_directory, remove
@@ -189,12 +190,7 @@ def _ready_within_s(sent_at: float | None) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {_text(str(name)): _text(str(redacted(value, str(name)))) for name, value in values.items()}
-
-
-def _text(value: str) -> str:
-    # a lone surrogate, as a file name has that is no UTF-8, cannot be stored
-    return value.encode("utf-8", "backslashreplace").decode()
+    return {printable(str(name)): printable(str(redacted(value, str(name)))) for name, value in values.items()}
 
 
 class Artifacts:
@@ -220,8 +216,7 @@ class Artifacts:
         Raises:
             SerializationError: It cannot be read, or there is no room for a copy.
         """
-        # a lone surrogate, as a file name has that is no UTF-8, cannot be recorded
-        name = path.name.encode("utf-8", "backslashreplace").decode() or "root"
+        name = printable(path.name) or "root"
         try:
             with self._place(name) as copy:
                 if path.is_dir():

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from trieye.config.names import is_text
 from trieye.exceptions import SerializationError
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch, EventRow, salvage
 
@@ -108,15 +109,7 @@ def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, 
 def _refusal(name: str) -> str | None:
     if len(name) > MAX_NAME_LENGTH:
         return "name_too_long"
-    return None if name and _is_text(name) else "unnamed"
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return None if name and is_text(name) else "unnamed"
 
 
 def project_contexts(
@@ -138,7 +131,7 @@ def _plain(value: Any) -> float | int | str | None:
         number = int(value)
         return number if -(1 << 63) <= number < 1 << 63 else float_or_none(number)
     if isinstance(value, str):
-        return str.__str__(value) if len(value) <= MAX_CONTEXT_TEXT and _is_text(value) else None
+        return str.__str__(value) if len(value) <= MAX_CONTEXT_TEXT and is_text(value) else None
     return float_or_none(value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.names import printable
 from trieye.stats.operations import LogHistogram, LogImage, LogText
 
 MAX_BINS = 10_000
@@ -172,21 +173,21 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
     where = _where(name, step, time)
     if not isinstance(text, str):
         raise TypeError(f"text {name!r}: a text is a string, and this is a {type(text).__name__}")
-    printable = _printable(text)
-    size_bytes = len(printable.encode())
+    shown = printable(text)
+    size_bytes = len(shown.encode())
     if size_bytes > MAX_TEXT_BYTES:
         raise ValueError(
             f"text {name!r}: it has {size_bytes} bytes in UTF-8; at most {MAX_TEXT_BYTES} are possible,"
             " so shorten it or save it with log_artifact"
         )
-    return LogText(*where, printable)
+    return LogText(*where, shown)
 
 
 def _where(name: str, step: int, time: float) -> tuple[str, int, float]:
     number = step_of(name, step)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"log({name!r}, ..., step={number}): a step has at most 64 bits")
-    return _printable(name_of(name)), number, number_of(name, time)
+    return printable(name_of(name)), number, number_of(name, time)
 
 
 def _array(title: str, values: Any) -> NDArray[Any]:
@@ -283,7 +284,3 @@ def _colors(title: str, pixels: NDArray[Any]) -> NDArray[np.uint8]:
         )
     colors: NDArray[np.float64] = np.clip(pixels, 0, 1).astype(np.float64) * 255
     return np.round(colors).astype(np.uint8)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

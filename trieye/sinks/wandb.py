@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trieye.config.names import printable
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
@@ -101,7 +102,8 @@ class WandbSink:
         """
         with self._explained("write"):
             config = self._connected().config
-            config.update({_text(name): _value(text) for name, text in params.items() if _text(name) not in config})
+            values = {printable(name): _value(text) for name, text in params.items()}
+            config.update({name: value for name, value in values.items() if name not in config})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags, as `tags` in the run's config: those of wandb itself have no values.
@@ -109,7 +111,7 @@ class WandbSink:
         Raises:
             TrieyeError: wandb's process is gone.
         """
-        self._tags.update({_text(name): _text(text) for name, text in tags.items()})
+        self._tags.update({printable(name): printable(text) for name, text in tags.items()})
         with self._explained("write"):
             run = self._connected()
             run.config.update({"tags": {**run.config.get("tags", {}), **self._tags}}, allow_val_change=True)
@@ -257,12 +259,7 @@ def _time(wall_time: float) -> dict[str, float]:
 
 def _name(name: str) -> str:
     # these two have a meaning for wandb
-    return f"metric/{_text(name)}" if name == STEP or name.startswith("_") else _text(name)
-
-
-def _text(text: str) -> str:
-    # a lone surrogate, as a file name has that is no UTF-8, cannot be sent
-    return text.encode("utf-8", "backslashreplace").decode()
+    return f"metric/{printable(name)}" if name == STEP or name.startswith("_") else printable(name)
 
 
 def _value(text: str) -> float | str:
@@ -270,8 +267,8 @@ def _value(text: str) -> float | str:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return _text(text)
-    return value if isinstance(value, bool | int | float) else _text(text)
+        return printable(text)
+    return value if isinstance(value, bool | int | float) else printable(text)
 
 
 def _copy(source: Path, target: Path) -> list[Path]:
@@ -291,7 +288,7 @@ def _shown(medium: Medium) -> Any:
 
         return wandb.Image(Image.open(io.BytesIO(medium.png)))
     if isinstance(medium, LogText):
-        return wandb.Html(f"<pre>{html.escape(_text(medium.text))}</pre>")
+        return wandb.Html(f"<pre>{html.escape(printable(medium.text))}</pre>")
     return wandb.Histogram(np_histogram=_few_bins(medium))
 
 

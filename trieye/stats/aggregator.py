@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trieye.config import MetricConfig
+from trieye.config.names import is_text
 from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
@@ -112,7 +113,7 @@ class Aggregator:
     def _undeclared_reader(self, name: str, count: int) -> list[MetricWindows]:
         if len(name) > MAX_NAME_LENGTH:
             self.drops.add("name_too_long", name, count)
-        elif not _is_name(name):
+        elif not name or not is_text(name):
             self.drops.add("unnamed", ascii(name), count)
         elif (windows := self._declare_undeclared(name)) is not None:
             return [windows]
@@ -269,11 +270,3 @@ class Aggregator:
 def _context_keys(metrics: Sequence[MetricConfig]) -> frozenset[str]:
     read = {metric.context_key for metric in metrics if metric.context_key is not None}
     return frozenset(read | {EPISODE for metric in metrics if metric.x_axis == "episode"})
-
-
-def _is_name(name: str) -> bool:
-    """Tell whether a name can be written anywhere: it is not empty, and valid Unicode."""
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.names import printable
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
@@ -188,7 +189,7 @@ class MlflowSink:
         if isinstance(medium, LogImage):
             kind, suffix, content = "images", "png", medium.png
         elif isinstance(medium, LogText):
-            kind, suffix, content = "texts", "md", medium.text.encode("utf-8", "backslashreplace")
+            kind, suffix, content = "texts", "md", printable(medium.text).encode()
         else:
             return
         with self._explained("write"), tempfile.TemporaryDirectory(prefix="trieye-") as directory:
@@ -300,8 +301,7 @@ class MlflowSink:
         return self._names[name]
 
     def _cut(self, kind: str, name: str, value: str, length: int) -> str:
-        # a lone surrogate, as a file name has that is no UTF-8, and NUL cannot be stored by some databases
-        value = value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+        value = printable(value).replace("\0", "\\x00")  # some databases take no NUL
         if len(value) > length and (kind, name) not in self._told:
             self._told.add((kind, name))
             log.warning("%s %r is cut from %d to the %d characters that MLflow takes", kind, name, len(value), length)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.config.names import printable
 from trieye.sinks.base import RunInfo
 from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium
 from trieye.stats.point import Point
@@ -40,8 +41,8 @@ def scalars(points: Sequence[Point]) -> list[bytes]:
     for point in points:
         try:
             value = new_value(tag=point.metric, simple_value=point.value)
-        except UnicodeEncodeError:  # a lone surrogate, as file names that are no UTF-8 have
-            value = new_value(tag=_printable(point.metric), simple_value=point.value)
+        except UnicodeEncodeError:  # a lone surrogate
+            value = new_value(tag=printable(point.metric), simple_value=point.value)
         groups.setdefault((point.step, point.wall_time), []).append(value)
     return _serialized(
         Event(step=step, wall_time=wall_time, summary=Summary(value=values[start : start + limit]))
@@ -69,8 +70,8 @@ def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-    values = {_printable(name): _typed(_printable(text)) for name, text in params.items()}
-    summary = hparams_pb(values, trial_id=_printable(run.run_name), start_time_secs=run.created)
+    values = {printable(name): _typed(printable(text)) for name, text in params.items()}
+    summary = hparams_pb(values, trial_id=printable(run.run_name), start_time_secs=run.created)
     return _serialized([Event(wall_time=run.created, summary=summary)])
 
 
@@ -82,7 +83,7 @@ def _histogram(medium: LogHistogram) -> Any:
     buckets = np.column_stack([medium.edges[:-1], medium.edges[1:], medium.counts]).astype(np.float64)
     metadata = create_summary_metadata(display_name=None, description=None)
     return Summary(
-        value=[Summary.Value(tag=_printable(medium.name), metadata=metadata, tensor=make_tensor_proto(buckets))]
+        value=[Summary.Value(tag=printable(medium.name), metadata=metadata, tensor=make_tensor_proto(buckets))]
     )
 
 
@@ -92,13 +93,13 @@ def _image(medium: LogImage) -> Any:
     image = Summary.Image(
         width=medium.width, height=medium.height, colorspace=medium.channels, encoded_image_string=medium.png
     )
-    return Summary(value=[Summary.Value(tag=_printable(medium.name), image=image)])
+    return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
 
 
 def _text(medium: LogText) -> Any:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
-    return text_pb(_printable(medium.name), _printable(medium.text))
+    return text_pb(printable(medium.name), printable(medium.text))
 
 
 def _typed(text: str) -> bool | float | str:
@@ -112,10 +113,6 @@ def _typed(text: str) -> bool | float | str:
     if not math.isfinite(number) or (text.lstrip("-").isdecimal() and int(text) != int(number)):
         return text  # a seed of 64 bits would lose digits
     return number
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _serialized(events: Iterable[Any]) -> list[bytes]:
