@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from trieye.journal.event_payloads import from_bytes, to_bytes
 from trieye.run import media
-from trieye.stats.operations import from_bytes, to_bytes
 
 
 def histogram(values, **changes):

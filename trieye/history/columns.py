@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.journal.event_payloads import from_bytes, to_bytes
 from trieye.journal.ranges import Range
-from trieye.stats.operations import Item, from_bytes, to_bytes
+from trieye.stats.operations import Item
 from trieye.stats.point import Point
 
 T = TypeVar("T", bound=Hashable)

@@ -4,8 +4,9 @@ import threading
 from collections.abc import Sequence
 
 from trieye.history.columns import BLANK, Columns, cut
+from trieye.journal.event_payloads import to_bytes
 from trieye.journal.ranges import Range, uncovered
-from trieye.stats.operations import Item, to_bytes
+from trieye.stats.operations import Item
 from trieye.stats.point import Point
 
 KEPT_ITEMS = 50_000

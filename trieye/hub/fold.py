@@ -13,12 +13,12 @@ from trieye.config import StatsConfig
 from trieye.history.history import History
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.hub.processor import LogContext, RawMetricEvent, row_of
-from trieye.journal.event_payloads import Drop, decode_events
+from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import Record
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
-from trieye.stats.operations import Item, Medium, from_bytes
+from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from trieye.history.history import History
 from trieye.hub.fold import ActorState, Fold, Kind, counts_again, points_payload
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.hub.requests import request
-from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events
+from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
 from trieye.journal.journal import Journal, Record, Snapshot
 from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
-from trieye.stats.operations import Operation, to_bytes
+from trieye.stats.operations import Operation
 from trieye.stats.point import Point
 
 Seen = TypeVar("Seen")

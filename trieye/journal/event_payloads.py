@@ -1,4 +1,4 @@
-"""Event batches as the payload of a journal record."""
+"""Event batches and operations as the payload of a journal record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ import numpy as np
 from trieye.config.names import is_text
 from trieye.exceptions import SerializationError
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch, EventRow, salvage
+from trieye.stats.operations import Operation
 
 MAX_CONTEXT_TEXT = 1000
 """Characters of a text in a context; a longer one is no number that a metric could read."""
@@ -33,6 +34,7 @@ class _Payload(msgspec.Struct, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Payload).decode
+_operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 
 
 def encode_events(batch: EventBatch, drops: Sequence[Drop] = ()) -> bytes:
@@ -141,3 +143,20 @@ def float_or_none(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # whatever float() of a user's object raises
         return None
+
+
+def to_bytes(operation: Operation) -> bytes:
+    """Return the operation as bytes from which `from_bytes` makes the same one."""
+    return _encode(operation)
+
+
+def from_bytes(data: bytes) -> Operation:
+    """Return the operation that `to_bytes` wrote.
+
+    Raises:
+        SerializationError: The bytes are not whole.
+    """
+    try:
+        return _operations.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SerializationError(f"not an operation of a run: {error}") from error

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from trieye.exceptions import SerializationError
 from trieye.stats.point import Point
 
 
@@ -91,23 +90,3 @@ Medium = LogHistogram | LogImage | LogText
 Operation = LogParams | SetTags | LogArtifact | LogHistogram | LogImage | LogText
 Item = Point | Operation
 """What the history of a run is made of, in order, each with its index."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_decoder: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
-
-
-def to_bytes(operation: Operation) -> bytes:
-    """Return the operation as bytes from which `from_bytes` makes the same one."""
-    return _encode(operation)
-
-
-def from_bytes(data: bytes) -> Operation:
-    """Return the operation that `to_bytes` wrote.
-
-    Raises:
-        SerializationError: The bytes are not whole.
-    """
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SerializationError(f"not an operation of a run: {error}") from error
