@@ -1,10 +1,12 @@
-"""Blocks of rows in a ring."""
+"""Rows in a ring: in blocks, and one by one as bytes."""
 
 import numpy as np
 import pytest
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
+from trieye.replay.rows.ring import RowPacker, can_pack
+from trieye.replay.rows.schema import Column
 
 SHAPES = {"packed": (3,), "columns": (30, 30)}
 
@@ -42,42 +44,118 @@ def test_single_rows_and_blocks_take_turns(shape):
     assert np.array_equal(held(buffer)["obs"], np.stack(expected[-20:]))
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"obs": np.zeros((4, 4), np.float32)}, "obs"),
-        ({"obs": np.zeros((5, 3), np.float32)}, "same number of rows"),
-        ({"action": np.zeros(4)}, "action"),
-        ({"more": np.zeros(4)}, "more"),
-    ],
-    ids=["shape", "length", "kind", "key"],
-)
-def test_a_block_that_does_not_fit_changes_nothing_after_one_that_does(change, complaint):
+def after_two_blocks():
     buffer = ReplayBuffer(20)
     for number in range(2):
         buffer.extend(block(4, (3,), seed=number))
+    return buffer
+
+
+FITTING = block(4, (3,), seed=9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ({**FITTING, "obs": np.zeros((4, 4), np.float32)}, "obs"),
+        ({**FITTING, "obs": np.zeros((5, 3), np.float32)}, "same number of rows"),
+        ({**FITTING, "action": np.zeros(4)}, "action"),
+        ({**FITTING, "more": np.zeros(4)}, "more"),
+        ({"obs": FITTING["obs"]}, "action"),
+        ({"obs": FITTING["obs"], "another": np.zeros(4, np.int64)}, "another"),
+    ],
+    ids=["shape", "length", "kind", "more", "less", "another"],
+)
+def test_a_block_that_does_not_fit_changes_nothing_after_one_that_does(rows, complaint):
+    buffer = after_two_blocks()
     before = held(buffer)
     with pytest.raises(ConfigurationError, match=complaint):
-        buffer.extend({**block(4, (3,), seed=9), **change})
+        buffer.extend(rows)
     assert len(buffer) == 8
     assert all(np.array_equal(held(buffer)[key], before[key]) for key in before)
 
 
-def test_a_block_without_a_key_changes_nothing():
-    buffer = ReplayBuffer(20)
-    for number in range(2):
-        buffer.extend(block(4, (3,), seed=number))
-    with pytest.raises(ConfigurationError, match="action"):
-        buffer.extend({"obs": np.zeros((4, 3), np.float32)})
-    with pytest.raises(ConfigurationError, match="another"):
-        buffer.extend({"obs": np.zeros((4, 3), np.float32), "another": np.zeros(4, np.int64)})
-    assert len(buffer) == 8
-
-
 def test_a_block_of_another_dtype_is_converted_after_one_that_fits():
-    buffer = ReplayBuffer(20)
-    for number in range(2):
-        buffer.extend(block(4, (3,), seed=number))
+    buffer = after_two_blocks()
     buffer.extend({"obs": np.ones((4, 3), np.int16), "action": np.arange(4, dtype=np.uint8)})
     assert held(buffer)["obs"].dtype == np.float32
     assert held(buffer)["action"][-4:].tolist() == [0, 1, 2, 3]
+
+
+SINGLES = ["b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+
+
+def packer_of(columns, rows=4):
+    records = np.zeros(rows, np.dtype([(c.name, c.dtype, c.shape) for c in columns], align=True))
+    return RowPacker(columns, records), records
+
+
+def column(name, dtype, shape=()):
+    return Column(name, shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("single", SINGLES)
+def test_a_row_is_written_as_numpy_writes_it(single):
+    columns = [column("obs", "f4", (3,)), column("mask", "u1", (5,)), column("value", single), column("last", "i2")]
+    packer, records = packer_of(columns)
+    expected = records.copy()
+    for slot in range(4):
+        row = {"obs": np.arange(3, dtype="f4") + slot, "mask": np.full(5, slot, "u1")}
+        row |= {"value": np.dtype(single).type(slot), "last": -slot}
+        expected[slot] = tuple(row.values())
+        assert packer.write(slot, row)
+    assert np.array_equal(records, expected)
+
+
+def test_python_numbers_are_written_as_numpy_writes_them():
+    columns = [column("reward", "f4"), column("action", "i8"), column("done", "b1")]
+    packer, records = packer_of(columns)
+    rng = np.random.default_rng(3)
+    for reward in [*rng.normal(size=50).tolist(), 0.1, -0.0, 1e-42, float("inf"), 3, True]:
+        assert packer.write(1, {"done": True, "action": -7, "reward": reward})
+        assert records["reward"][1].tobytes() == np.float32(reward).tobytes()
+    assert records[1].tolist()[1:] == (-7, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"action": 300},
+        {"action": -1},
+        {"action": np.int64(3)},
+        {"action": True},
+        {"action": 1.0},
+        {"reward": 1e300},
+        {"reward": "1"},
+        {"done": 1},
+        {"obs": np.zeros(3)},
+        {"obs": np.zeros(4, np.float32)},
+        {"obs": np.zeros((1, 3), np.float32)},
+        {"obs": [0.0, 0.0, 0.0]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_value_that_needs_a_closer_look_leaves_the_slot_as_it_is(change):
+    columns = [column("obs", "f4", (3,)), column("reward", "f4"), column("done", "b1"), column("action", "u1")]
+    packer, records = packer_of(columns)
+    row = {"obs": np.ones(3, np.float32), "reward": 2.0, "done": True, "action": 9}
+    assert packer.write(2, row)
+    before = records.copy()
+    assert not packer.write(2, {**row, "obs": np.zeros(3, np.float32), "reward": 0.0, **change})
+    assert not packer.write(2, {"obs": row["obs"], "reward": 2.0, "done": True, "another": 9})
+    assert np.array_equal(records, before)
+
+
+def test_arrays_are_written_whatever_their_order_in_memory():
+    packer, records = packer_of([column("obs", "i4", (2, 3))])
+    obs = np.arange(6, dtype="i4").reshape(3, 2).T
+    assert packer.write(0, {"obs": obs})
+    assert np.array_equal(records["obs"][0], obs)
+
+
+def test_rows_of_complex_numbers_are_kept():
+    assert not can_pack([column("wave", "c8")])
+    buffer = ReplayBuffer(4)
+    buffer.add(wave=np.complex64(1 + 2j), reward=1.0)
+    assert buffer.sample(1)["wave"][0] == 1 + 2j

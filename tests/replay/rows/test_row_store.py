@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_replay import NARROW, WIDE, Reference, Stream
 
+from tests.replay.plain_replay import NARROW, WIDE, Reference, Stream, assert_same, restored
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
-from trieye.snapshot.encode import decode, encode
 
 ACTIONS = st.lists(st.sampled_from(["row", "row", "rows", "rows", "many", "clear", "reload", "resize"]), max_size=12)
 OPTIONS = st.fixed_dictionaries(
@@ -46,15 +45,11 @@ class Pair:
             self.reload(self.plain.capacity if action == "reload" else size, lazy=bool(size % 2))
 
     def reload(self, capacity, *, lazy):
-        restored = ReplayBuffer(capacity, seed=99, **self.options)
-        restored.load_state_dict(decode(encode(self.ours)), lazy=lazy)
+        other = restored(self.ours, capacity, lazy=lazy, seed=99, **self.options)
         if capacity == self.plain.capacity and len(self.ours) and self.drawable():
-            one, other = self.ours.sample(7), restored.sample(7)
-            assert np.array_equal(one.ids, other.ids)
-            for key in one:
-                assert np.array_equal(one[key], other[key])
+            assert_same(self.ours.sample(7), other.sample(7))
         self.ours.close()
-        self.ours, self.plain.capacity = restored, capacity
+        self.ours, self.plain.capacity = other, capacity
         self.plain.low = max(self.plain.low, self.plain.total - capacity)
 
     def drawable(self):

@@ -1,6 +1,11 @@
-"""A replay buffer as plainly as it can be written: what is drawn from ours has to be what this one holds."""
+"""A replay buffer as plainly as it can be written, rows that tell their numbers, and how two buffers are compared."""
 
 import numpy as np
+
+from trieye.replay import ReplayBuffer
+from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 
 NARROW, WIDE = (2, 3), (2, 300)
 """Shapes of an observation; rows of the wide ones are not packed."""
@@ -84,3 +89,71 @@ class Reference:
             current = self.before[current]
         first = found[-1] if padding == "reset" else np.zeros_like(found[-1])
         return np.stack([*[first] * (frames - len(found)), *reversed(found)])
+
+
+def numbered(start, count, width=4, **more):
+    """Rows all of whose values tell their number; an episode ends with each third one."""
+    numbers = np.arange(start, start + count)
+    return {
+        "obs": np.repeat(numbers[:, None], width, axis=1).astype(np.float32),
+        "action": numbers,
+        "reward": numbers.astype(np.float64),
+        "done": numbers % 3 == 0,
+        **more,
+    }
+
+
+def one_of(rows, index=0):
+    """Return one row of several, as `ReplayBuffer.add` takes it."""
+    return {key: array[index] for key, array in rows.items()}
+
+
+def saved(buffer):
+    """Return what a checkpoint gives back of a buffer."""
+    return decode(encode(buffer))
+
+
+def restored(buffer, capacity=None, *, lazy=False, **options):
+    """Return another buffer with the same content."""
+    other = ReplayBuffer(capacity or buffer.capacity, **options)
+    other.load_state_dict(saved(buffer), lazy=lazy)
+    return other
+
+
+def assert_same(one, other):
+    """Check that two batches are equal, bit by bit."""
+    assert list(one) == list(other)
+    assert np.array_equal(one.ids, other.ids)
+    assert np.array_equal(one.weights, other.weights)
+    for key in one:
+        assert one[key].dtype == other[key].dtype, key
+        assert np.array_equal(one[key], other[key]), key
+
+
+def assert_goes_on_alike(one, other, count=10):
+    """Check that two buffers draw the same from now on."""
+    for _ in range(count):
+        assert_same(one.sample(16), other.sample(16))
+
+
+def by_id(batch, key):
+    """Return the values of a key by the id of the row."""
+    return dict(zip(batch.ids.tolist(), batch[key].tolist(), strict=True))
+
+
+def links_of(stream, capacity=100, *, count_steps=True):
+    """Return the links of rows, of each of which the environment is given and whether its episode ends."""
+    links = EpisodeLinks(capacity, count_steps=count_steps)
+    links.add(np.arange(len(stream)), np.array([env for env, _ in stream]), np.array([bool(end) for _, end in stream]))
+    return links
+
+
+def assert_drawn_by(chances, counts):
+    """Check counts against chances; a difference that comes once in a thousand times fails (Wilson and Hilferty)."""
+    chances = np.asarray(chances, float)
+    expected = counts.sum() * chances / chances.sum()
+    possible = expected > 0
+    assert not counts[~possible].any()
+    degrees = np.count_nonzero(possible) - 1
+    bound = degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3
+    assert (((counts - expected) ** 2)[possible] / expected[possible]).sum() < bound

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from tests.replay.plain_replay import assert_drawn_by, links_of
+from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.samplers import SAMPLERS, make_sampler
+from trieye.replay.samplers.base import RowSampler, Sampler, UniformSampler
+from trieye.replay.samplers.eligible import EligibleSampler
+
+OPTIONS = {"sequence": {"length": 3}}
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_sampler_is_made_by_its_name(name):
+    sampler = make_sampler(name, OPTIONS.get(name, {}), capacity=20, links=links_of([(0, False)] * 20, 20))
+    assert isinstance(sampler, SAMPLERS[name])
+    assert isinstance(sampler, Sampler if name == "sequence" else RowSampler)
+    sampler.added(0, 20)
+    assert len(sampler.draw(5, 0, 20, rng())) == 5
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+def test_bounds_go_with_single_rows(name):
+    sampler = make_sampler(name, {}, capacity=20, max_reuse=2)
+    assert isinstance(sampler, EligibleSampler)
+    assert isinstance(sampler, Sampler)
+    sampler.added(0, 20)
+    draw = sampler.draw(40, 0, 20, rng())
+    assert np.bincount(draw.ids).tolist() == [2] * 20
+    if name == "uniform":
+        assert draw.weights.tolist() == [1.0] * 40
+
+
+def test_sequences_can_start_by_priority():
+    sampler = make_sampler("sequence", {"length": 3, "priorities": {"beta": 0.5}}, capacity=9, links=EpisodeLinks(9))
+    assert sampler.starts.beta == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bounds", "message"),
+    [
+        ("unifrom", {}, {}, r"'unifrom' is unknown; did you mean 'uniform'\? \(known: uniform, prioritized, sequence"),
+        ("prioritized", {"alhpa": 1}, {}, r"option 'alhpa' is unknown; did you mean 'alpha'\? \(known: alpha, beta"),
+        ("uniform", {"alpha": 1}, {}, r"'uniform': option 'alpha' is unknown \(known: none\)"),
+        ("sequence", {}, {}, "needs the option length"),
+        ("sequence", {"length": 3, "priorities": {"x": 1}}, {}, "'prioritized': option 'x' is unknown"),
+        ("sequence", {"length": 3}, {"max_reuse": 1}, "'sequence' has neither"),
+        ("sequence", {"length": 0}, {}, "both must be at least 1"),
+        ("sequence", {"length": 3, "period": 0}, {}, "both must be at least 1"),
+        ("prioritized", {"alpha": -0.1}, {}, "alpha is -0.1 and epsilon 1e-06; both must be finite and at least 0"),
+        ("prioritized", {"epsilon": np.nan}, {}, "epsilon nan"),
+        ("prioritized", {"beta": 1.5}, {}, r"beta is 1.5; it must be in \[0, 1\]"),
+        ("prioritized", {"beta_draws": 0}, {}, "beta_draws is 0"),
+        ("uniform", {}, {"max_reuse": 0}, "max_reuse is 0"),
+        ("uniform", {}, {"max_staleness": -1}, "max_staleness is -1"),
+    ],
+)
+def test_mistakes_are_named(name, options, bounds, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_sampler(name, options, capacity=9, links=EpisodeLinks(9), **bounds)
+
+
+def test_a_uniform_draw_takes_every_row_equally_often_and_weighs_it_one():
+    draw = UniformSampler().draw(100_000, 30, 80, rng(3))
+    assert_drawn_by(np.arange(80) >= 30, np.bincount(draw.ids, minlength=80))
+    assert (draw.weights.dtype, set(draw.weights.tolist()), draw.info) == (np.float32, {1.0}, {"size": 50})
+
+
+def test_only_the_ids_given_are_picked():
+    assert set(UniformSampler().pick(300, np.array([3, 9, 11]), rng()).tolist()) == {3, 9, 11}
+    with pytest.raises(ConfigurationError, match="none of the rows can be drawn"):
+        UniformSampler().pick(3, np.array([], np.int64), rng())
+
+
+def test_a_uniform_draw_is_what_the_ring_of_0_2_drew_from_the_same_seed():
+    # there slots were drawn: first + [0, size) with first = low % capacity
+    low, high, capacity = 1234, 1300, 100
+    first = low % capacity
+    slots = rng(9).integers(first, first + high - low, 50)
+    assert np.array_equal(UniformSampler().draw(50, low, high, rng(9)).ids, slots + (low - first))
+
+
+def test_priorities_and_states_change_nothing_about_uniform_draws():
+    sampler = UniformSampler()
+    sampler.added(0, 9)
+    sampler.forgot(3)
+    sampler.update(np.arange(3, 9), np.zeros(6))
+    sampler.load_state_dict(sampler.state_dict())
+    assert set(sampler.draw(200, 3, 9, rng()).ids.tolist()) == set(range(3, 9))
