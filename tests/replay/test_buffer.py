@@ -110,15 +110,12 @@ def test_a_batch_reads_like_a_mapping_of_the_keys_that_were_asked_for():
     assert list(filled(20).sample(8, keys=["reward", "obs"])) == ["reward", "obs"]
 
 
-@pytest.mark.parametrize("way", ["many", "iterated", "ahead"])
-def test_batches_are_those_of_as_many_single_draws(way):
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_batches_are_those_of_as_many_single_draws(prefetch):
     buffer, twin = twins(90, seed=5)
-    if way == "many":
-        batches = buffer.sample_many(6, 16)
-    else:
-        iterated = buffer.iter_batches(16, prefetch=3 if way == "ahead" else 0)
-        batches = (next(iterated) for _ in range(6))
-    for batch in list(batches) if way == "iterated" else batches:  # those made ahead are valid until the next one
+    iterated = buffer.iter_batches(16, prefetch=prefetch)
+    batches = (next(iterated) for _ in range(6))
+    for batch in batches if prefetch else list(batches):  # those made ahead are valid until the next one
         assert_same(batch, twin.sample(16))
 
 
@@ -234,7 +231,6 @@ def extended(**arguments):
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
         (lambda: filled(9).sample(0), "at least 1 row"),
         (lambda: filled(9).sample(8, keys=["rewards"]), r"'rewards' is unknown; did you mean 'reward'\?"),
-        (lambda: filled(9).sample_many(0, 4), "at least 1 batch"),
         (lambda: filled(9).iter_batches(4, prefetch=0, device="cpu"), "prefetch is 0"),
         (lambda: with_obs(n_step=2), "need to know where an episode ends: add a key terminated, truncated or done"),
         (lambda: with_obs(dedup_next=True), "dedup_next needs keys <key> and next_<key>"),

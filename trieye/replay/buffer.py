@@ -226,16 +226,6 @@ class ReplayBuffer:
             self._relabel(self._her, store, batch)
         return batch
 
-    def sample_many(self, k: int, n: int) -> list[Batch]:
-        """Draw `k` batches of `n` rows in one go: the same rows as `k` calls of `sample`, in less time."""
-        if k < 1 or n < 1:
-            raise ConfigurationError(f"sample_many({k}, {n}): at least 1 batch of 1 row must be asked for")
-        if self._her is not None:  # decides about each batch after its draw
-            return [self.sample(n) for _ in range(k)]
-        draws = [self.draw(n) for _ in range(k)]
-        store = self._content.filled()
-        return store.reader.batches(draws, store.low)
-
     def iter_batches(
         self, n: int, *, keys: Sequence[str] | None = None, prefetch: int = 2, device: str | None = None
     ) -> Iterator[Batch]:

@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.limiter import Pacing
-from trieye.replay.rows.holes import Holes
 from trieye.replay.rows.memory import Memory
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column, Layout, RowOptions, as_array, describe
-from trieye.replay.rows.segments import Segments
+from trieye.replay.rows.segments import Holes, Segments
 from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import Draw, Sampler, UniformSampler, checked_priorities, with_history
 from trieye.replay.samplers.eligible import EligibleSampler, checked_versions

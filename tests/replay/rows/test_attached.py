@@ -167,7 +167,6 @@ def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_
         "add": lambda: buffer.add(**{key: values[0] for key, values in frames(900, 1).items()}),
         "extend": lambda: buffer.extend(frames(900, 5)),
         "sample": lambda: buffer.sample(4),
-        "sample_many": lambda: buffer.sample_many(2, 4),
         "iter_batches": lambda: next(batches),
         "update_priorities": lambda: buffer.update_priorities([90], [5.0]),
         "clear": buffer.clear,

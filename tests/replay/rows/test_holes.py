@@ -8,7 +8,7 @@ import pytest
 from trieye.exceptions import CheckpointError
 from trieye.files.checksum import FileEntry
 from trieye.replay import Hindsight, ReplayBuffer
-from trieye.replay.rows.holes import Holes
+from trieye.replay.rows.segments import Holes
 from trieye.replay.samplers.base import Draw
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode

@@ -66,17 +66,6 @@ class RowReader:
             self._memory.learn(signature, batch.data)
         return batch
 
-    def batches(self, draws: Sequence[Draw], low: int) -> list[Batch]:
-        """Copy the rows of several draws of the same size at once."""
-        if draws[0].ids.ndim > 1:
-            return [self.batch(draw, low, None, None) for draw in draws]
-        data, _ = self._read(np.concatenate([draw.ids for draw in draws]), low, self._layout.keys, None, None)
-        cuts = [slice(start, start + len(draws[0])) for start in range(0, len(draws) * len(draws[0]), len(draws[0]))]
-        return [
-            Batch({key: array[cut] for key, array in data.items()}, draw.ids, draw.weights, draw.info)
-            for draw, cut in zip(draws, cuts, strict=True)
-        ]
-
     def is_whole(self, draw: Draw, low: int) -> bool:
         """Return whether all rows of a draw, and the earlier frames of their stacks, are there."""
         ids = draw.ids.reshape(-1)

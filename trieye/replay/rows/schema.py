@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.snapshot.arrays import FORMATS
 
 PREFIX = "next_"
 """Of the key of a row's next observation."""
@@ -100,6 +101,11 @@ class Column:
             )
         return self._cast(array)
 
+    def restored(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the values `[n, ...]` of which `as_saved` made an array."""
+        found = np.asarray(array)
+        return found if found.dtype == self.dtype else found.view(self.dtype).reshape(len(found), *self.shape)
+
     def _cast(self, array: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(over="ignore"):  # a float beyond the range of float32 becomes inf, as everywhere in NumPy
             cast = array.astype(self.dtype)
@@ -120,6 +126,13 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigurationError(f"replay key {name!r}: no array can be made of the value: {error}") from error
+
+
+def as_saved(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a dtype that safetensors knows: numbers that it lacks, such as complex ones, as bytes."""
+    if array.dtype in FORMATS:
+        return array
+    return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
 def check_keys(found: Iterable[str], expected: Mapping[str, Any] | Iterable[str]) -> None:

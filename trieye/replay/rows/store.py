@@ -150,15 +150,16 @@ class RowStore:
     def state_dict(self) -> dict[str, Any]:
         """Return what is not in the rows: columns, counters, episodes that go on, next observations that may change."""
         links, next_rows, low = self.links, self.next_rows, self.low
+        kept = None
+        if links is not None and next_rows is not None:
+            kept = next_rows.state_dict(low, self.total, links.has_ended(np.arange(low, self.total)))
         return {
             "columns": {name: column.spec for name, column in self.layout.columns.items()},
             "options": self.layout.options.spec,
             "total": self.total,
             "low": low,
             "links": None if links is None else links.state_dict(),
-            "next_rows": None
-            if next_rows is None
-            else next_rows.state_dict(low, self.total, self.ended(low, self.total)),
+            "next_rows": kept,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
@@ -189,12 +190,6 @@ class RowStore:
                 f"this process was forked by the one that owns the replay buffer ({self._pid}), and shares its rows: "
                 "take buffer.handle there before the fork, and read the rows here through ReplayBuffer.attach(handle)"
             )
-
-    def ended(self, low: int, total: int) -> NDArray[np.bool_]:
-        """Return bool `[total - low]`, whether an episode ended with each of the rows."""
-        if self.links is None:
-            return np.zeros(total - low, np.bool_)
-        return self.links.has_ended(np.arange(low, total))
 
     @property
     def size_bytes(self) -> int:
