@@ -1,20 +1,9 @@
-import threading
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.limiter import Limiter
-
-
-def in_thread(call):
-    """Start a call in a thread that is waiting soon, and return what it will have returned."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    return thread, results
 
 
 @settings(deadline=None)
@@ -30,7 +19,7 @@ def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls
     inserts = samples = 0
     for is_insert, n in calls:
         allowed = limiter.can_insert(n) if is_insert else limiter.can_sample(n)
-        assert (limiter.insert if is_insert else limiter.sample)(n, timeout_s=0) == allowed
+        assert (limiter.insert if is_insert else limiter.sample)(n) == allowed
         inserts += n * (allowed and is_insert)
         samples += n * (allowed and not is_insert)
         balance = inserts * ratio - samples
@@ -50,7 +39,7 @@ def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
             limiter.insert()
             inserts += 1
         else:
-            assert limiter.sample(timeout_s=0)
+            assert limiter.sample()
             samples += 1
     assert samples == pytest.approx((inserts - 100) * 4, abs=50)
 
@@ -59,46 +48,12 @@ def test_the_first_rows_are_taken_without_samples_and_drawn_only_when_there_are_
     limiter = Limiter(8.0, min_size_to_sample=50, error_buffer=16)
     for _ in range(50):
         assert not limiter.can_sample()
-        assert limiter.insert(timeout_s=0)
+        assert limiter.insert()
     assert limiter.can_sample(16)
     assert not limiter.can_sample(17)
-    assert Limiter(8.0, min_size_to_sample=50, error_buffer=16).insert(50, timeout_s=0)
-    assert limiter.insert(2, timeout_s=0)
+    assert Limiter(8.0, min_size_to_sample=50, error_buffer=16).insert(50)
+    assert limiter.insert(2)
     assert not limiter.can_insert()
-
-
-@pytest.mark.parametrize("who", ["sample", "insert"])
-def test_a_call_waits_until_the_other_side_has_caught_up(who):
-    limiter = Limiter(1.0, min_size_to_sample=1, error_buffer=2)
-    if who == "sample":
-        assert not limiter.can_sample()
-        thread, results = in_thread(limiter.sample)
-        limiter.insert()
-    else:
-        limiter.insert(3)
-        assert not limiter.can_insert()
-        thread, results = in_thread(limiter.insert)
-        limiter.sample()
-    thread.join(10)
-    assert results == [True]
-
-
-def test_a_wait_ends_when_the_time_is_up_and_counts_nothing():
-    limiter = Limiter(1.0)
-    started = time.monotonic()
-    assert not limiter.sample(timeout_s=0.05)
-    assert 0.05 <= time.monotonic() - started < 5
-    assert limiter.state_dict() == {"inserts": 0, "samples": 0, "removed": 0}
-
-
-def test_closing_wakes_all_that_wait():
-    limiter = Limiter(1.0)
-    waiting = [in_thread(limiter.sample) for _ in range(3)]
-    limiter.close()
-    for thread, results in waiting:
-        thread.join(10)
-        assert results == [False]
-    assert not limiter.insert()
 
 
 def test_rows_that_were_removed_must_come_again():

@@ -1,8 +1,6 @@
 """Limiter: keeps samples and inserts of a replay buffer in a ratio; Pacing: all that a buffer has to wait for."""
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -20,7 +18,7 @@ class Limiter:
     - rows may be sampled while balance stays at or above middle - error_buffer, once there are `min_size_to_sample`;
     - rows may be inserted while balance stays at or below middle + error_buffer, and always until there are so many.
 
-    Any number of threads may use it.
+    It waits for nothing and has no lock: whoever owns the rows does, and asks again when some came or were drawn.
     """
 
     def __init__(
@@ -55,8 +53,6 @@ class Limiter:
         self.error_buffer = error_buffer
         self._least, self._most = middle - error_buffer, middle + error_buffer
         self._inserts = self._samples = self._removed = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send a new limiter with these settings; what it has counted is part of the buffer's state."""
@@ -70,8 +66,10 @@ class Limiter:
         Raises:
             ConfigurationError: So many rows could never be inserted at once.
         """
-        with self._changed:
-            return self._may_insert(n)
+        if self._inserts - self._removed + n <= self.min_size_to_sample:
+            return True
+        is_allowed = (self._inserts + n) * self.samples_per_insert - self._samples <= self._most
+        return is_allowed or self._later(f"insert({n})", n * self.samples_per_insert + 1)
 
     def can_sample(self, n: int = 1) -> bool:
         """Return whether `n` rows may be drawn now.
@@ -79,73 +77,43 @@ class Limiter:
         Raises:
             ConfigurationError: So many rows could never be drawn at once.
         """
-        with self._changed:
-            return self._may_sample(n)
-
-    def insert(self, n: int = 1, *, timeout_s: float | None = None) -> bool:
-        """Wait until `n` rows may be inserted, and count them.
-
-        Args:
-            n: Rows.
-            timeout_s: Seconds to wait at most; for ever if None, not at all if 0.
-
-        Returns:
-            False if the time ran out, or the limiter was closed: then nothing was counted.
-
-        Raises:
-            ConfigurationError: So many rows could never be inserted at once.
-        """
-        with self._changed:
-            if not self._wait(lambda: self._may_insert(n), timeout_s):
-                return False
-            self._inserts += n
-            self._changed.notify_all()
-            return True
-
-    def sample(self, n: int = 1, *, timeout_s: float | None = None) -> bool:
-        """Wait until `n` rows may be drawn, and count them; arguments and result are those of `insert`."""
-        with self._changed:
-            if not self._wait(lambda: self._may_sample(n), timeout_s):
-                return False
-            self._samples += n
-            self._changed.notify_all()
-            return True
-
-    def removed(self, n: int) -> None:
-        """Take note that `n` rows were removed other than by being overwritten, as by `clear`."""
-        with self._changed:
-            self._removed += n
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let all that wait return False, now and from now on."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts as plain data."""
-        with self._changed:
-            return {"inserts": self._inserts, "samples": self._samples, "removed": self._removed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over saved counts."""
-        with self._changed:
-            self._inserts, self._samples = int(state["inserts"]), int(state["samples"])
-            self._removed = int(state["removed"])
-            self._changed.notify_all()
-
-    def _may_insert(self, n: int) -> bool:
-        if self._inserts - self._removed + n <= self.min_size_to_sample:
-            return True
-        is_allowed = (self._inserts + n) * self.samples_per_insert - self._samples <= self._most
-        return is_allowed or self._later(f"insert({n})", n * self.samples_per_insert + 1)
-
-    def _may_sample(self, n: int) -> bool:
         is_allowed = self._inserts * self.samples_per_insert - self._samples - n >= self._least
         if is_allowed and self._inserts - self._removed >= self.min_size_to_sample:
             return True
         return self._later(f"sample({n})", n + self.samples_per_insert)
+
+    def insert(self, n: int = 1) -> bool:
+        """Count `n` rows that are inserted, if they may be, and return whether they may.
+
+        Raises:
+            ConfigurationError: So many rows could never be inserted at once.
+        """
+        is_allowed = self.can_insert(n)
+        self._inserts += n * is_allowed
+        return is_allowed
+
+    def sample(self, n: int = 1) -> bool:
+        """Count `n` rows that are drawn, if they may be, and return whether they may.
+
+        Raises:
+            ConfigurationError: So many rows could never be drawn at once.
+        """
+        is_allowed = self.can_sample(n)
+        self._samples += n * is_allowed
+        return is_allowed
+
+    def removed(self, n: int) -> None:
+        """Take note that `n` rows were removed other than by being overwritten, as by `clear`."""
+        self._removed += n
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts as plain data."""
+        return {"inserts": self._inserts, "samples": self._samples, "removed": self._removed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over saved counts."""
+        self._inserts, self._samples = int(state["inserts"]), int(state["samples"])
+        self._removed = int(state["removed"])
 
     def _later(self, call: str, room: float) -> bool:
         """Return False, not yet; or raise if never."""
@@ -155,15 +123,6 @@ class Limiter:
                 f"error_buffer of {room / 2:g} at least, found {self.error_buffer:g}"
             )
         return False
-
-    def _wait(self, is_allowed: Callable[[], bool], timeout_s: float | None) -> bool:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (self._is_closed or is_allowed()):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self._changed.wait(left)
-        return not self._is_closed
 
 
 class Pacing:
@@ -206,7 +165,7 @@ class Pacing:
     def after_rows(self, count: int) -> None:
         """Count rows that were added."""
         if self.limiter is not None:
-            self.limiter.insert(count, timeout_s=0)
+            self.limiter.insert(count)
 
     def before_draw(self, count: int) -> None:
         """Ask whether rows may be drawn.
@@ -220,7 +179,7 @@ class Pacing:
     def after_draw(self, count: int) -> None:
         """Count rows that were drawn."""
         if self.limiter is not None:
-            self.limiter.sample(count, timeout_s=0)
+            self.limiter.sample(count)
 
     def close(self) -> None:
         """End the threads."""

@@ -178,7 +178,7 @@ class Content:
 
     def fetch(self, n: int, now: float) -> Lease | None:
         """Hand out `n` distinct chunks; None if there are not as many, or the limiter holds them back."""
-        if len(self.pool) < n or (self.limiter is not None and not self.limiter.sample(n, timeout_s=0)):
+        if len(self.pool) < n or (self.limiter is not None and not self.limiter.sample(n)):
             return None
         held, weights = self.pool.choose(n, self.rng)
         serials = [serial for chunk in held for serial in chunk.serials]
@@ -322,7 +322,7 @@ class Content:
         self.next_chunk += 1
         self.figures.totals["chunks"] += 1
         if self.limiter is not None:
-            self.limiter.insert(1, timeout_s=0)
+            self.limiter.insert(1)
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Place an early fragment, or keep it waiting; those of a worker stay in order."""

@@ -224,7 +224,7 @@ class Table:
         ids = self._buffer.extend(rows.by_key(), env_ids=self._codes(client, rows), versions=versions)
         self._end = int(ids[-1]) + 1
         if self._limiter is not None:
-            self._limiter.insert(len(rows), timeout_s=0)
+            self._limiter.insert(len(rows))
         if rows.priorities is not None:
             given = ~np.isnan(rows.priorities)
             self._buffer.update_priorities(ids[given], rows.priorities[given])
@@ -279,7 +279,7 @@ class Table:
                 break
             draw = buffer.redraw(draw, late)
         if self._limiter is not None:
-            self._limiter.sample(n, timeout_s=0)
+            self._limiter.sample(n)
         return draw
 
 
