@@ -1,5 +1,4 @@
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from trieye.checkpoints.directory import (
     damaged_parts,
     has_parts,
     load_parts,
-    part_file,
     save_parts,
 )
 from trieye.checkpoints.manifest import read_manifest
@@ -184,18 +182,6 @@ def test_parts_with_strange_names_are_refused(found, complaint):
         encode(Strange(), known={"a"})
 
 
-def test_a_growing_object_has_a_directory_of_its_own_that_is_replaced(tmp_path):
-    log, path = Log(), tmp_path / "buffer"
-    for count in (100, 1):
-        log.extend(count)
-        save_parts(path, log)
-    other = Log()
-    other.load_state_dict(load_parts(path))
-    assert other.rows.tolist() == list(range(101))
-    assert len(list((path / "parts").iterdir())) == 2
-    assert [item.name for item in tmp_path.iterdir()] == ["buffer"]
-
-
 def test_an_empty_directory_has_no_parts(tmp_path):
     assert not has_parts(tmp_path / "nothing")
     assert not has_parts(tmp_path)
@@ -256,18 +242,6 @@ def test_what_was_read_can_be_saved_again_as_it_is(store, tmp_path):
     assert restored(elsewhere, 1).rows.tolist() == list(range(10))
 
 
-def test_a_part_whose_file_is_gone_is_named(store):
-    log = Log()
-    log.extend(10)
-    save(store, 1, log, ())
-    held = store.load(store.path(1))["log"]
-    (name,) = held.names
-    files_of(store, 1)[0].unlink()
-    for read in (held.read, held.map):
-        with pytest.raises(SerializationError, match=rf"{name}.safetensors is damaged: No such file"):
-            read(name)
-
-
 @pytest.mark.parametrize("harm", [Path.unlink, lambda part: part.write_bytes(b"cut")])
 def test_a_part_that_somebody_deleted_is_written_again_to_its_own_directory(tmp_path, harm):
     log, path = Log(), tmp_path / "buffer"
@@ -284,10 +258,9 @@ def test_a_kill_while_a_directory_is_replaced_costs_nothing(tmp_path):
     log, path = Log(), tmp_path / "buffer"
     log.extend(10)
     save_parts(path, log)
-    gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
-    path.rename(tmp_path / f".old-buffer~{_HOST}~{int(gone.stdout)}~0a0a0a0a")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    path.rename(tmp_path / f".old-buffer~{_HOST}~{dead.pid}~0a0a0a0a")
     assert has_parts(path)
     other = Log()
     other.load_state_dict(load_parts(path))
@@ -296,7 +269,3 @@ def test_a_kill_while_a_directory_is_replaced_costs_nothing(tmp_path):
     save_parts(path, log)
     assert sorted(part.name.rsplit("-", 1)[0] for part in (path / "parts").iterdir()) == ["seg-0-10", "seg-10-15"]
     assert [item.name for item in tmp_path.iterdir()] == ["buffer"]
-
-
-def test_a_part_lies_where_its_name_says():
-    assert part_file("seg-1") == "parts/seg-1.safetensors"
