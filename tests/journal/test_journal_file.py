@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
+from tests.waiting import wait_until
 from trieye.exceptions import JournalError
 from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
@@ -103,18 +103,6 @@ def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_pat
     journal.close()
 
 
-def test_a_reader_changes_nothing(tmp_path):
-    path = tmp_path / "journal.db"
-    journal = Journal(path)
-    fill(journal)
-    before = path.read_bytes(), wal_path(path).read_bytes()
-    reader = connect_read_only(path)
-    assert reader.execute("SELECT count(*) FROM records").fetchone() == (20,)
-    reader.close()
-    assert (path.read_bytes(), wal_path(path).read_bytes()) == before
-    journal.close()
-
-
 def test_a_directory_that_cannot_be_written_is_an_error_that_names_the_journal(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be made"):
@@ -138,13 +126,6 @@ def synced(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal.db", durability="interval")
     yield journal, tries
     journal.close()
-
-
-def wait_until(condition):
-    until = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < until
-        threading.Event().wait(0.005)
 
 
 def test_what_was_written_is_brought_to_the_disk_soon(synced):

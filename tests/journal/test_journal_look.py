@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.damage import contents
 from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
@@ -38,12 +39,8 @@ def killed(tmp_path):
     return files / "journal.db"
 
 
-def everything_in(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 def test_it_says_what_is_there_and_changes_nothing(killed):
-    before = everything_in(killed.parent)
+    before = contents(killed.parent)
     for _ in range(2):
         found = inspect(killed)
         assert (found.damage, found.num_records, found.last_pos) == ([], 15, 21)
@@ -51,19 +48,19 @@ def test_it_says_what_is_there_and_changes_nothing(killed):
         assert found.chunks == [(6, 8), (8, 10)]
         assert found.segments == [Segment(4, 6, "points-4-6.parquet", 100, 7)]
         assert found.cursors == {"mlflow": 9}
-    assert everything_in(killed.parent) == before
+    assert contents(killed.parent) == before
 
 
 def test_it_says_what_is_damaged_and_changes_nothing(killed):
     data = bytearray(wal_path(killed).read_bytes())
     data[9 * 4120] ^= 1
     wal_path(killed).write_bytes(data)
-    before = everything_in(killed.parent)
+    before = contents(killed.parent)
     found = inspect(killed)
     assert "stand after damaged bytes" in found.damage[0]
     assert "had reached 21" in found.damage[-1]
     assert 0 < found.last_pos < 21, "SQLite takes what is before the damage"
-    assert everything_in(killed.parent) == before
+    assert contents(killed.parent) == before
 
 
 def test_what_a_kill_interrupted_where_there_is_no_log_is_undone_in_a_copy(path):
@@ -79,17 +76,11 @@ def test_what_a_kill_interrupted_where_there_is_no_log_is_undone_in_a_copy(path)
     for file, data in files:
         file.write_bytes(data)
     assert rollback_path(path).stat().st_size > 0
-    before = everything_in(path.parent)
+    before = contents(path.parent)
     assert (inspect(path).damage, inspect(path).num_records) == ([], 1)
-    assert everything_in(path.parent) == before
+    assert contents(path.parent) == before
     with contextlib.closing(Journal(path)) as journal:
         assert ([record.payload for record in journal.records(0)], journal.damage) == ([b"kept"], [])
-
-
-def test_an_empty_journal_is_whole(path):
-    Journal(path).close()
-    found = inspect(path)
-    assert (found.num_records, found.last_pos, found.damage) == (0, 0, [])
 
 
 def test_what_is_no_journal_is_named(tmp_path):
@@ -140,13 +131,15 @@ def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
         journal.set_meta("status", b"last")
     for extra in path.parent.glob("journal.db-*"):
         extra.unlink()
-    before = everything_in(path.parent)
+    before = contents(path.parent)
     assert read_meta(path, "status") == b"last"
-    assert everything_in(path.parent) == before
+    assert contents(path.parent) == before
 
 
-def test_nothing_can_be_changed(path):
+def test_an_empty_journal_is_whole_and_nothing_can_be_changed(path):
     Journal(path).close()
+    found = inspect(path)
+    assert (found.num_records, found.last_pos, found.damage) == (0, 0, [])
     with contextlib.closing(connect_read_only(path)) as connection, pytest.raises(sqlite3.OperationalError):
         connection.execute("DELETE FROM meta")
 

@@ -1,11 +1,11 @@
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
+from tests.damage import flip
+from tests.forked import killed_at_each
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal.file import wal_path
 from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
@@ -27,12 +27,6 @@ def change(path, statement, *values):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(statement, values)
     connection.close()
-
-
-def flip(path, place):
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 def opened(path):
@@ -85,15 +79,6 @@ def test_each_value_of_a_row_is_covered_by_its_checksum(path, column):
     journal.close()
 
 
-def test_missing_records_are_counted(path):
-    write(path).close()
-    change(path, "DELETE FROM records WHERE pos BETWEEN 5 AND 14")
-    journal = opened(path)
-    assert journal.num_lost == 10
-    assert "10 records are missing" in journal.damage[0]
-    journal.close()
-
-
 def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(path):
     journal = write(path)
     journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
@@ -105,10 +90,13 @@ def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(
     journal.close()
 
 
-def test_a_gap_is_not_reported_by_a_later_repair(path):
+def test_missing_records_are_counted_and_not_reported_by_a_later_repair(path):
     write(path).close()
     change(path, "DELETE FROM records WHERE pos BETWEEN 5 AND 14")
-    opened(path).close()
+    journal = opened(path)
+    assert journal.num_lost == 10
+    assert "10 records are missing" in journal.damage[0]
+    journal.close()
     change(path, "DELETE FROM records WHERE pos = 20")
     journal = opened(path)
     assert journal.num_lost == 1
@@ -282,31 +270,28 @@ def test_an_empty_file_is_no_new_journal(path):
     journal.close()
 
 
-@pytest.mark.parametrize("content", [b"some text", b"{}" * PAGE, bytes(3 * PAGE)])
-def test_a_file_that_is_no_journal_is_refused_and_not_touched(path, content):
-    path.write_bytes(content)
-    with pytest.raises(JournalError, match=r"journal\.db is no journal of a run; move it away"):
+@pytest.mark.parametrize(
+    ("content", "statement", "message"),
+    [
+        (b"some text", None, "no journal of a run; move it away"),
+        (b"{}" * PAGE, None, "no journal of a run; move it away"),
+        (bytes(3 * PAGE), None, "no journal of a run; move it away"),
+        (None, "CREATE TABLE theirs (a)", "no journal of a run"),
+        (None, "PRAGMA user_version = 2; ALTER TABLE records ADD COLUMN more", "newer trieye: update trieye"),
+    ],
+)
+def test_what_is_no_journal_or_one_of_a_newer_version_is_refused_and_not_touched(path, content, statement, message):
+    if content is not None:
+        path.write_bytes(content)
+    else:
+        if "records" in statement:
+            write(path).close()
+        for part in statement.split(";"):
+            change(path, part)
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+    with pytest.raises(JournalError, match=rf"journal\.db .*{message}"):
         Journal(path)
-    assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_another_programs_database_is_refused_and_not_touched(path):
-    change(path, "CREATE TABLE theirs (a)")
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match="is no journal of a run"):
-        Journal(path)
-    assert path.read_bytes() == before
-
-
-def test_a_journal_of_a_newer_version_is_refused_and_not_touched(path):
-    write(path).close()
-    change(path, "PRAGMA user_version = 2")
-    change(path, "ALTER TABLE records ADD COLUMN more")
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match="was written by a newer trieye: update trieye"):
-        Journal(path)
-    assert path.read_bytes() == before
+    assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
 @pytest.mark.parametrize("place", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
@@ -340,54 +325,22 @@ def test_a_page_that_is_gone_costs_what_is_on_it_and_that_is_counted(path, page)
     journal.close()
 
 
-REPAIR_KILLED_AT_EACH_STEP = """
-import os, shutil, signal, sys
-from pathlib import Path
-from trieye.journal.journal import Journal
-
-STEPS = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
-originals, name = Path(sys.argv[1]), sys.argv[2]
-files = [(originals / (name + suffix)).read_bytes() for suffix in ("", "-wal")]
-
-def repair_killed_at(path, kill_at):
-    count = 0
-    def watch(event, args):
-        nonlocal count
-        if event in STEPS:
-            count += 1
-            if count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(watch)
-    Journal(path)
-    os._exit(0)
-
-for kill_at in range(1, 1000):
-    path = originals.with_name(str(kill_at)) / name
-    shutil.copytree(originals, path.parent)
-    pid = os.fork()
-    if pid == 0:
-        repair_killed_at(path, kill_at)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code == 0:
-        break
-    assert code == -signal.SIGKILL, code
-    lost = 0
-    for is_first in (True, False):
-        journal = Journal(path)
-        assert (len(journal.damage), journal.num_lost >= 1) == (is_first, is_first), (kill_at, journal.damage)
-        assert len(list(journal.records(0))) + max(journal.num_lost, lost) == 30, kill_at
-        lost = journal.num_lost
-        journal.close()
-    aside = sorted(path.parent.glob(f"{name}.damaged-*"))
-    assert [file.read_bytes() for file in aside] == files, (kill_at, aside)
-    shutil.rmtree(path.parent)
-print(kill_at - 1)
-"""
-
-
 def test_a_repair_that_is_killed_at_any_step_is_done_again_or_completed(tmp_path, killed):
-    command = [sys.executable, "-c", REPAIR_KILLED_AT_EACH_STEP, str(killed.parent), killed.name]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10, "steps at which it was killed"
+    files = [file.read_bytes() for file in (killed, wal_path(killed))]
+
+    def prepare(number):
+        return shutil.copytree(killed.parent, tmp_path / f"{number}")
+
+    steps = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
+    opened(prepare(0) / killed.name).close()  # imports what there is to import
+    for number, directory, is_done in killed_at_each(steps, prepare, lambda copy: Journal(copy / killed.name)):
+        lost = 0
+        for is_first in (True, False):
+            journal = Journal(directory / killed.name)
+            assert bool(journal.damage) is (journal.num_lost > 0) is (is_first and not is_done), number
+            assert is_done or len(list(journal.records(0))) + max(journal.num_lost, lost) == 30, number
+            lost = journal.num_lost
+            journal.close()
+        aside = sorted(directory.glob(f"{killed.name}.damaged-*"))
+        assert [file.read_bytes() for file in aside] == files, number
+    assert number > 10
