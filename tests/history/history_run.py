@@ -132,6 +132,11 @@ class Written:
             if index >= start and not (index in self.superseded and is_of_a_branch(item))
         ]
 
+    def lost_branch(self, end=None):
+        """Return the superseded points before an index."""
+        indices = sorted(index for index in self.superseded if end is None or index < end)
+        return [self.items[index] for index in indices if isinstance(self.items[index], Point)]
+
     def files(self):
         return sorted(path.name for path in self.directory.iterdir()) if self.directory.exists() else []
 

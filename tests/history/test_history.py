@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from history_run import NOW, Written, drain, exact, is_of_a_branch, point, points, random_items, seeded
+from history_run import NOW, Written, drain, exact, point, points, random_items, seeded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +20,7 @@ from trieye.history import tail as history_tail
 from trieye.history.columns import Columns
 from trieye.history.history import Cursor, History
 from trieye.journal.journal import Chunk, Journal, Snapshot
-from trieye.stats.operations import LogImage, LogParams, LogText
-from trieye.stats.point import Point
+from trieye.stats.operations import LogImage, LogParams
 
 
 @pytest.fixture
@@ -38,20 +37,6 @@ def small(monkeypatch):
     monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
     monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 60)
-
-
-def test_a_new_history_is_empty(written):
-    assert written.history.end == 0
-    assert written.history.read(0, 10) == ([], 0)
-    assert written.history.num_pending == 0
-    assert written.history.pending() == []
-
-
-def test_items_can_be_read_as_soon_as_they_are_there(written):
-    written.append(points(0, 10))
-    assert written.history.end == 10
-    assert written.history.read(3, 4) == (points(3, 7), 7)
-    assert written.history.read(8, 100) == (points(8, 10), 10)
 
 
 SCRIPT = st.lists(
@@ -85,6 +70,7 @@ def play(written, script, rng):
             case "read":
                 start = int(argument[0] * len(written.items))
                 assert exact(drain(written.history, start, argument[1])) == exact(written.surviving(start))
+                assert exact(written.history.superseded(start)) == exact(written.lost_branch(start))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,10 +81,7 @@ def test_a_history_is_a_list(tmp_path_factory, small, script, seed):
         play(written, script, seeded(seed))
         assert written.history.end == len(written.items)
         assert exact(drain(written.history)) == exact(written.surviving())
-        lost_branch = [
-            item for index, item in enumerate(written.items) if index in written.superseded and isinstance(item, Point)
-        ]
-        assert exact(written.history.superseded(written.history.end)) == exact(lost_branch)
+        assert exact(written.history.superseded(written.history.end)) == exact(written.lost_branch())
         assert written.history.num_lost == 0
 
 
@@ -114,13 +97,6 @@ def test_what_is_pending_stays_pending_until_it_is_committed(written):
     assert drain(written.reopen().history) == points(0, 30)
 
 
-def test_chunks_hold_ten_thousand_items_and_a_few_megabytes(written):
-    written.append(points(0, 25_000))
-    written.append([LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes(3 << 20)) for n in range(3)])
-    spans = [chunk[:2] for chunk in written.history.pending()]
-    assert spans == [(0, 10_000), (10_000, 20_000), (20_000, 25_001), (25_001, 25_002), (25_002, 25_003)]
-
-
 def test_pictures_do_not_stay_in_memory(written):
     pictures = [LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes([n]) * (3 << 20)) for n in range(20)]
     written.append(pictures).commit()
@@ -128,18 +104,6 @@ def test_pictures_do_not_stay_in_memory(written):
     assert (items, end) == (pictures[:1], 1), "from the journal, and bounded by bytes, too"
     assert drain(written.roll().history) == pictures
     assert drain(written.reopen().history) == pictures
-
-
-def test_a_superseded_branch_is_left_out_and_can_be_asked_for(written):
-    written.append([point(0), LogParams({"a": "1"}), LogText("note", 1, NOW, "x"), point(1), point(2), point(3)])
-    written.supersede(1, 5)
-    written.append([point(4)])
-    assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(3), point(4)]
-    assert list(written.history.superseded(5)) == [point(1), point(2)]
-    assert list(written.history.superseded(4)) == [point(1)]
-    written.commit().reopen()
-    assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(3), point(4)]
-    assert list(written.history.superseded(7)) == [point(1), point(2)]
 
 
 def test_indices_that_were_given_are_not_given_again(written):
@@ -318,10 +282,3 @@ def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
         written.roll()
     assert pq.read_table(written.path_of(0))["kind"].to_pylist()[3] == "LogVideo"
     assert "LogVideo" in caplog.text
-
-
-def test_superseded_points_of_another_kind_are_no_points(written):
-    written.append([LogText("a", 1, NOW, "x"), point(1)])
-    written.supersede(0, 2)
-    assert list(written.history.superseded(2)) == [point(1)]
-    assert all(is_of_a_branch(item) for item in written.items)

@@ -3,9 +3,8 @@ import pytest
 from history_run import Written, drain, exact, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
-from trieye.files.checksum import sums_of
-from trieye.history.segments import SegmentFile, range_of
-from trieye.stats.operations import LogImage, LogParams
+from trieye.history.segments import SegmentFile
+from trieye.stats.operations import LogParams
 
 
 @pytest.fixture
@@ -39,24 +38,6 @@ def test_a_segment_is_plain_parquet(written):
     assert table["index"].to_pylist() == [0, 1, 2, 3], "what is superseded is kept"
     with (written.directory / "points-0-4.parquet").open("rb") as file:
         assert SegmentFile(file, (0, 4)).about.superseded == [(2, 3)]
-
-
-def test_the_journal_knows_size_and_checksum_of_a_segment(written):
-    written.segment(random_items(seeded(1), 200))
-    (segment,) = written.journal.segments()
-    path = written.path_of(0)
-    assert (segment.size_bytes, segment.crc) == (path.stat().st_size, sums_of(path)[1])
-    assert range_of(segment.name) == (0, 200)
-    assert segment.name == "points-0-200.parquet"
-    assert range_of("points-0-200.parquet.bak") is None
-
-
-def test_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
-    monkeypatch.setattr("trieye.history.segments.GROUP_BYTES", 1000)
-    monkeypatch.setattr("trieye.history.tail.CHUNK_BYTES", 1000)
-    written.segment([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
-    metadata = pq.read_metadata(written.path_of(0))
-    assert metadata.num_row_groups == 10
 
 
 def test_a_file_under_another_name_is_refused(written):
@@ -108,7 +89,7 @@ def cuts(stride):
     return damage
 
 
-@pytest.mark.parametrize("damage", [flips(101, 1), cuts(397)], ids=["flipped bits", "cuts"])
+@pytest.mark.parametrize("damage", [flips(199, 1), cuts(397)], ids=["flipped bits", "cuts"])
 def test_a_damaged_file_costs_what_is_damaged_and_never_gives_a_wrong_value(written, damage):
     rng = seeded(5)
     written.segment(random_items(rng, 100))

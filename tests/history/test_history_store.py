@@ -1,13 +1,12 @@
 import contextlib
-import random
 import sqlite3
-import subprocess
-import sys
 import threading
 
 import pytest
 from history_run import Written, drain, exact, is_of_a_branch, points, random_items, seeded
 
+from tests.damage import flip
+from tests.forked import killed_at_each
 from trieye.history import segments as history_segments
 from trieye.history import store as history_store
 
@@ -33,12 +32,6 @@ def in_journal(written, statement):
     written.close()
     with contextlib.closing(sqlite3.connect(written.run_dir / "journal.db", isolation_level=None)) as connection:
         connection.execute(statement)
-
-
-def flip_a_bit(path, place):
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
 
 
 def roll_unnoticed(written):
@@ -114,121 +107,32 @@ def test_what_lies_apart_is_not_joined(written):
     assert drain(written.history) == [*points(0, 10), *points(20, 30), *points(40, 50)]
 
 
-KILL_AT_EACH_OPERATION = """
-import os, pathlib, shutil, signal, sys
-import pyarrow.parquet
-from trieye.history import segments as history_segments
-from trieye.history.history import History
-from trieye.journal.journal import Journal, Snapshot
-from trieye.stats.point import Point
+def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(history_segments, "GROUP_ITEMS", 8)
 
-here = pathlib.Path(sys.argv[1])
-history_segments.GROUP_ITEMS = 8
-OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir"}
+    def prepare(number):
+        (tmp_path / f"{number}" / "history").mkdir(parents=True)
+        return tmp_path / f"{number}" / "history"
 
-def points(first, end):
-    return [Point("loss", n * 0.1, n, 1.8e9 + n) for n in range(first, end)]
+    def write(directory):
+        written = Written(directory.parent)
+        for first in range(0, 60, 10):
+            written.append(points(first, first + 10)).commit()
+            (directory.parent / "committed").write_text(str(first + 10))
+            written.roll()
 
-def opened(directory):
-    journal = Journal(directory / "journal.db")
-    return journal, History(journal, directory / "history")
-
-def write(directory, rolls):
-    journal, history = opened(directory)
-    for _ in range(rolls):
-        history.append(points(history.end, history.end + 10))
-        journal.append("pass", b"", at=0.0)
-        end = history.end
-        snapshot = Snapshot(journal.last_pos, end, 0.0, b"")
-        journal.commit(snapshot, chunks=history.pending(), keep_after=journal.last_pos)
-        history.committed(end)
-        (directory / "committed").write_text(str(end))
-        history.roll(force=True)
-
-def write_killed_at(directory, kill_at):
-    count = 0
-    def watch(event, args):
-        nonlocal count
-        if event in OPERATIONS and "/history/" in str(args[0]):
-            count += 1
-            if count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(watch)
-    write(directory, 6)
-    os._exit(0)
-
-def read(history):
-    found, place = [], 0
-    while place < history.end:
-        items, place = history.read(place, 1000)
-        found += items
-    return found
-
-for kill_at in range(1, 1000):
-    directory = here / str(kill_at)
-    pid = os.fork()
-    if pid == 0:
-        write_killed_at(directory, kill_at)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    committed = int((directory / "committed").read_text())
-    for attempt in range(2):
-        journal, history = opened(directory)
-        assert journal.damage == [], (kill_at, journal.damage)
-        assert history.end == committed and history.num_lost == 0, (kill_at, history.end, committed)
-        assert read(history) == points(0, committed), kill_at
-        (directory / "history").mkdir(exist_ok=True)
-        left = {path.name for path in (directory / "history").iterdir()}
-        assert left <= {segment.name for segment in journal.segments()}, (kill_at, left)
-        journal.close()
-    if code == 0:
-        assert committed == 60
-        print(kill_at - 1)
-        sys.exit(0)
-    shutil.rmtree(directory)
-"""
-
-
-def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path):
-    command = [sys.executable, "-c", KILL_AT_EACH_OPERATION, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 12, "operations at which it was killed"
-
-
-ENDLESS = """
-import itertools, pathlib, sys
-import pyarrow.parquet
-sys.path.insert(0, sys.argv[2])
-from history_run import Written, points
-from trieye.history import store as history_store
-from trieye.history import segments as history_segments
-from trieye.history import tail as history_tail
-
-history_segments.GROUP_ITEMS = 100
-history_store.ROLL_BYTES = 2000
-history_tail.KEPT_ITEMS = 10
-written = Written(pathlib.Path(sys.argv[1]))
-for first in itertools.count(written.history.end, 30):
-    written.history.append(points(first, first + 30))
-    written.commit()
-    print(first + 30, flush=True)
-    written.roll(force=False)
-"""
-
-
-def test_a_kill_at_any_moment_costs_nothing(tmp_path, request):
-    rng = random.Random(1)
-    for _ in range(4):
-        command = [sys.executable, "-c", ENDLESS, str(tmp_path), str(request.path.parent)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            acknowledged = [int(writer.stdout.readline()) for _ in range(rng.randrange(20, 60))]
-            writer.kill()
-            acknowledged += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
-        written = Written(tmp_path)
-        assert written.history.end >= acknowledged[-1]
-        assert drain(written.history) == points(0, written.history.end)
-        assert written.history.num_lost == 0
-        written.close()
+    write(prepare(0))
+    for number, directory, is_done in killed_at_each({"open", "os.rename", "os.remove"}, prepare, write):
+        committed = int((directory.parent / "committed").read_text())
+        assert not is_done or committed == 60
+        for _ in range(2):
+            again = Written(directory.parent)
+            assert again.journal.damage == [], number
+            assert (again.history.end, again.history.num_lost) == (committed, 0), number
+            assert drain(again.history) == points(0, committed), number
+            assert set(again.files()) <= {segment.name for segment in again.journal.segments()}, number
+            again.close()
+    assert number >= 12
 
 
 # opening
@@ -295,7 +199,7 @@ def test_files_that_the_journal_forgot_are_adopted(written, condition):
 
 def test_what_is_left_of_a_damaged_file_is_adopted(written, caplog):
     written.segment(points(0, 300))
-    flip_a_bit(written.path_of(0), 700)
+    flip(written.path_of(0), 700)
     lose_journal(written)
     assert written.history.end == 300
     found = drain(written.history)
@@ -306,7 +210,7 @@ def test_what_is_left_of_a_damaged_file_is_adopted(written, caplog):
 
 def test_a_damaged_file_fills_gaps_and_does_not_replace_chunks(written):
     roll_unnoticed(written.append(points(0, 100)).commit().append(points(100, 300)).commit())
-    flip_a_bit(written.directory / "points-0-300.parquet", 700)
+    flip(written.directory / "points-0-300.parquet", 700)
     in_journal(written, "DELETE FROM chunks WHERE first > 0")
     for _ in range(2):
         found = drain(written.open().history)
