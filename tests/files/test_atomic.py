@@ -1,6 +1,5 @@
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ def names(directory):
 
 def left_by_a_dead_process(path, kind):
     """Rename `path` to what a process that is gone would have called it."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
+    dead = subprocess.Popen(["true"])
+    dead.wait()
     with new_directory(path.parent / "probe") as scratch:
         pattern = scratch.name
     remove_directory(path.parent / "probe")
     _, host, _, token = pattern.rsplit("~", 3)
-    return path.rename(path.parent / f".{kind}-{path.name}~{host}~{done.stdout.strip()}~{token}")
+    return path.rename(path.parent / f".{kind}-{path.name}~{host}~{dead.pid}~{token}")
 
 
 def test_writing_replaces_the_content_and_leaves_nothing_else(tmp_path):

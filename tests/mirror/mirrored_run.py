@@ -1,7 +1,5 @@
 """A run without a hub: a directory with run.json, journal and checkpoints, and what brings it to its mirror."""
 
-import time
-
 import numpy as np
 
 from trieye.checkpoints.path_manager import PathManager
@@ -17,18 +15,10 @@ from trieye.mirror.upload import MirrorUpload
 from trieye.snapshot.encode import encode
 
 APP, RUN = "app", "first [1] ü"
-DEADLINE_S = 60.0
 
 
 def no_check():
     pass
-
-
-def wait_until(condition):
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, condition
-        time.sleep(0.01)
 
 
 class MirroredRun:

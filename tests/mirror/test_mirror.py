@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.mirror.mirrored_run import DEADLINE_S, MirroredRun, wait_until
+from tests.drop_in import training_state
+from tests.mirror.mirrored_run import MirroredRun
+from tests.waiting import LONG_S, wait_until
 from trieye.history.history import read_history
 from trieye.hub.logic import ActorLogic
 from trieye.mirror.mirror import Mirror
@@ -47,7 +49,7 @@ def test_a_checkpoint_is_uploaded_when_it_is_saved_and_the_journal_when_it_is_ti
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1")
     before = mirror.health()["mirrored_at"]
     wait_until(lambda: mirror.health()["mirrored_at"] > before)
-    assert mirror.close(DEADLINE_S)
+    assert mirror.close(LONG_S)
     assert mirror.health()["error"] is None
 
 
@@ -55,7 +57,7 @@ def test_the_end_of_a_run_is_uploaded_although_it_is_not_time(run, url, tmp_path
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     run.save(3)
-    assert mirror.close(DEADLINE_S)
+    assert mirror.close(LONG_S)
     assert restored_step(tmp_path, url) == 3
 
 
@@ -85,7 +87,7 @@ def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(
     run.save(2)
     break_mirror(broken=False)
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_2" and mirror.health()["error"] is None)
-    assert mirror.close(DEADLINE_S)
+    assert mirror.close(LONG_S)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 2, told
     assert "the run goes on, and it is tried again" in told[0]
@@ -102,7 +104,7 @@ def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplo
     run.journal.append("e", b"", at=5.0)
     wait_until(lambda: "has lost what was there" in caplog.text)
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1" and mirror.health()["error"] is None)
-    assert mirror.close(DEADLINE_S)
+    assert mirror.close(LONG_S)
     assert restored_step(tmp_path, url) == 1
 
 
@@ -114,13 +116,13 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_a
     run.save(1)
     wait_until(lambda: mirror.health()["error"])
     began = time.monotonic()
-    assert not mirror.close(DEADLINE_S)
-    assert time.monotonic() - began < DEADLINE_S / 2
+    assert not mirror.close(LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
     assert "did not get the end of run" in caplog.text
     assert "is uploaded when the run is started again" in caplog.text
     break_mirror(broken=False)
     again = Mirror(url, run.paths, every_s=3600)
-    assert again.close(DEADLINE_S)
+    assert again.close(LONG_S)
     assert restored_step(tmp_path, url) == 1
 
 
@@ -130,14 +132,14 @@ def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, u
     (thread,) = set(threading.enumerate()) - before
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     go_on = threading.Event()
-    asked = counted(monkeypatch, "put", before=lambda: go_on.wait(DEADLINE_S))
+    asked = counted(monkeypatch, "put", before=lambda: go_on.wait(LONG_S))
     run.save(1)
     mirror.wake()
     wait_until(lambda: asked)
     assert not mirror.close(0.05)
     assert "0.05 s were not enough" in caplog.text
     go_on.set()
-    thread.join(DEADLINE_S)
+    thread.join(LONG_S)
     assert not thread.is_alive()
     assert len(asked) == 1
 
@@ -159,7 +161,7 @@ def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url,
     mirror = Mirror(url, other.paths, every_s=0.01)
     wait_until(lambda: mirror.health()["error"])
     assert "holds another run of the name" in mirror.health()["error"]
-    assert not mirror.close(DEADLINE_S)
+    assert not mirror.close(LONG_S)
     assert (
         sum("holds another run" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
     )
@@ -219,11 +221,7 @@ def test_what_retention_keeps_comes_back_in_the_background(make_config, tmp_path
     with trieye.Run(config("second")) as run:
         checkpoints = run.dir / "checkpoints"
         wait_until(lambda: len(list(checkpoints.glob("checkpoint_step_*"))) == 3)
-        assert sorted(int(path.name.rsplit("_", 1)[1]) for path in checkpoints.glob("checkpoint_step_*")) == [
-            15,
-            20,
-            25,
-        ]
+        assert sorted(path.name[-2:] for path in checkpoints.glob("checkpoint_step_*")) == ["15", "20", "25"]
 
 
 def test_a_run_of_the_drop_in_api_comes_back_with_its_buffer(make_config, tmp_path, url):
@@ -232,16 +230,7 @@ def test_a_run_of_the_drop_in_api_comes_back_with_its_buffer(make_config, tmp_pa
         return ActorLogic(make_config(persistence=persistence)).open()
 
     first = logic("first")
-    state = {"nn_state_dict": {"w": np.ones(3)}, "optimizer_state_dict": {}, "buffer_content": [1, 2, 3]}
-    counts = {"global_step": 7, "episodes_played": 2, "total_simulations_run": 0}
-    more = {
-        "is_best": False,
-        "save_buffer": True,
-        "model_config_dict": None,
-        "env_config_dict": None,
-        "user_data": None,
-    }
-    first.save_training_state(**state, **counts, **more)
+    first.save_training_state(**training_state(7, buffer_content=[1, 2, 3], save_buffer=True))
     first.shutdown()
     second = logic("second")
     loaded = second.load_initial_state()

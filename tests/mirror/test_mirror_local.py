@@ -2,7 +2,6 @@ import threading
 
 import pytest
 
-from tests.mirror.mirrored_run import MirroredRun
 from trieye.exceptions import JournalError, SerializationError
 from trieye.journal.journal import Journal
 from trieye.journal.look import examine, inspect
@@ -10,13 +9,6 @@ from trieye.journal.schema import Segment
 from trieye.journal.witness import Expected
 from trieye.mirror.local import LocalRun, MirrorRecord
 from trieye.mirror.restore import restore_run
-
-
-@pytest.fixture
-def run(tmp_path):
-    begun = MirroredRun(tmp_path / "root", f"file://{tmp_path}/mirror")
-    yield begun
-    begun.journal.close()
 
 
 def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.damage import flip
 from tests.mirror.mirrored_run import APP, RUN, MirroredRun
 from tests.snapshot.growing import Log
 from trieye.checkpoints.manifest import MANIFEST_NAME
@@ -17,11 +18,6 @@ from trieye.mirror.layout import whole_states
 from trieye.mirror.local import LocalRun
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/mirror"
 
 
 @pytest.fixture
@@ -46,12 +42,6 @@ def objects(run, pattern):
     found = sorted((Path(run.url.removeprefix("file://")) / APP).glob(f"*/{pattern}"))
     assert found, pattern
     return found
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
 
 
 def test_a_run_comes_back_as_it_was(run, other, url):

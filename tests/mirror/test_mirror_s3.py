@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.mirror.mirrored_run import MirroredRun, wait_until
+from tests.mirror.mirrored_run import MirroredRun
+from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.history.history import read_history
 from trieye.mirror.restore import restore_run

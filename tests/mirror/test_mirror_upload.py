@@ -52,18 +52,6 @@ def restored(tmp_path, url, name="second"):
     return other, restore_run(other.paths, url)
 
 
-def test_a_mirror_has_checkpoints_parts_and_journal_each_once_and_marked(run):
-    log = Log()
-    for step in (1, 2):
-        log.extend(10)
-        run.save(step, growing=log)
-        run.upload()
-    index = run.store().list()
-    assert len([key for key in index if key.startswith("parts/")]) == 2
-    assert len([key for key in index if key.startswith("checkpoints/") and key.endswith("/MANIFEST.json")]) == 2
-    assert len(whole_states(index)) == 2
-
-
 def test_nothing_is_uploaded_twice(run):
     log = Log()
     log.extend(1000)
