@@ -10,16 +10,6 @@ from tests.stats.test_reducers import actions, fresh, metrics
 from trieye.stats.aggregator import MAX_UNDECLARED_NAMES, Aggregator
 
 
-def test_open_windows_go_on_in_another_attempt():
-    declared = [metric(log_frequency_steps=10)]
-    first = Aggregator(declared)
-    first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 8)]), at=0.0)
-    second = Aggregator(declared)
-    second.restore(first.to_state())
-    second.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(8, 12)]), at=0.0)
-    assert [(point.step, point.value) for point in second.advance(at=1.0)] == [(10, 10.0)]
-
-
 def test_summary_holds_the_extremes_over_attempts():
     first = Aggregator([metric(aggregation="mean")])
     first.ingest(batch(*[("m", value, step, 0.0) for step, value in enumerate((3.0, 9.0, 5.0))]), at=0.0)
@@ -58,16 +48,6 @@ def counted(*numbers, **settings):
     aggregator = Aggregator([metric(**{"log_frequency_steps": 10, **settings})])
     aggregator.ingest(batch(*[("m", 1.0, number, 0.0) for number in numbers]), at=0.0)
     return aggregator
-
-
-def test_a_state_replaces_what_there_is_however_often():
-    aggregator = counted(*range(1, 6))
-    state = aggregator.to_state()
-    aggregator.restore(state)
-    aggregator.ingest(batch(("m", 1.0, 6, 0.0), ("other", float("nan"), 1, 0.0)), at=0.0)
-    aggregator.restore(state)
-    aggregator.restore(state)
-    assert [(point.metric, point.value) for point in aggregator.flush(at=1.0)] == [("m", 5.0)]
 
 
 def test_an_empty_state_is_the_very_beginning():

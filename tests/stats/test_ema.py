@@ -22,28 +22,6 @@ def test_sums_are_those_of_the_recurrence(values, alpha, before):
     assert smoothed_sums(np.array(values), alpha, before=before).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_first_value_counts_in_full_and_the_average_goes_on_from_window_to_window():
-    aggregator = smoothed(0.5)
-    aggregator.ingest(batch(("m", 8.0, 1, 0.0), ("m", 2.0, 11, 0.0), ("m", 1.0, 12, 0.0)), at=0.0)
-    first, second = aggregator.flush(at=1.0)
-    assert first.value == 8.0
-    assert second.value == pytest.approx((0.125 * 8.0 + 0.25 * 2.0 + 0.5 * 1.0) / 0.875)
-
-
-def test_a_window_has_the_average_after_the_event_of_its_that_was_received_last():
-    aggregator = smoothed(1.0)
-    aggregator.ingest(batch(("m", 1.0, 5, 0.0), ("m", 2.0, 15, 0.0), ("m", 3.0, 4, 0.0)), at=0.0)
-    assert [(point.step, point.value) for point in aggregator.flush(at=1.0)] == [(10, 3.0), (15, 2.0)]
-
-
-def test_a_late_event_that_was_received_last_decides_for_the_window_that_it_joins():
-    aggregator = smoothed(1.0)
-    aggregator.ingest(batch(*[("m", float(step), step, 0.0) for step in range(1, 13)]), at=0.0)
-    aggregator.advance(at=1.0)
-    aggregator.ingest(batch(("m", 99.0, 3, 0.0)), at=1.0)
-    assert [(point.step, point.value) for point in aggregator.flush(at=2.0)] == [(12, 99.0)]
-
-
 @pytest.mark.parametrize("alpha", [1e-12, 1e-3, 0.1, 1.0])
 def test_the_average_of_a_constant_is_that_constant(alpha):
     aggregator = smoothed(alpha)

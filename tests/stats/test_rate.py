@@ -12,30 +12,6 @@ def test_a_rate_is_the_sum_since_the_last_point_over_the_seconds_since_then():
     assert [point.value for point in aggregator.advance(at=11.0)] == [2.0]
 
 
-def test_an_idle_rate_says_zero_once():
-    aggregator = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
-    aggregator.ingest(batch(("done", 1.0, 3, 0.0)), at=1.0)
-    values = [[point.value for point in aggregator.advance(at=at)] for at in (5.0, 9.0, 10.0, 15.0, 20.0)]
-    assert values == [[0.2], [], [0.0], [], []]
-
-
-def test_a_rate_of_steps_and_seconds_counts_everything_in_a_last_flush():
-    aggregator = Aggregator([rate(log_frequency_seconds=5.0).model_copy(update={"log_frequency_steps": 10})])
-    aggregator.ingest(batch(*[("done", 1.0, step, 0.0) for step in range(1, 16)]), at=1.0)
-    assert [(point.step, point.value, point.count) for point in aggregator.flush(at=3.0)] == [(15, 5.0, 15)]
-
-
-def test_events_of_a_moment_that_has_passed_already_count_at_the_next_point():
-    aggregator = Aggregator([rate().model_copy(update={"log_frequency_steps": 1})])
-    aggregator.ingest(batch(("done", 4.0, 1, 0.0), ("done", 4.0, 2, 0.0)), at=1.0)
-    assert [point.value for point in aggregator.advance(at=2.0)] == [2.0]
-    aggregator.ingest(batch(("done", 6.0, 3, 0.0)), at=2.0)
-    assert aggregator.advance(at=2.0) == []
-    assert aggregator.waits_for_time
-    assert [(point.step, point.value, point.count) for point in aggregator.advance(at=4.0)] == [(2, 2.0, 1)]
-    assert not aggregator.waits_for_time
-
-
 def test_a_rate_goes_on_in_another_attempt_with_the_time_that_the_first_one_measured():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=1000.0)
     first.ingest(batch(*[("done", 3.0, step, 0.0) for step in range(10)]), at=4.0)

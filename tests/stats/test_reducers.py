@@ -1,5 +1,4 @@
 import math
-import random
 
 import msgspec
 import pytest
@@ -142,22 +141,6 @@ def test_points_do_not_depend_on_how_events_were_batched(events, size):
     (split,), _ = play(declared, parts, saves=False)
     assert [(p.metric, p.step, p.count) for p in split] == [(p.metric, p.step, p.count) for p in whole]
     assert [p.value for p in split] == pytest.approx([p.value for p in whole], rel=1e-9, abs=1.0)
-
-
-def test_many_events_in_random_order_are_all_in_points():
-    seed = random.randrange(1 << 30)
-    print("seed", seed)  # noqa: T201 - a failure can be repeated
-    rng = random.Random(seed)
-    declared = [metric("count", raw_event_name="e", log_frequency_steps=100)]
-    aggregator, total, sent = fresh(declared), 0, 0
-    for begin in range(0, 200_000, 20_000):
-        events = [(begin + rng.randrange(-5000, 20_000), 1.0, 0.0) for _ in range(20_000)]
-        aggregator.ingest(batch(*[("e", value, step, time) for step, value, time in events]), at=float(begin))
-        sent += len(events)
-        total += sum(point.count for point in aggregator.advance(at=float(begin)))
-    total += sum(point.count for point in aggregator.flush(at=1e6))
-    assert total == sent
-    assert aggregator.num_late > 0
 
 
 def test_a_sum_beyond_the_range_of_a_float_is_logged_as_the_largest_float():
