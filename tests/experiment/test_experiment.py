@@ -284,19 +284,7 @@ def test_it_does_not_wait_for_ever(loop_config):
     assert evaluated_steps(result) == [230]
 
 
-def test_a_signal_is_not_kept_waiting(loop_config):
-    class Stopped(Episodes):
-        def step(self):
-            if self.steps_done == 16:
-                signal.raise_signal(signal.SIGTERM)
-            return super().step()
-
-    config = loop_config(steps=60, every=1)
-    with pytest.raises(trieye.RunInterrupted, match="its state at step 17 is saved"):
-        trieye.run_experiment(Stopped, config)
-
-
-def test_an_evaluation_that_waits_is_not_forgotten_when_the_run_is_interrupted(loop_config):
+def test_a_signal_is_not_kept_waiting_and_an_evaluation_that_waits_is_not_forgotten(loop_config):
     class Stopped(Episodes):
         def step(self):
             if self.steps_done == 23:
@@ -304,7 +292,7 @@ def test_an_evaluation_that_waits_is_not_forgotten_when_the_run_is_interrupted(l
             return super().step()
 
     config = loop_config(steps=40, evaluate_every_steps=20)
-    with pytest.raises(trieye.RunInterrupted):
+    with pytest.raises(trieye.RunInterrupted, match="its state at step 24 is saved"):
         trieye.run_experiment(Stopped, config)
     assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]
 

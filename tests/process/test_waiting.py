@@ -11,17 +11,12 @@ import time
 import pytest
 
 import trieye
+from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.history.table import read_history
 from trieye.process import waiting
 from trieye.process.waiting import Backoff, moved_bytes, wait_while_moving
 from trieye.run import attempt
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_work_that_goes_on_is_waited_for_and_work_that_stands_still_is_given_up():
