@@ -60,8 +60,6 @@ PRIVATE = {
     "_actor_id": "hub/test_detached.py",  # of Ray
     "_private": "hub/test_detached.py",
     "_global_node": "run/test_preemption.py",
-    "_initialize_tables": "sinks/mlflow/test_mlflow_schema.py",  # of MLflow
-    "_get_latest_schema_revision": "sinks/mlflow/test_mlflow_schema.py",
 }
 """Names that libraries promise nobody, each with a test that notices when one is gone."""
 
