@@ -25,11 +25,11 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.files.atomic import fsync_directory, new_directory, recover, replaced
 from trieye.files.checksum import Checksum, ChecksumFile, FileEntry, sums_of, verified, verify_file
 from trieye.snapshot import signing
+from trieye.snapshot.arrays import read_tensors, write_tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, Part, PartFile
 from trieye.snapshot.parts import Growing, SavedParts
-from trieye.snapshot.tensor_file import read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
 

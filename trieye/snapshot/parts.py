@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.checksum import verified, verify_file
+from trieye.snapshot.arrays import map_tensors, read_tensors
 from trieye.snapshot.nodes import Part, PartFile, StateParts
-from trieye.snapshot.tensor_file import map_tensors, read_tensors
 
 logger = logging.getLogger(__name__)
 

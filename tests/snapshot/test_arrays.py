@@ -6,8 +6,8 @@ import torch
 
 from trieye.exceptions import SerializationError
 from trieye.files.checksum import ChecksumFile, ChecksumReader, sums_of
+from trieye.snapshot.arrays import read_tensors, write_tensors
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.tensor_file import read_tensors, write_tensors
 
 
 def written(path, state):
