@@ -38,16 +38,13 @@ class Rows:
 
     def fill(self, draw, out):
         assert self.go_on.wait(20)
-        if self.packed:
-            block = self.records.take(draw.ids, out=None if out is None else out.records, mode="wrap")
-            data = {key: block[key] for key in RECORD.names}
-        else:
+        block = self.records.take(draw.ids, out=None if out is None else out.records, mode="wrap")
+        data = {key: block[key] for key in RECORD.names}
+        if not self.packed:
+            data = {key: np.ascontiguousarray(array) for key, array in data.items()} if out is None else out.data
+            for key in data:
+                data[key][...] = block[key]
             block = None
-            data = {key: np.ascontiguousarray(self.records[key])[draw.ids] for key in RECORD.names}
-            if out is not None:
-                for key, array in data.items():
-                    out.data[key][...] = array
-                data = out.data
         self.memory.add(data["n"].__array_interface__["data"][0])
         return Batch(data, draw.ids, draw.weights, draw.info, None, block)
 
@@ -56,7 +53,10 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "trieye-prefetch"]
 
 
-@pytest.mark.parametrize("packed", [True, False])
+PACKED = pytest.mark.parametrize("packed", [True, False], ids=["packed", "columns"])
+
+
+@PACKED
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, packed):
     rows = Rows(packed=packed)
@@ -71,7 +71,7 @@ def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, 
     assert threads() == []
 
 
-def test_the_next_batches_are_copied_while_one_is_used():
+def test_batches_are_copied_while_one_is_used_and_settle_waits_for_them():
     rows = Rows()
     with closing(Prefetcher(rows.draw, rows.fill)) as batches:
         batch = next(batches)
@@ -79,13 +79,6 @@ def test_the_next_batches_are_copied_while_one_is_used():
         batches.settle()  # the two that are ahead have their own memory
         assert np.array_equal(batch["n"], values)
         assert len(rows.memory) == 3
-
-
-def test_settle_waits_until_nothing_is_copied_any_more():
-    rows = Rows()
-    with closing(Prefetcher(rows.draw, rows.fill)) as batches:
-        next(batches)
-        batches.settle()
         rows.go_on.clear()
         next(batches)  # made already; one more is being made from now on
         settling = threading.Thread(target=batches.settle)
@@ -158,18 +151,22 @@ def test_no_thread_is_left_behind(how):
     assert threads() == []
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_tensors_on_the_cpu_are_views(packed):
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))
+
+
+@PACKED
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_batches_are_tensors_on_a_device_and_views_on_the_cpu(packed, device):
     rows = Rows(packed=packed)
-    with closing(Prefetcher(rows.draw, rows.fill, device="cpu")) as batches:
-        for _ in range(5):
+    with closing(Prefetcher(rows.draw, rows.fill, device=device)) as batches:
+        for number in range(50):
             batch = next(batches)
-            assert torch.equal(batch["n"], torch.from_numpy(batch.ids))
+            assert batch["n"].device.type == batch.weights.device.type == device
+            assert batch["n"].tolist() == batch.ids.tolist() == rows.draws[number].tolist()
             assert torch.equal(batch["obs"][:, 0, 1], batch["n"] / 2)
-            assert batch["done"].dtype == torch.bool
-            assert batch.weights.dtype == torch.float32
+            assert (batch["done"].dtype, batch.weights.dtype) == (torch.bool, torch.float32)
             assert isinstance(batch.ids, np.ndarray)
-            assert batch["n"].data_ptr() in rows.memory
+            assert device != "cpu" or batch["n"].data_ptr() in rows.memory
 
 
 def test_a_block_of_records_becomes_tensors_of_its_fields():
@@ -180,19 +177,6 @@ def test_a_block_of_records_becomes_tensors_of_its_fields():
         assert np.array_equal(tensor.numpy(), records[key])
         assert tensor.numpy().dtype == records[key].dtype
     assert fields["n"].data_ptr() == records["n"].__array_interface__["data"][0]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("packed", [True, False])
-def test_batches_arrive_on_a_cuda_device(packed):
-    rows = Rows(packed=packed)
-    with closing(Prefetcher(rows.draw, rows.fill, device="cuda")) as batches:
-        for number in range(50):
-            batch = next(batches)
-            assert batch["n"].is_cuda
-            assert batch["n"].tolist() == rows.draws[number].tolist()
-            assert torch.equal(batch["obs"][:, 0, 1], batch["n"] / 2)
-            assert batch.weights.is_cuda
 
 
 def test_mistakes_are_named():
@@ -225,9 +209,7 @@ def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
     for key in batch:
         assert np.array_equal(staged[key], batch[key])
         assert np.may_share_memory(staged[key], staged.records) == (key in {"obs", "n", "done"})
-    moved = OtherMemory()
-    moved._stream = None
-    tensors, event = moved.copied(staged)
+    tensors, event = TorchBatches("meta").copied(staged)
     assert event is None
     assert {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.data.items()} == {
         "obs": (torch.float32, (8, 2, 2)),

@@ -82,13 +82,7 @@ def test_restored_links_go_on_like_the_original(rows, later, capacity, other, cu
     restored.load_state_dict(original.state_dict())
     assert added(later, other, links=restored, first_id=len(rows)) is restored
     everything = rows + later
-    alive = np.arange(max(low, len(everything) - other), len(everything))
-    slow = SlowLinks(everything)
-    assert restored.next_ids(alive).tolist() == [slow.next[row_id] for row_id in alive]
-    assert restored.next_ids(alive, across=True).tolist() == [slow.next_of_env[row_id] for row_id in alive]
-    assert restored.has_ended(alive).tolist() == [everything[row_id][1] for row_id in alive]
-    assert restored.steps(alive).tolist() == [slow.step[row_id] for row_id in alive]
-    assert restored.starts(alive).tolist() == [slow.start[row_id] for row_id in alive]
+    assert_links(restored, everything, max(low, len(everything) - other))
 
 
 def test_restoring_more_rows_than_fit_keeps_the_newest():

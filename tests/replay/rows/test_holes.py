@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.replay.plain_replay import assert_same, restored
 from trieye.exceptions import CheckpointError
 from trieye.files.checksum import FileEntry
 from trieye.replay import Hindsight, ReplayBuffer
@@ -63,6 +64,13 @@ def damaged(encoded, tmp_path, numbers):
     )
 
 
+def loaded(encoded, capacity=400, *, lazy=False, **options):
+    """Return a buffer with what is left."""
+    buffer = ReplayBuffer(capacity, **options)
+    buffer.load_state_dict(decode(encoded), lazy=lazy)
+    return buffer
+
+
 KINDS = {
     "uniform": {},
     "n_step": {"n_step": 3, "gamma": 0.5},
@@ -97,8 +105,7 @@ def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lo
     options, world = KINDS[kind], World()
     before = ReplayBuffer(400, seed=3, **options)
     encoded, count = damaged(saved_in_parts(before, world), tmp_path, lost)
-    after = ReplayBuffer(400, seed=3, **options)
-    after.load_state_dict(decode(encoded))
+    after = loaded(encoded, seed=3, **options)
     missing = len(before) - len(after)
     assert missing == after.stats()["lost"] > 0
     assert count - ENVS * 41 <= missing <= count + ENVS * len(lost)  # the oldest part is partly overwritten
@@ -107,15 +114,13 @@ def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lo
     for _ in range(10):  # the episodes that go on do so
         world.step(after)
     check_rows(after.sample(1500), options)
-    again = ReplayBuffer(400, seed=3, **options)
-    again.load_state_dict(decode(encode(after)))
-    one, other = after.sample(500), again.sample(500)
-    assert all(np.array_equal(one[key], other[key]) for key in one)
+    again = restored(after, seed=3, **options)
+    assert_same(after.sample(500), again.sample(500))
 
 
 def test_priorities_stay_with_their_rows(tmp_path):
-    before = ReplayBuffer(400, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
-    world, parts = World(), {}
+    options = {"sampler": "prioritized", "sampler_options": {"alpha": 1.0, "epsilon": 0.0}}
+    before, world, parts = ReplayBuffer(400, **options), World(), {}
     for _ in range(4):
         for _ in range(30):
             world.step(before)
@@ -124,8 +129,7 @@ def test_priorities_stay_with_their_rows(tmp_path):
         parts |= before.state_parts(parts).new
     encoded = encode(before, known=parts)
     encoded, _ = damaged(replace(encoded, parts=parts), tmp_path, (1, 2))
-    after = ReplayBuffer(400, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
-    after.load_state_dict(decode(encoded))
+    after = loaded(encoded, **options)
     drawn = after.sample(2000)
     assert np.all(drawn["obs"][:, 2] % 2 == 0)
     assert set(drawn.ids.tolist()) == {
@@ -142,9 +146,7 @@ def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
     options = {"sampler": "sequence", "sampler_options": {"length": 4, "cross_episodes": cross_episodes}}
     before = ReplayBuffer(400, **options)
     encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (1, 3))
-    after = ReplayBuffer(400, **options)
-    after.load_state_dict(decode(encoded))
-    obs = after.sample(2000)["obs"]
+    obs = loaded(encoded, **options).sample(2000)["obs"]
     lengths = np.array(LENGTHS)[obs[:, :-1, 0]]
     follows = (obs[:, 1:] == obs[:, :-1] + [0, 0, 1]).all(axis=-1)
     begins = (obs[:, :-1, 2] == lengths - 1) & (obs[:, 1:, 2] == 0) & (obs[:, 1:, 1] == obs[:, :-1, 1] + 1)
@@ -153,17 +155,10 @@ def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
-    def buffer():
-        her = Hindsight(
-            lambda _achieved, desired, _info: np.zeros(len(desired)),
-            strategy=strategy,
-            achieved_key="achieved",
-            goal_keys=("goal",),
-        )
-        return ReplayBuffer(400, her=her)
-
+    reward, keys = lambda _achieved, desired, _info: np.zeros(len(desired)), {"goal_keys": ("goal",)}
+    her = Hindsight(reward, strategy=strategy, achieved_key="achieved", **keys)
     # all episodes have 7 rows, and so have the holes: rows before and after one look as if they were of one episode
-    before, parts = buffer(), {}
+    before, parts = ReplayBuffer(400, her=her), {}
     for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143)):
         numbers = np.arange(first, end)
         obs = np.stack([numbers // 7, numbers % 7], axis=1)
@@ -172,39 +167,27 @@ def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
         )
         parts |= before.state_parts(parts).new
     encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 3))
-    after = buffer()
-    after.load_state_dict(decode(encoded))
-    drawn = after.sample(4000)
+    drawn = loaded(encoded, her=her).sample(4000)
     relabelled = drawn["goal"].any(axis=1)
     assert relabelled.sum() > 1000
     assert np.array_equal(drawn["goal"][relabelled, 0] - 1, drawn["obs"][relabelled, 0])
 
 
 def test_a_buffer_of_which_nothing_is_left_is_empty_and_goes_on(tmp_path):
-    before, world = ReplayBuffer(400), World()
-    encoded, _ = damaged(saved_in_parts(before, world), tmp_path, range(6))
-    after = ReplayBuffer(400)
-    after.load_state_dict(decode(encoded))
+    world = World()
+    encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), world), tmp_path, range(6))
+    after = loaded(encoded)
     assert len(after) == 0
     world.step(after)
     check_rows(after.sample(50), {})
 
 
-@pytest.mark.parametrize("capacity", [30, 200, 5000])
-def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, capacity):
-    before = ReplayBuffer(400)
-    encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (2, 4))
-    after = ReplayBuffer(capacity)
-    after.load_state_dict(decode(encoded))
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("capacity", [30, 200, 400, 5000])
+def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, capacity, lazy):
+    encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), World()), tmp_path, (2, 4))
+    after = loaded(encoded, capacity, lazy=lazy)
     assert len(after) + after.stats()["lost"] == min(capacity, 400)
-    check_rows(after.sample(1000), {})
-
-
-def test_rows_that_are_read_when_they_are_drawn_leave_damaged_ones_out(tmp_path):
-    before = ReplayBuffer(400)
-    encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (1, 4))
-    after = ReplayBuffer(400)
-    after.load_state_dict(decode(encoded), lazy=True)
     check_rows(after.sample(1000), {})
 
 

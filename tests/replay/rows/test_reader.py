@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.replay.rows.episodes import EpisodeLinks
+from tests.replay.plain_replay import links_of
 from trieye.replay.rows.reader import NStep
 
 # (environment, how the episode goes on after the row), in the order of the rows
@@ -19,9 +19,7 @@ class Rows:
         self.stream = stream
         self.rewards = np.asarray(rewards)
         self.terminated = np.array([end == "terminated" for _, end in stream])
-        self.links = EpisodeLinks(100)
-        ends = [end != "on" for _, end in stream]
-        self.links.add(np.arange(len(stream)), np.array([env for env, _ in stream]), np.array(ends))
+        self.links = links_of([(env, end != "on") for env, end in stream], count_steps=False)
 
     def returns(self, n, gamma):
         ids = np.arange(len(self.stream))
