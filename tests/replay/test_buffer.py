@@ -404,18 +404,6 @@ def test_metrics_have_no_value_for_what_is_not_known():
     assert metrics["replay/inserts_per_s"] > 0
 
 
-def test_n_step_rewards_are_handed_out_with_their_discount():
-    batch = linked(n_step=3, gamma=0.5).sample(200)
-    assert list(batch) == ["obs", "action", "reward", "done", "next_obs", "discount", "n"]
-    for start, reward, discount, n, after in zip(
-        batch.ids.tolist(), batch["reward"], batch["discount"], batch["n"], batch["next_obs"][:, 0], strict=True
-    ):
-        steps = min(3, 20 - start % 20)
-        assert (n, after) == (steps, start + steps)
-        assert reward == sum(0.5**k * (start + k) for k in range(steps))
-        assert discount == (0 if (start + steps) % 20 == 0 else 0.5**steps)
-
-
 @pytest.mark.parametrize("extra", ["terminated", "truncated"])
 def test_done_at_a_truncation_does_not_end_the_value(extra):
     buffer = ReplayBuffer(10, n_step=2, gamma=0.5)

@@ -93,12 +93,6 @@ def test_restoring_more_rows_than_fit_keeps_the_newest():
     assert links.previous_ids(np.arange(6, 10), low=6).tolist() == [-1, 6, 7, 8]
 
 
-def test_an_episode_that_goes_on_has_no_successor_yet_and_did_not_end():
-    links = added([(0, False), (0, False), (1, False), (1, True)], 10)
-    assert links.next_ids(np.arange(4)).tolist() == [1, -1, 3, -1]
-    assert links.has_ended(np.arange(4)).tolist() == [False, False, False, True]
-
-
 def test_rows_can_be_followed_for_several_steps():
     links = added([(0, False), (1, False), (0, False), (0, True), (0, False), (1, False)], 10)
     assert links.following(np.array([0, 1, 4]), 4).tolist() == [[0, 2, 3, -1], [1, 5, -1, -1], [4, -1, -1, -1]]

@@ -84,15 +84,6 @@ def test_large_content_is_several_parts(monkeypatch):
     assert_goes_on_alike(buffer, restored(buffer))
 
 
-def test_what_no_finished_checkpoint_holds_is_written_again():
-    buffer = filled(100)
-    lost = set(buffer.state_parts(()).new)
-    again = buffer.state_parts({"something-else"})
-    assert again.kept == ()
-    assert [len(part["row.n"]) for part in again.new.values()] == [100]
-    assert lost != again.new.keys()
-
-
 def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
     buffer = filled(900)
     under_way = buffer.state_parts(())

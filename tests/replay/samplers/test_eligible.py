@@ -103,21 +103,6 @@ def test_reuse_and_staleness_are_hard_bounds_whatever_happens(capacity, max_reus
     assert case.sampler.eligible(np.array(rows, np.int64)).tolist() == [case.left(row) > 0 for row in rows]
 
 
-def test_every_use_that_is_allowed_can_be_drawn():
-    sampler, rng = bounded(50, max_reuse=3), np.random.default_rng(0)
-    sampler.added(0, 50)
-    drawn = Counter()
-    for _ in range(15):
-        drawn.update(sampler.draw(10, 0, 50, rng).ids.tolist())
-    assert drawn == dict.fromkeys(range(50), 3)
-    with pytest.raises(
-        ReplayTimeoutError, match=r"sample\(1\): the 50 rows may be drawn only 0 times more within max_r"
-    ):
-        sampler.draw(1, 0, 50, rng)
-    sampler.added(50, 1)
-    assert sampler.draw(3, 1, 51, rng).ids.tolist() == [50, 50, 50]
-
-
 def test_a_draw_that_is_refused_uses_nothing_up():
     sampler, rng = bounded(4, max_reuse=2, alpha=1.0), np.random.default_rng(0)
     sampler.added(0, 4)

@@ -59,23 +59,6 @@ def test_beta_grows_to_one_over_the_draws_asked_for():
     assert [sampler.draw(2, 0, 4, rng).info["beta"] for _ in range(2)] == [0.4, 0.4]
 
 
-def test_new_rows_have_the_largest_priority_that_was_seen():
-    sampler, _ = made(10, 2, alpha=1.0, epsilon=0)
-    assert sampler.chances(np.arange(2)).tolist() == [0, 0]  # not looked at yet
-    sampler.update(np.array([0, 1]), [5.0, 0.5])
-    sampler.added(2, 1)
-    sampler.update(np.array([0]), [9.0])
-    sampler.added(3, 1)
-    sampler.draw(1, 0, 4, np.random.default_rng(0))
-    assert sampler.chances(np.arange(4)).tolist() == [9, 0.5, 5, 9]
-
-
-def test_of_equal_ids_the_last_priority_counts():
-    sampler, _ = made(4, 4, alpha=1.0, epsilon=0)
-    sampler.update(np.array([2, 1, 2, 2]), [1.0, 2.0, 3.0, 4.0])
-    assert sampler.chances(np.arange(4)).tolist() == [1, 2, 4, 1]
-
-
 def test_rows_of_priority_zero_are_drawn_only_with_an_epsilon():
     priorities = np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0])
     sampler, ids = made(6, 9, priorities, epsilon=0.0)
