@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.waiting import wait_until
 from trieye.process.worker import Worker
 
 
@@ -40,14 +41,6 @@ def in_thread(call):
     thread = threading.Thread(target=lambda: results.append(call()))
     thread.start()
     return thread, results
-
-
-def wait_until(condition):
-    for _ in range(20_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("waited in vain")
 
 
 def test_who_waits_is_told_when_the_thread_has_got_on(workshop):

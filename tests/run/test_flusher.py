@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from tests.waiting import wait_until
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
 from trieye.run.flusher import MAX_BATCH_EVENTS, MAX_LATEST_NAMES, MAX_PENDING_MEDIA, Flusher, flusher_of
@@ -88,12 +89,6 @@ def start(hub):
     for flusher in started:
         with contextlib.suppress(ProcessingError):
             flusher.close()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_the_thread_sends_without_being_asked(hub, start):
@@ -235,7 +230,7 @@ def test_large_pictures_wait_for_room(hub, start):
     flusher = start()
     for number in range(10):
         flusher.submit(LogImage("big", number, 0.0, 1, 1, 1, bytes(20 << 20)))
-        assert len(flusher._media) <= 4
+        assert flusher.num_waiting <= 5
     flusher.flush()
     assert [image.step for image in hub.media] == list(range(10))
 
@@ -293,7 +288,7 @@ def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capf
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         flusher.close()
-    wait_for(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
     assert "2 values are not logged" in capfd.readouterr().err
 
 

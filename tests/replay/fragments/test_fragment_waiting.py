@@ -7,14 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fragment_rows import add, at_most_ahead, fill, make_buffer, meta, numbers, payload
 
+from tests.waiting import wait_until
 from trieye.exceptions import ReplayClosedError, ReplayTimeoutError, TrieyeError
-
-
-def wait_for(condition, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
 
 
 def num_waiting(buffer):
@@ -38,7 +32,7 @@ class Readers:
         waiting = num_waiting(self.buffer)
         self.threads.append(threading.Thread(target=read, daemon=True))
         self.threads[-1].start()
-        wait_for(lambda: num_waiting(self.buffer) > waiting)
+        wait_until(lambda: num_waiting(self.buffer) > waiting)
 
     def join(self):
         for thread in self.threads:
@@ -55,7 +49,7 @@ def test_threads_are_served_in_the_order_they_came():
         readers.start(name, n)
     for number in range(7):
         fill(buffer, 1, start=number)
-        wait_for(lambda number=number: len(readers.served) >= [0, 1, 2, 2, 2, 3, 4][number])
+        wait_until(lambda number=number: len(readers.served) >= [0, 1, 2, 2, 2, 3, 4][number])
     assert readers.join() == [(0, 2), (1, 1), (2, 3), (3, 1)]
 
 
@@ -212,7 +206,7 @@ def test_nothing_is_lost_or_handed_out_twice_among_threads():
         writers = [threads.submit(write_all, buffer, worker, count) for worker in workers]
         while not all(writer.done() for writer in writers):
             most_held = max(most_held, buffer.metrics()["replay/fragments"])
-        wait_for(lambda: len(buffer) == 0)
+        wait_until(lambda: len(buffer) == 0)
         buffer.close()
         assert [writer.result() for writer in writers] == [[], [], []]
         seen = sum((reader.result() for reader in readers), Counter())

@@ -3,16 +3,15 @@
 import os
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from tests.replay.remote.conftest import content
+from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.replay.remote import RemoteReplay
-from trieye.replay.remote.draws import NearRows
 
 
 @pytest.fixture
@@ -70,22 +69,23 @@ def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(
         ray.get(victim.die.remote())
     with replay.reader() as reader, replay.writer(flush_rows=64) as writer:
         check(reader.sample(32))
-        assert isinstance(reader._rows, NearRows)
+        assert reader.stats()["reader_attached"]
         for value in range(1, 301):
             writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
         writer.flush()
         ray.get(done)
-        saved, until = replay.stats()["snapshots"] + 2, time.monotonic() + 60
-        while replay.stats()["snapshots"] < saved and time.monotonic() < until:
-            time.sleep(0.02)
+        saved = replay.stats()["snapshots"] + 2
+        wait_until(lambda: replay.stats()["snapshots"] >= saved)
         for value in range(301, 401):
             writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
         writer.flush()
-        generation = reader._rows.generation
-        os.kill(int(replay.stats()["pid"]), signal.SIGKILL)
-        while reader._rows.generation == generation:
+        pid = int(replay.stats()["pid"])
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(30):  # more than the reader has asked for ahead
             check(reader.sample(32))
         reader.wait(int(2000 + acknowledged + 400))
+        assert replay.stats()["pid"] != pid
+        assert reader.stats()["reader_attached"]
         assert writer.stats()["lost_rows"] == 0
     found = np.array(content(replay))
     for number, count in ((1, 1000), (2, 1000), (3, acknowledged), (4, 400)):

@@ -1,13 +1,12 @@
 """The server: several tables, snapshots of all of them, and what comes back after a restart."""
 
-import time
-
 import numpy as np
 import pytest
 
 import trieye
-from tests.replay.remote.conftest import FlakyChannel, row
-from trieye.checkpoints.directory import load_parts, save_parts
+from tests.replay.remote.conftest import FlakyChannel, local_replay, row
+from tests.waiting import wait_until
+from trieye.checkpoints.directory import load_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
@@ -36,7 +35,7 @@ def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
     draws(replay)
     replay.snapshot(tmp_path / "snapshot")
     after = draws(replay)
-    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
+    other = local_replay(TABLES)
     other.restore(tmp_path / "snapshot")
     assert draws(other) == after
     assert {name: count for name, count in other.stats("main").items() if name in {"size", "added"}} == {
@@ -46,7 +45,7 @@ def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
 
 
 def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
-    replay = RemoteReplay(LocalChannel(ReplayServer({"main": {"capacity": 100}})))
+    replay = local_replay({"main": {"capacity": 100}})
     with replay.writer("main") as writer:
         for value in range(300):
             writer.add(**row(value))
@@ -59,7 +58,7 @@ def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
 def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capacity(tmp_path):
     filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
     smaller = {"main": {"capacity": 30}, "demos": {"capacity": 20, "sampler": "prioritized"}}
-    replay = RemoteReplay(LocalChannel(ReplayServer(smaller, directory=tmp_path / "snapshot")))
+    replay = local_replay(smaller, directory=tmp_path / "snapshot")
     assert replay.stats("main")["size"] == 30
     assert min(replay.reader("main").sample(200)["x"]) >= 40
 
@@ -67,18 +66,16 @@ def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capaci
 def test_a_kill_while_a_snapshot_is_replaced_never_lets_a_server_start_afresh(tmp_path):
     filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
     (tmp_path / "snapshot").rename(tmp_path / ".old-snapshot~elsewhere~1~0a0a0a0a")
-    replay = RemoteReplay(LocalChannel(ReplayServer(TABLES, directory=tmp_path / "snapshot")))
+    replay = local_replay(TABLES, directory=tmp_path / "snapshot")
     assert replay.stats("main")["size"] == 50
 
 
 def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
     filled(server)
-    until = time.monotonic() + 20
-    while server.stats("main")["snapshots"] < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    enough = server.num_written + 3
+    wait_until(lambda: server.num_written >= enough)
     server.close()
-    assert server.num_written >= 3
     assert load_parts(tmp_path / "snapshot").state["main"]["state"]["end"] == 70
 
 
@@ -87,11 +84,8 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_counted(tmp_path, capsys)
     with pytest.raises(CheckpointError):
         ReplayServer(TABLES, directory=tmp_path / "file")
     server = ReplayServer(TABLES, directory=tmp_path / "file" / "below", snapshot_every_s=0.01)
-    until = time.monotonic() + 20
-    while server.stats("main")["failed_snapshots"] < 1 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: server.stats("main")["failed_snapshots"] >= 1)
     server.close()
-    assert server.stats("main")["failed_snapshots"] >= 1
     assert "no snapshot was written" in capsys.readouterr().err
 
 
@@ -109,30 +103,13 @@ def test_wrong_arguments_are_errors_that_say_what_to_do(tmp_path):
         ReplayServer({"main": {"capacity": 3}}).restore(tmp_path / "snapshot")
 
 
-def test_the_handle_of_a_replay_is_saved_as_part_of_something_else(tmp_path):
-    replay = filled(ReplayServer(TABLES))
-    save_parts(tmp_path / "checkpoint", replay)
-    sizes = {path.name: path.stat().st_ino for path in (tmp_path / "checkpoint" / "parts").iterdir()}
-    with replay.writer("main") as writer:
-        writer.add(**row(70))
-    save_parts(tmp_path / "checkpoint", replay)
-    kept = {path.name: path.stat().st_ino for path in (tmp_path / "checkpoint" / "parts").iterdir()}
-    assert sizes.items() <= kept.items()
-    assert len(kept) == len(sizes) + 1
-    after = draws(replay)
-    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
-    other.load_state_dict(load_parts(tmp_path / "checkpoint"))
-    assert draws(other) == after
-
-
 def test_a_config_describes_a_table():
     config = ReplayConfig(
         kind="prioritized", capacity=40, n_step=2, limiter={"samples_per_insert": 8.0}, prioritized={"alpha": 1.0}
     )
     table = table_of(config, seed=3)
     assert table["storage"] == "shm"
-    server = ReplayServer({"default": table})
-    replay = RemoteReplay(LocalChannel(server))
+    replay = local_replay({"default": table})
     with replay.writer(flush_rows=1) as writer:
         for value in range(3):
             writer.add(**row(value), reward=1.0)
@@ -200,7 +177,7 @@ def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
         after = draws(replay)
     links = [file.stat().st_nlink for file in (path / "parts").iterdir()]
     assert sorted(links) == [1, 2, 2]
-    other = RemoteReplay(LocalChannel(ReplayServer(TABLES)))
+    other = local_replay(TABLES)
     with trieye.Run(make_config()) as run:
         assert run.restore(rows=other)
         assert run.step == 2
@@ -214,7 +191,7 @@ def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
     filled(server, seed=1000)
     replay.snapshot()
     replay.restore(tmp_path / "checkpoint")
-    again = RemoteReplay(LocalChannel(ReplayServer(TABLES, directory=tmp_path / "snapshot")))
+    again = local_replay(TABLES, directory=tmp_path / "snapshot")
     assert draws(again) == draws(replay)
 
 

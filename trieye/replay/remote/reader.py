@@ -146,11 +146,15 @@ class Reader:
         ask(self._channel, self.timeout_s, ReplayServer.set_version, self.table, version)
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of the table and those of this reader, as plain numbers."""
+        """Return the counts of the table and those of this reader, as plain numbers.
+
+        `reader_attached` is 1 if it copies the rows itself, out of the server's memory.
+        """
         found = ask(self._channel, self.timeout_s, ReplayServer.stats, self.table)
         return {
             **found,
             "reader_sampled": self._num_sampled,
+            "reader_attached": isinstance(self._rows, NearRows) and self._rows.generation != "",
             "reader_redrawn": self._rows.num_redrawn if isinstance(self._rows, NearRows) else 0,
             "reader_lost_updates": self._updates.num_lost,
         }
