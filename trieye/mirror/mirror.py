@@ -1,7 +1,6 @@
 """Mirror: a thread that keeps a copy of a run in an object store, and never holds anybody up."""
 
 import logging
-import random
 import threading
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +12,7 @@ from trieye.mirror.local import LocalRun
 from trieye.mirror.restore import fetch_save
 from trieye.mirror.store import MirrorStore
 from trieye.mirror.upload import MirrorUpload
-from trieye.process.waiting import moved_bytes, wait_while_moving
+from trieye.process.waiting import Backoff, moved_bytes, wait_while_moving
 
 if TYPE_CHECKING:
     from trieye.config import PersistenceConfig
@@ -22,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+SPREAD = 0.25
+"""Keeps many runs from coming back to a store all at once."""
 
 
 class _StoppedError(Exception):
@@ -75,13 +76,14 @@ class Mirror:
     ) -> None:
         self._store = MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
         self._local = LocalRun(paths)
-        self._every_s, self._first_delay_s, self._fetches_rest = every_s, first_delay_s, fetches_rest
+        self._every_s = self._pause_s = every_s
+        self._fetches_rest = fetches_rest
+        self._backoff = Backoff(first_delay_s, LONGEST_DELAY_S, spread=SPREAD)
         # guards `_is_woken` and `_closing`, and wakes the thread; taken with no other lock held
         self._changed = threading.Condition()
         self._is_woken = True
         self._closing = self._is_abandoned = False
         self._health = MirrorHealth(url)  # the thread replaces it as a whole
-        self._failures = 0
         self._local.clean_up()
         self._say_what_was_restored()
         self._upload = MirrorUpload(self._store, self._local, self._check)
@@ -159,18 +161,12 @@ class Mirror:
 
     def _wait(self) -> bool:
         """Wait for something to do; tell whether it is the last time."""
-        pause_s = self._pause_s()
+        failures = self._backoff.failures
         with self._changed:
             # a save does not end the pause after a failure, the end of the run does
-            self._changed.wait_for(lambda: self._closing or (self._is_woken and not self._failures), pause_s)
+            self._changed.wait_for(lambda: self._closing or (self._is_woken and not failures), self._pause_s)
             self._is_woken = False
             return self._closing
-
-    def _pause_s(self) -> float:
-        if not self._failures:
-            return self._every_s
-        delay_s = min(self._first_delay_s * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY_S)
-        return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - so that many runs do not come back at once
 
     def _pass(self) -> bool:
         """Upload what is new; tell whether there is anything to come after it."""
@@ -185,9 +181,10 @@ class Mirror:
         except Exception as error:  # noqa: BLE001 - nobody waits here: reported, retried, visible in the health
             self._failed(error)
             return True
-        if self._failures:
+        if self._backoff.failures:
             logger.warning("the mirror %s works again", self._health.url)
-        self._failures = 0
+        self._backoff.worked()
+        self._pause_s = self._every_s
         return True
 
     def _bring(self) -> None:
@@ -203,9 +200,9 @@ class Mirror:
             self._fetch(elsewhere[-1])
 
     def _failed(self, error: Exception) -> None:
-        if not self._failures:
+        if not self._backoff.failures:
             logger.warning("%s; the run goes on, and it is tried again", error)
-        self._failures += 1
+        self._pause_s = self._backoff.failed()
         pending = len(self._upload.pending())
         self._upload.disconnect()
         self._note(error=str(error), pending=pending)

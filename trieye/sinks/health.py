@@ -1,7 +1,6 @@
 """How a sink is: what it refused, its outages, in which a call is repeated, and how far it is behind."""
 
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,12 +8,15 @@ from dataclasses import dataclass
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError
+from trieye.process.waiting import Backoff
 
 log = logging.getLogger("trieye.sinks")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 _MAX_REFUSALS_TOLD = 100
+_SPREAD = 0.25
+"""Keeps the runs of a sweep from hitting a server that comes back all at once."""
 _MAX_MARKS = 1000
 
 
@@ -95,10 +97,10 @@ class Retry:
         Returns:
             Whether the call is settled; False if given up.
         """
-        failures = 0
+        backoff = Backoff(self._first_delay_s, LONGEST_DELAY_S, spread=_SPREAD)
         while not self._try(call, weight):
-            failures += 1
-            if not again(failures, self._delay_s(failures)):
+            delay_s = backoff.failed()
+            if not again(backoff.failures, delay_s):
                 return False
         return True
 
@@ -137,8 +139,3 @@ class Retry:
         if self.error is not None:
             self.error = None
             log.warning("sink %r works again; the points kept so far are sent now", self._name)
-
-    def _delay_s(self, failures: int) -> float:
-        # the jitter keeps the runs of a sweep from hitting a server that comes back all at once
-        delay_s = min(LONGEST_DELAY_S, self._first_delay_s * 2.0 ** min(failures - 1, 16))
-        return delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
