@@ -18,7 +18,7 @@ from trieye.exceptions import JournalError
 from trieye.history import store as history_store
 from trieye.history import tail as history_tail
 from trieye.history.columns import Columns
-from trieye.history.history import Cursor, History
+from trieye.history.history import History
 from trieye.journal.journal import Chunk, Journal, Snapshot
 from trieye.stats.operations import LogImage, LogParams
 
@@ -145,7 +145,7 @@ def test_without_a_directory_everything_stays_in_the_journal(tmp_path):
 def test_a_cursor_beyond_the_end_is_taken_for_the_end(written):
     assert written.history.cursor("mlflow") is None
     written.append(points(0, 10))
-    written.history.set_cursor("mlflow", Cursor(7, "here"))
+    written.history.set_cursor("mlflow", (7, "here"))
     assert written.history.cursor("mlflow") == (7, "here")
     written.history.set_cursor("mlflow", (70, None))
     assert written.history.cursor("mlflow") == (10, None), "new items would never be sent"

@@ -8,7 +8,6 @@ import logging
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
 from trieye.history.columns import Columns
@@ -25,18 +24,6 @@ logger = logging.getLogger(__name__)
 
 _OF_THE_RUN = (LogParams, SetTags, LogArtifact)
 """What a rewind does not take back: it belongs to the run, not to a branch of it."""
-
-
-class Cursor(NamedTuple):
-    """How far a reader is.
-
-    Attributes:
-        index: It has everything before this index.
-        position: What it said of itself then.
-    """
-
-    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs
-    position: str | None = None
 
 
 class History:
@@ -192,13 +179,13 @@ class History:
                 items, index = self._read(index, min(end - index, 1000))
                 yield from (item for item in items if isinstance(item, Point))
 
-    def cursor(self, sink: str) -> Cursor | None:
-        """Return how far a sink is, None if it was never there.
+    def cursor(self, sink: str) -> tuple[int, str | None] | None:
+        """Return before which index a sink has everything, and what it said of itself; None if it was never there.
 
         One that is beyond the end, because the journal lost records, is taken for one that is there.
         """
         held = self._journal.cursor(sink)
-        return None if held is None else Cursor(min(held[0], self.end), held[1])
+        return None if held is None else (min(held[0], self.end), held[1])
 
     def set_cursor(self, sink: str, cursor: tuple[int, str | None]) -> None:
         """Remember how far a sink is.

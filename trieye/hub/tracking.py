@@ -155,7 +155,7 @@ class Tracking:
         try:
             if trackers and self._artifacts.has_any(history.end):
                 cursors = [history.cursor(name) for name in trackers]
-                self._artifacts.release(min(0 if cursor is None else cursor.index for cursor in cursors))
+                self._artifacts.release(min(0 if cursor is None else cursor[0] for cursor in cursors))
         except (JournalError, OSError) as error:  # it is tried again
             logger.warning("copies that the trackers have cannot be deleted now: %s", error)
 

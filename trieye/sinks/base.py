@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from trieye.files.run_record import RunStatus as RunStatus  # noqa: PLC0414 - part of the protocol
-from trieye.history.history import Cursor as Cursor  # noqa: PLC0414 - part of the protocol
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
@@ -45,6 +44,18 @@ class RunInfo:
     group: str | None = None
 
 
+class Cursor(NamedTuple):
+    """How far a sink is in the history.
+
+    Attributes:
+        index: It has everything before this index.
+        position: What it said of itself then.
+    """
+
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    position: str | None = None
+
+
 class Source(Protocol):
     """Where a sink thread reads what is to be sent: the history of the run; safe to use from several threads."""
 
@@ -60,8 +71,8 @@ class Source(Protocol):
         """
         ...
 
-    def cursor(self, sink: str) -> Cursor | None:
-        """Return how far a sink is; None if it was never there."""
+    def cursor(self, sink: str) -> tuple[int, str | None] | None:
+        """Return how far a sink is, the fields of its `Cursor`; None if it was never there."""
         ...
 
     def set_cursor(self, sink: str, cursor: Cursor) -> None:

@@ -43,7 +43,8 @@ class Bookmark:
     def __init__(self, sink: Sink, source: Source) -> None:
         self._sink, self._source = sink, source
         self._buffer = sink if isinstance(sink, Flushable) else None
-        self._held = source.cursor(sink.name)
+        held = source.cursor(sink.name)
+        self._held = None if held is None else Cursor(*held)
         self.index = self.touched = self._flushed = self._first()
         self._stored = self._held or Cursor()
         self.is_exact = True
