@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from trieye.checkpoints.directory import damaged_parts
 from trieye.checkpoints.path_manager import PathManager
 from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
@@ -17,7 +18,7 @@ from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
 from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.requests import request
-from trieye.hub.saved_states import Restored
+from trieye.hub.saved_states import Restored, Saved
 from trieye.hub.status import HubStatus
 from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
@@ -209,8 +210,8 @@ class ActorLogic:
     @request("save")
     def save_checkpoint(
         self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
-    ) -> str:
-        """Write a checkpoint and return its path when it is safe on disk.
+    ) -> Saved:
+        """Write a checkpoint and return its place when it is safe on disk.
 
         Args:
             step: The step that is complete.
@@ -221,7 +222,8 @@ class ActorLogic:
         Raises:
             CheckpointError: It could not be written; counted in `persistence/save_failures`.
         """
-        return str(self._saved(step, lambda: self.files.states.save(step, state, {**metadata, "hub": hub_state})))
+        path = self._saved(step, lambda: self.files.states.save(step, state, {**metadata, "hub": hub_state}))
+        return Saved(str(path), damaged_parts(path) if state.parts else ())
 
     def save_training_state(
         self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any

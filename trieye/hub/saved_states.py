@@ -3,11 +3,11 @@
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer
 from trieye.checkpoints.legacy import unreadable
@@ -21,6 +21,18 @@ from trieye.files.run_files import BUFFER_PREFIX, RunFiles
 from trieye.snapshot.encode import EncodedState
 
 logger = logging.getLogger(__name__)
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is safe on disk.
+
+    Attributes:
+        path: Its directory.
+        damaged: Names of its parts that are damaged, among those whose turn it was to be read; they must not be linked.
+    """
+
+    path: str
+    damaged: Collection[str] = ()
 
 
 @dataclass(frozen=True)

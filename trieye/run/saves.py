@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
 
-from trieye.checkpoints.directory import damaged_parts
 from trieye.exceptions import CheckpointError
+from trieye.hub.saved_states import Saved
 
 MAX_IN_FLIGHT = 2
 """Never more states in memory than that: a save beyond it waits for the oldest, or replaces the newest."""
 
-Begin = Callable[[], "Future[str]"]
-"""Hands a state over to be written, without waiting for anything; the result is the path of the checkpoint."""
+Begin = Callable[[], "Future[Saved]"]
+"""Hands a state over to be written, without waiting for anything."""
 
 
 class SaveHandle:
@@ -186,13 +186,13 @@ class PendingSaves:
             raise
         future.add_done_callback(lambda done: self._finish(handle, done))
 
-    def _finish(self, handle: SaveHandle, done: "Future[str]") -> None:
+    def _finish(self, handle: SaveHandle, done: "Future[Saved]") -> None:
         error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
         if error is None:
+            path, damaged = done.result()
             self._known = handle._parts  # noqa: SLF001 - its own module
-            if self._known:
-                self._damaged |= damaged_parts(Path(done.result()))
-            handle._outcome.set_result(done.result())  # noqa: SLF001 - its own module
+            self._damaged.update(damaged)
+            handle._outcome.set_result(path)  # noqa: SLF001 - its own module
         else:
             self._fail(handle, error)
         self._begin_next()
