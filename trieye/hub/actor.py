@@ -17,7 +17,7 @@ from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
 from trieye.hub.ray_start import on_this_node
-from trieye.hub.requests import Group, owner, requests_of
+from trieye.hub.requests import Group, requests_of
 from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
 from trieye.process.lock import RunLock, describe_process
@@ -114,7 +114,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
     def forward(self: "TrieyeActor", *args: Any, **kwargs: Any) -> Any:
         if has_key:
             kwargs.setdefault("key", _call_id())
-        return request(owner(request, self._logic.parts), *args, **kwargs)
+        return request(self._logic.parts[request.__name__], *args, **kwargs)
 
     made = _in_group(group)(forward) if group else forward
     return sent_plainly(made) if request in {ActorLogic.log_event, ActorLogic.log_batch_events} else made

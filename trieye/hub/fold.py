@@ -38,7 +38,7 @@ class ActorState:
 
     def __init__(self) -> None:
         self.drops = Drops()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all of these; nothing else is taken while a thread holds it
         self._rows: list[EventRow | tuple[Any, ...]] = []
         self._batches: list[EventBatch] = []
         self._num_pending = 0

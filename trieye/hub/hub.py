@@ -13,7 +13,6 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
-from trieye.hub.requests import owner
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -151,7 +150,7 @@ class LocalHub(Hub):
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the method in this thread."""
-        return request(owner(request, self._logic.parts), *args, **kwargs)
+        return request(self._logic.parts[request.__name__], *args, **kwargs)
 
     def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         self.ask(request, *args, **kwargs)

@@ -70,6 +70,8 @@ class Ledger:
         self._journal, self._history, self._queue = journal, history, queue
         self._fold = Fold(self._config, history, queue)
         self._clock, self._wall_clock = clock, wall_clock
+        # guards the fold, its queue and all below: what one thread appends to the journal is applied before another one
+        # appends. Those of the queue, of the journal and of the history's tail are taken inside it
         self._lock = threading.RLock()
         self._zero = clock()
         self._mark: AttemptMark

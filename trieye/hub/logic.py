@@ -17,7 +17,7 @@ from trieye.hub.directory import HubFiles
 from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
 from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
-from trieye.hub.requests import request
+from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import Restored, Saved
 from trieye.hub.status import HubStatus
 from trieye.hub.ticker import Ticker
@@ -114,7 +114,7 @@ class ActorLogic:
         if journal.num_lost:
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
-        self.parts = self, self._ledger, self.tracking, self.status  # they answer requests; see `trieye.hub.requests`
+        self.parts = owners(self, self._ledger, self.tracking, self.status)
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 
     @request("ingest")

@@ -10,7 +10,7 @@ Ray actor of the drop-in API has a method of its name.
     hub.ask(Tracking.set_tags, {"team": "blue"})
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 Group = Literal["ingest", "save", "wait", ""]
@@ -58,10 +58,6 @@ def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
             yield method, getattr(method, _GROUP)
 
 
-def owner(method: Callable[..., Any], parts: Iterable[object]) -> Any:
-    """Return the part that answers a request.
-
-    Raises:
-        StopIteration: None of them does; mypy cannot see that, and no user can cause it.
-    """
-    return next(part for part in parts if getattr(type(part), method.__name__, None) is method)
+def owners(*parts: object) -> dict[str, Any]:
+    """Return which part answers each request, by its name; no two parts have requests of one name."""
+    return {method.__name__: part for part in parts for method, _ in requests_of(type(part))}

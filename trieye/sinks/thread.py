@@ -136,6 +136,8 @@ class SinkThread:
         self._bookmark = make_bookmark(sink, source, self._calls.meant)
         self._due: deque[Call] = deque()
         self._after = 0
+        # guards `_lag` and all from `_num_wishes` to `_has_ended`, and wakes the thread, to which the rest belongs; the
+        # lock of the history's tail is taken inside it, and no other one
         self._changed = threading.Condition()
         self._retry = Retry(sink.name, first_delay_s)
         self._ready = threading.Event()
@@ -254,8 +256,6 @@ class SinkThread:
         """Let the thread look up, from a pause too; for those who hold the lock."""
         self._num_wishes += 1
         self._changed.notify_all()
-
-    # the thread
 
     def _main(self) -> None:
         if self._settle(lambda: self.sink.open(self._run)):
