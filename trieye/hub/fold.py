@@ -257,7 +257,7 @@ class Fold:
     def rewound(
         self, state: Mapping[str, Any], own: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
     ) -> LedgerState:
-        """Return what to go on from at a rewind.
+        """Return the state from which the run goes on after a rewind.
 
         Args:
             state: State of a checkpoint.

@@ -361,7 +361,10 @@ class Ledger:
             return self._mark.resumed or place_of(self._mark.own(state)).get("attempt") == self._mark.number
 
     def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
-        """Return what of this attempt counts again, and from which index (the state's if lower) to which all dies."""
+        """Return the records of this attempt that count again, and first index and end of the branch that dies.
+
+        The branch begins at the index of the state if that is lower.
+        """
         end = self._history.end
         if self._mark.resumed or place_of(state).get("attempt") == self._mark.number:
             return [], end, end

@@ -1,4 +1,4 @@
-"""Bookmark: where a sink is in the history of its run."""
+"""Bookmark: how far a sink is in the history of its run, and what a rewind of the run means for the sink."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,16 +28,15 @@ class _RerunningSink(Sink, Rerunning, Protocol):
 
 
 class Bookmark:
-    """Where a sink is: in memory after each call, in the journal after a flush, and then about once a second.
+    """How far a sink is: known in memory after each call, and in the journal after a flush, about once a second.
 
-    So after a kill the journal is behind what the sink has got, never ahead of it.
-
-    Belongs to the thread of the sink; others may read the attributes.
+    So after a kill the journal's cursor lies behind what the sink has got, never ahead of it. Only the thread of the
+    sink calls the methods; other threads may read the attributes.
 
     Attributes:
-        index: Everything in the history before it has arrived.
-        touched: Nothing from here on was ever handed to the sink.
-        is_exact: Nothing from `index` on has arrived.
+        index: The sink has every item of the history before this index.
+        touched: The sink was never handed an item from this index on.
+        is_exact: Whether the sink has no item from `index` on.
     """
 
     def __init__(self, sink: Sink, source: Source) -> None:
@@ -57,20 +56,20 @@ class Bookmark:
         return min(self._held.index, self._source.end)
 
     def begin(self) -> None:
-        """Bring the sink, which is open, to where the bookmark is; may be called again after it raised."""
+        """Bring the sink, which is open, to where the bookmark is; the thread repeats the call until it works."""
 
     def rewind(self, kept: int) -> None:
-        """Do what the sink needs after everything from `kept` to the end was superseded; may be repeated, too."""
+        """Prepare the sink for the branch after a rewind, which superseded the items from `kept`; repeated likewise."""
 
     def follow(self) -> None:
-        """Do what the sink needs before it gets what was read after a rewind, told or not; may be repeated, too."""
+        """Prepare the sink for items that were read after a rewind which no `rewind` told of; repeated likewise."""
 
     def announce(self, end: int) -> None:
-        """Say that items before `end` are going to be handed to the sink."""
+        """Note that the thread is about to hand the items before `end` to the sink."""
         self.touched = max(self.touched, end)
 
     def advance(self, end: int | None) -> None:
-        """Say that the sink was given everything before `end`; None: something, of which the index is not known."""
+        """Note that the sink has every item before `end`; None: it has more than before, a later call says which."""
         if self.is_exact and self._flushed == self.index:
             self._unflushed_since = time.monotonic()
         self.is_exact = end is not None
@@ -123,10 +122,10 @@ class Bookmark:
 
 
 class ResumableBookmark(Bookmark):
-    """That of a sink which can go back to a position, so that it shows each point exactly once.
+    """The bookmark of a sink that can go back to a position, so that the sink shows each point exactly once.
 
-    Its cursor says beside the position how much was superseded by then: a rewind of which the sink never heard, because
-    the process died, makes a difference there.
+    The cursor holds the history's branch beside the position. So the next attempt sees a rewind of which the sink never
+    heard because the process died.
     """
 
     def __init__(self, sink: _ResumableSink, source: Source) -> None:
@@ -152,7 +151,7 @@ class ResumableBookmark(Bookmark):
         self._branch = branch
 
     def rewind(self, kept: int) -> None:
-        """Begin anew if the sink shows something that was superseded, or more than its index says: it comes again."""
+        """Clear the sink if it shows superseded items, or more items than its index says: all items come again."""
         branch = self._source.branch
         if self.touched > kept or not self.is_exact:
             (self._clear if self._can_come_again else self._keep)()
@@ -160,11 +159,11 @@ class ResumableBookmark(Bookmark):
 
     @property
     def _can_come_again(self) -> bool:
-        """Whether nothing is lost with what the sink shows."""
+        """Whether the sink can be cleared: the history has every item that the sink shows."""
         return self._source.is_whole or getattr(self._resumable, "is_empty", False)
 
     def _keep(self) -> None:
-        """Go on behind all that is shown, at a position that is not known before the next flush."""
+        """Let the sink go on behind everything it shows; the next flush tells its position."""
         self.touched = self._flushed = self.index
         self.is_exact = True
         self._place = None
@@ -183,10 +182,10 @@ class ResumableBookmark(Bookmark):
 
 
 class RerunningBookmark(Bookmark):
-    """That of a sink which leaves out points that an earlier branch has shown, because it cannot take them back.
+    """The bookmark of a sink that cannot take points back, and therefore leaves out points that it has shown before.
 
-    Such a sink gets superseded points, too. So it is known what it has shown, although the process may have died after
-    a write and before the cursor was stored, and although it may have been away during a branch: all of them.
+    Such a sink gets superseded points, too. So what it has shown does not depend on whether the process died between a
+    write and the storing of the cursor, or whether the sink was away during a branch: it has shown all of them.
     """
 
     def __init__(self, sink: _RerunningSink, source: Source, meant: Meant) -> None:
