@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name
 
-from trieye.sinks.mlflow.names import MAX_NAME_LENGTH, mlflow_name
+from trieye.sinks.mlflow.run import MAX_NAME_LENGTH, mlflow_name
 
 NASTY = st.text(alphabet="ax_045ef2sha/.@ é\n\ud800", max_size=12)
 

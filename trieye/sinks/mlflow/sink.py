@@ -20,8 +20,7 @@ from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
-from trieye.sinks.mlflow.names import artifact_directory, mlflow_name
-from trieye.sinks.mlflow.run import milliseconds
+from trieye.sinks.mlflow.run import artifact_directory, milliseconds, mlflow_name
 from trieye.sinks.mlflow.system import SystemMetrics
 from trieye.stats.operations import LogImage, LogText, Medium
 from trieye.stats.point import Point
