@@ -2,8 +2,6 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ def own_key_home(_own_environment, monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
-def make_config(tmp_path: Path) -> Callable[..., trieye.TrieyeConfig]:
+def make_config(tmp_path):
     """Return a function that makes a config below a temporary root, in this process, without MLflow unless asked."""
 
     def make(**settings: Any) -> trieye.TrieyeConfig:
@@ -56,7 +54,7 @@ def make_config(tmp_path: Path) -> Callable[..., trieye.TrieyeConfig]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster():
     """Start one Ray for all tests that need it."""
     import ray
 
@@ -76,5 +74,5 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()

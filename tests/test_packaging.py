@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,10 +20,9 @@ def wheel(tmp_path_factory):
     for name in listed.stdout.splitlines():
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            os.system(f"cp -P '{ROOT / name}' '{source / name}'")  # noqa: S605 - keeps the symlinks
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(target), str(source)], check=True
-    )
+            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    quietly = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([sys.executable, *quietly, "-w", str(target), str(source)], check=True)
     (made,) = target.glob("*.whl")
     return zipfile.ZipFile(made)
 
