@@ -143,7 +143,7 @@ def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_pat
 
 
 def test_a_database_is_made_in_a_directory_with_an_odd_name(tmp_path):
-    path = tmp_path / "a%20b [1] ü#" / "mlflow.db"
+    path = tmp_path / "a b [1] ü#" / "mlflow.db"
     path.parent.mkdir()
     prepare_database(path)
     assert [child.name for child in path.parent.iterdir()] == ["mlflow.db"]
