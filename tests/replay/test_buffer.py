@@ -1,4 +1,5 @@
 import pickle
+import weakref
 from collections import deque
 from functools import partial
 
@@ -14,6 +15,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeout
 from trieye.replay import Draw, ReplayBuffer
 from trieye.replay.hindsight import Hindsight
 from trieye.replay.limiter import Limiter
+from trieye.replay.rows.ring import Ring
 
 SCHEMA = {"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32, "done": np.bool_}
 WIDTHS = pytest.mark.parametrize("width", [4, 4096], ids=["packed", "columns"])
@@ -292,6 +294,20 @@ def test_a_restored_buffer_goes_on_with_the_same_draws(tmp_path, width, count):
         buffer.extend(numbered(count, 4, width))
     assert original.stats() == other.stats()
     assert_same(original.sample(64), other.sample(64))
+
+
+def test_a_restore_lets_go_of_the_rows_before_it_takes_memory_for_others(monkeypatch):
+    buffer, state, rings, begin = filled(5), saved(filled(7)), [], Ring.__init__
+
+    def noted(ring, *arguments):
+        assert [ref for ref in rings if ref() is not None] == []
+        rings.append(weakref.ref(ring))
+        begin(ring, *arguments)
+
+    monkeypatch.setattr(Ring, "__init__", noted)
+    for _ in range(2):
+        buffer.load_state_dict(state)
+    assert len(rings) == 2
 
 
 def test_a_state_holds_only_the_rows_kept():

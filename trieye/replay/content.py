@@ -206,15 +206,15 @@ class Content:
 
     def load_state_dict(self, state: Any, *, lazy: bool) -> None:
         """Take over a saved content; see `ReplayBuffer.load_state_dict`."""
-        own, limiter = self.opened(), self._pacing.limiter
+        self.opened()
         self._pacing.settle()
-        saved = self._checked(state)
+        saved, limiter = self._checked(state), self._pacing.limiter
         held, holes = saved.state["store"], None
         if held is not None:
-            holes = self._load_rows(held, saved, own, lazy=lazy)
-        elif own is not None and own.total:
-            own.close()
-            self.store = self.made_for(list(own.layout.columns.values()))
+            holes = self._load_rows(held, saved, lazy=lazy)
+        elif self.store is not None and self.store.total:
+            self.store.close()
+            self.store = self.made_for(list(self.store.layout.columns.values()))
             self._segments = Segments()  # the ids begin again, and no part that is known holds these rows
         self._rng.bit_generator.state = saved.state["rng"]
         self.her_rng.bit_generator.state = saved.state["her_rng"]
@@ -231,10 +231,9 @@ class Content:
                 self.store.total - self.store.low,
             )
 
-    def _load_rows(
-        self, held: Mapping[str, Any], saved: SavedParts, own: RowStore | None, *, lazy: bool
-    ) -> Holes | None:
+    def _load_rows(self, held: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Holes | None:
         """Put saved rows into a store without any, and return which of them are lost."""
+        own = self.store
         columns = _saved_columns(held, None if own is None else own.layout, self._options)
         if own is not None and own.total:
             own.close()
