@@ -91,6 +91,27 @@ class Reference:
         return np.stack([*[first] * (frames - len(found)), *reversed(found)])
 
 
+class PlainLinks:
+    """What the links are, row by row in plain Python."""
+
+    def __init__(self, rows):
+        self.next, self.previous, self.step, self.start = {}, {}, {}, {}
+        self.next_of_env = dict.fromkeys(range(len(rows)), -1)
+        last, newest = {}, {}
+        for row_id, (env, ended) in enumerate(rows):
+            if env in newest:
+                self.next_of_env[newest[env]] = row_id
+            newest[env] = row_id
+            before = last.get(env)
+            self.previous[row_id] = -1 if before is None else before
+            self.next[row_id] = -1
+            self.step[row_id] = 0 if before is None else self.step[before] + 1
+            self.start[row_id] = row_id if before is None else self.start[before]
+            if before is not None:
+                self.next[before] = row_id
+            last[env] = None if ended else row_id
+
+
 def numbered(start, count, width=4, **more):
     """Rows all of whose values tell their number; an episode ends with each third one."""
     numbers = np.arange(start, start + count)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.replay.plain_replay import assert_drawn_by, links_of
+from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
 from trieye.exceptions import ConfigurationError
 from trieye.replay.hindsight import STRATEGIES, Hindsight
 
@@ -32,14 +32,8 @@ def rows(stream):
 
 def episode_of(stream, row):
     """The rows of the same episode, in order."""
-    episode = []
-    for number in (number for number, (env, _) in enumerate(stream) if env == stream[row][0]):
-        episode.append(number)
-        if stream[number][1]:
-            if row in episode:
-                break
-            episode = []
-    return episode
+    start = PlainLinks(stream).start
+    return [other for other in range(len(stream)) if start[other] == start[row]]
 
 
 def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):

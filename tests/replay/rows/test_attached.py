@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.forked import in_a_child
+from tests.replay.plain_replay import one_of
 from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.next_rows import NextRows
@@ -164,7 +165,7 @@ def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_
     buffer.extend(frames(0, 100))
     batches = buffer.iter_batches(4, prefetch=0)
     refused = {
-        "add": lambda: buffer.add(**{key: values[0] for key, values in frames(900, 1).items()}),
+        "add": lambda: buffer.add(**one_of(frames(900, 1))),
         "extend": lambda: buffer.extend(frames(900, 5)),
         "sample": lambda: buffer.sample(4),
         "iter_batches": lambda: next(batches),
@@ -190,7 +191,7 @@ def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_
     assert len(view) == len(buffer) == 64
     assert view.rows(buffer.draw(16)) is not None
     assert held["store"]["total"] == buffer.state_parts(()).state["store"]["total"]
-    assert buffer.add(**{key: values[0] for key, values in frames(100, 1).items()}) == 100
+    assert buffer.add(**one_of(frames(100, 1))) == 100
 
 
 def test_a_forked_child_reads_the_rows_of_its_parent_through_a_handle_and_may_change_a_copy_of_its_own():

@@ -8,33 +8,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.replay.plain_replay import PlainLinks
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
 
 # (environment, whether its episode ends), in the order of the rows
 STREAMS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60)
 CUTS = st.lists(st.integers(0, 60), max_size=8)
-
-
-class SlowLinks:
-    """What the links are, row by row in plain Python."""
-
-    def __init__(self, rows):
-        self.next, self.previous, self.step, self.start = {}, {}, {}, {}
-        self.next_of_env = dict.fromkeys(range(len(rows)), -1)
-        last, newest = {}, {}
-        for row_id, (env, ended) in enumerate(rows):
-            if env in newest:
-                self.next_of_env[newest[env]] = row_id
-            newest[env] = row_id
-            before = last.get(env)
-            self.previous[row_id] = -1 if before is None else before
-            self.next[row_id] = -1
-            self.step[row_id] = 0 if before is None else self.step[before] + 1
-            self.start[row_id] = row_id if before is None else self.start[before]
-            if before is not None:
-                self.next[before] = row_id
-            last[env] = None if ended else row_id
 
 
 def added(rows, capacity, cuts=(), one_by_one=False, links=None, first_id=0):
@@ -51,7 +31,7 @@ def added(rows, capacity, cuts=(), one_by_one=False, links=None, first_id=0):
 
 
 def assert_links(links, rows, low):
-    slow, ids = SlowLinks(rows), np.arange(low, len(rows))
+    slow, ids = PlainLinks(rows), np.arange(low, len(rows))
     assert links.next_ids(ids).tolist() == [slow.next[row_id] for row_id in ids]
     expected = [slow.previous[row_id] if slow.previous[row_id] >= low else -1 for row_id in ids]
     assert links.previous_ids(ids, low).tolist() == expected
@@ -104,7 +84,7 @@ def test_rows_can_be_followed_for_several_steps():
 @given(STREAMS, st.integers(1, 70), st.booleans(), st.booleans(), st.data())
 def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_steps, backwards, data):
     links = added(rows, capacity, links=EpisodeLinks(capacity, count_steps=count_steps))
-    low, slow = max(len(rows) - capacity, 0), SlowLinks(rows)
+    low, slow = max(len(rows) - capacity, 0), PlainLinks(rows)
     ids = np.arange(low, len(rows))
     limit = np.array([data.draw(st.integers(0, 9) | st.just(1 << 62)) for _ in ids], np.int64)
     reached, gone = links.travel(ids, limit, low=low, backwards=backwards)

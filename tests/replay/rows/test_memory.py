@@ -44,27 +44,21 @@ def test_mapped_files_have_no_names_and_are_no_larger_than_what_was_written(tmp_
     assert os.fstat(descriptor).st_blocks * 512 < 1 << 26
 
 
+@pytest.mark.parametrize("how", ["close", "forget"])
 @pytest.mark.parametrize("kind", ["shm", "mmap"])
-def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, tmp_path):
+def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_path):
     memory = opened(kind, tmp_path)
     array = memory.allocate("x", (10,), np.int64)
     descriptor = memory.handle.arrays["x"][0]
-    memory.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-    array[:] = 7
-    assert array.sum() == 70
-    assert memory.handle is None
-
-
-def test_forgotten_memory_closes_its_files():
-    memory = open_memory("shm")
-    memory.allocate("x", (10,), np.int64)
-    descriptor = memory.handle.arrays["x"][0]
+    if how == "close":
+        memory.close()
+        assert memory.handle is None
     del memory
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+    array[:] = 7
+    assert array.sum() == 70
 
 
 @pytest.mark.parametrize("kind", ["shm", "mmap"])

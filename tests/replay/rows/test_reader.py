@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.replay.plain_replay import links_of
+from tests.replay.plain_replay import PlainLinks, links_of
 from trieye.replay.rows.reader import NStep
 
 # (environment, how the episode goes on after the row), in the order of the rows
@@ -27,17 +27,12 @@ class Rows:
 
     def slow(self, first, n, gamma):
         """Return last row, summed reward, discount and length of the window from a row on."""
-        env, total, length = self.stream[first][0], 0.0, 0
-        for row in range(first, len(self.stream)):
-            if self.stream[row][0] != env or length == n:
-                continue
-            total += gamma**length * float(self.rewards[row])
-            last, length = row, length + 1
-            if self.stream[row][1] == "terminated":
-                return last, total, 0.0, length
-            if self.stream[row][1] == "truncated":
-                break
-        return last, total, gamma**length, length
+        follow, window = PlainLinks([(env, end != "on") for env, end in self.stream]).next, [first]
+        while len(window) < n and follow[window[-1]] >= 0:
+            window.append(follow[window[-1]])
+        total = sum(gamma**place * float(self.rewards[row]) for place, row in enumerate(window))
+        discount = 0.0 if self.terminated[window[-1]] else gamma ** len(window)
+        return window[-1], total, discount, len(window)
 
 
 @settings(deadline=None)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.replay.plain_replay import assert_drawn_by, links_of
+from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers.base import UniformSampler
@@ -15,21 +15,16 @@ STREAMS = st.lists(
 )
 
 
-def slow_sequences(stream, low, length, period=1, cross=False, pad=False):
+def plain_sequences(stream, low, length, period=1, cross=False, pad=False):
     """Every sequence that may be drawn, by its first row."""
-    sequences = {}
-    for env in range(3):
-        rows = [row for row, (other, _) in enumerate(stream) if other == env]
-        step = 0
-        for place, row in enumerate(rows):
-            sequence = [row]
-            for following in rows[place + 1 :]:
-                if len(sequence) == length or (stream[sequence[-1]][1] and not cross):
-                    break
-                sequence.append(following)
-            if row >= low and step % period == 0 and (pad or len(sequence) == length):
-                sequences[row] = sequence + [-1] * (length - len(sequence))
-            step = 0 if stream[row][1] else step + 1
+    links, sequences = PlainLinks(stream), {}
+    follow = links.next_of_env if cross else links.next
+    for row in range(low, len(stream)):
+        sequence = [row]
+        while len(sequence) < length and follow[sequence[-1]] >= 0:
+            sequence.append(follow[sequence[-1]])
+        if links.step[row] % period == 0 and (pad or len(sequence) == length):
+            sequences[row] = sequence + [-1] * (length - len(sequence))
     return sequences
 
 
@@ -49,7 +44,7 @@ class NoProposals(UniformSampler):
 def test_exactly_the_sequences_within_episodes_are_drawn(stream, capacity, length, period, cross, pad):
     low = max(len(stream) - capacity, 0)
     sampler = SequenceSampler(links_of(stream, capacity), length, period=period, cross_episodes=cross, pad=pad)
-    possible = slow_sequences(stream, low, length, period, cross, pad)
+    possible = plain_sequences(stream, low, length, period, cross, pad)
     rng = np.random.default_rng(0)
     if not possible:
         with pytest.raises(ConfigurationError, match=f"starts a sequence of {length} rows"):
@@ -76,7 +71,7 @@ def test_every_possible_start_is_drawn_equally_often(length):
     stream = [(0, row in {11, 20}) for row in range(40)]
     sampler, rng = SequenceSampler(links_of(stream), length), np.random.default_rng(0)
     starts = np.concatenate([sampler.draw(64, 0, 40, rng).ids[:, 0] for _ in range(200)])
-    possible = sorted(slow_sequences(stream, 0, length))
+    possible = sorted(plain_sequences(stream, 0, length))
     assert_drawn_by(np.isin(np.arange(40), possible), np.bincount(starts, minlength=40))
 
 
