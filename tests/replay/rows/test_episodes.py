@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.replay.plain_replay import PlainLinks
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.rows.memory import AttachedMemory, open_memory
 
 # (environment, whether its episode ends), in the order of the rows
 STREAMS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60)
@@ -123,16 +124,12 @@ def test_an_interrupted_stream_begins_an_episode():
     assert links.next_ids(np.arange(5)).tolist() == [-1, 3, -1, -1, -1]
 
 
-def test_another_object_on_the_same_arrays_sees_the_links():
-    arrays = {}
-
-    def allocate(name, count, dtype):
-        return arrays.setdefault(name, np.full(count, 77, dtype))
-
-    links = added([(0, False)] * 3, 5, links=EpisodeLinks(5, allocate))
-    reader = EpisodeLinks(5, allocate)
+def test_another_object_on_the_same_memory_sees_the_links():
+    memory = open_memory("shm")
+    links = added([(0, False)] * 3, 5, links=EpisodeLinks(5, memory))
+    reader = EpisodeLinks(5, AttachedMemory(memory.handle))
     assert reader.next_ids(np.arange(3)).tolist() == links.next_ids(np.arange(3)).tolist() == [1, 2, -1]
-    assert {name: array.itemsize for name, array in arrays.items()} == {"next_row": 4, "previous_row": 4}
+    assert memory.size_bytes == 2 * 5 * 4
 
 
 @pytest.mark.parametrize("what", ["steps", "starts"])

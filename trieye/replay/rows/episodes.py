@@ -1,14 +1,14 @@
 """EpisodeLinks: which row follows which in the same episode."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from trieye.replay.rows.memory import Memory, RamMemory
 
 Ids = NDArray[np.int64]
-Allocate = Callable[[str, int, DTypeLike], NDArray[Any]]
-"""Makes the array `[count]` of a name and dtype, in whatever memory the buffer uses; its content may be anything."""
 
 # In place of a distance to the next row: not there yet. Distances to a row of another episode are negative.
 _OPEN = 0
@@ -27,22 +27,22 @@ class EpisodeLinks:
     written before they are linked, and the rows of a draw were not overwritten meanwhile.
     """
 
-    def __init__(self, capacity: int, allocate: Allocate | None = None, *, count_steps: bool = False) -> None:
-        """Make links without rows, or look at those that another object keeps in the allocated arrays.
+    def __init__(self, capacity: int, memory: Memory | None = None, *, count_steps: bool = False) -> None:
+        """Make links without rows, or look at those that another object keeps in the same memory.
 
         Args:
             capacity: Rows of the ring.
-            allocate: Makes the arrays; in ordinary memory if None.
+            memory: Where the arrays lie; ordinary memory if None.
             count_steps: Keep also the place of each row in its episode, and the distance to the episode's first row; 4
                 bytes more each.
         """
-        allocate = allocate or (lambda _name, count, dtype: np.empty(count, dtype))
-        dtype = np.int32 if capacity < 1 << 31 else np.int64
+        arrays: Memory = memory or RamMemory(prefault=False)
+        shape, dtype = (capacity,), np.int32 if capacity < 1 << 31 else np.int64
         self.capacity = capacity
-        self._next = allocate("next_row", capacity, dtype)
-        self._previous = allocate("previous_row", capacity, dtype)
-        self._steps = allocate("step", capacity, dtype) if count_steps else None
-        self._starts = allocate("start", capacity, dtype) if count_steps else None
+        self._next = arrays.allocate("next_row", shape, dtype)
+        self._previous = arrays.allocate("previous_row", shape, dtype)
+        self._steps = arrays.allocate("step", shape, dtype) if count_steps else None
+        self._starts = arrays.allocate("start", shape, dtype) if count_steps else None
         self._most = int(np.iinfo(dtype).max)  # steps and distances beyond it, of an episode without end, stay there
         self._ended = np.iinfo(dtype).min  # in place of a distance: ended, and the next episode has not begun
         self._end = 0  # id after the newest row
@@ -154,7 +154,8 @@ class EpisodeLinks:
 
     def has_ended(self, ids: Ids) -> NDArray[np.bool_]:
         """Return whether an episode ended with each row; False too while the next row is not there yet."""
-        return np.less(self._next[ids % self.capacity], 0)
+        ended: NDArray[np.bool_] = self._next[ids % self.capacity] < 0
+        return ended
 
     def steps(self, ids: Ids) -> Ids:
         """Return the place of each row in its episode, from 0 on; only with `count_steps`."""
@@ -166,7 +167,8 @@ class EpisodeLinks:
         """Return the first row of the episode of each row, there or not; only with `count_steps`."""
         if self._starts is None:
             raise AssertionError("these links were made without count_steps")
-        return ids - self._starts[ids % self.capacity]
+        starts: Ids = ids - self._starts[ids % self.capacity]
+        return starts
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Let the next row of an environment, or of all, begin an episode, as after the restart of a worker."""
