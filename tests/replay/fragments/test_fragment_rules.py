@@ -103,16 +103,6 @@ def test_a_chunk_of_which_one_does_not_fit_the_bytes_is_rejected():
     )
 
 
-def test_a_restarted_worker_begins_anew_and_its_old_self_is_ignored():
-    buffer = make_buffer(fragments_per_chunk=2)
-    assert add(buffer, 7) == ["accepted"]
-    assert add(buffer, 0, incarnation=1) == ["accepted"]
-    assert add(buffer, 8) == ["old_incarnation"]
-    assert add(buffer, 1, incarnation=1) == ["accepted"]
-    assert numbers(buffer.fetch(1)) == [[0, 1]]
-    assert buffer.metrics()["replay/dropped/restarted"] == 1
-
-
 def test_a_chunk_is_as_old_as_its_oldest_fragment():
     buffer = make_buffer(fragments_per_chunk=3, max_staleness=1, version=2)
     add(buffer, 0, version=2)
@@ -121,14 +111,6 @@ def test_a_chunk_is_as_old_as_its_oldest_fragment():
     assert versions(buffer) == [1]
     buffer.set_version("s", 3)
     assert len(buffer) == 0
-
-
-def test_stale_fragments_leave_an_unfinished_chunk_and_the_others_stay():
-    buffer = make_buffer(fragments_per_chunk=3, max_staleness=0, version=0)
-    add(buffer, 0, version=0)
-    buffer.set_version("s", 1)
-    assert add(buffer, 1, 2, 3, version=1) == ["accepted"] * 3
-    assert numbers(buffer.fetch(1)) == [[1, 2, 3]]
 
 
 def test_versions_only_rise_within_a_session():
@@ -173,24 +155,6 @@ def test_early_fragments_are_few_and_leave_in_time(clock):
     clock.now += 51
     assert buffer.metrics()["replay/early"] == 0
     assert add(buffer, 2, version=1) == ["early"]
-
-
-def test_fragments_behind_an_early_one_wait_with_it():
-    buffer = make_buffer(fragments_per_chunk=2)
-    assert add(buffer, 0, version=1) == ["early"]
-    assert add(buffer, 1, version=0) == ["early"]
-    buffer.set_version("s", 1)
-    assert numbers(buffer.fetch(1)) == [[0, 1]]
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_nothing_waits_behind_a_session_that_its_worker_has_left(restarts):
-    buffer = make_buffer(session="a", fragments_per_chunk=2)
-    assert add(buffer, 0, session="never announced") == ["early"]
-    fids, incarnation = ((0, 1), 1) if restarts else ((1, 2), 0)
-    assert add(buffer, *fids, session="a", incarnation=incarnation) == ["accepted", "accepted"]
-    assert buffer.metrics()["replay/dropped/wrong_session"] == 1
-    assert numbers(buffer.fetch(1)) == [list(fids)]
 
 
 def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_is_announced():
@@ -326,13 +290,6 @@ def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
     assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
     found = buffer.metrics()
     assert (found["replay/dropped/evicted"], found["replay/partial_chunks"]) == (2, 1)
-
-
-def test_no_room_is_made_by_what_a_fragment_continues():
-    buffer = make_buffer(fragments_per_chunk=3, max_bytes=3 * FRAGMENT_BYTES)
-    for worker, fid in (("a", 0), ("b", 0), ("c", 0), ("a", 1), ("a", 2)):
-        assert add(buffer, fid, worker=worker) == ["accepted"]
-    assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
 
 
 def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():

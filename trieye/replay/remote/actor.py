@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
 from trieye.process.niceness import get_a_fair_share
-from trieye.replay.remote.channel import group_of
+from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.server import FragmentServer, ReplayServer
 
 NAMESPACE = "trieye"
@@ -19,39 +19,56 @@ NAMESPACE = "trieye"
 Server = TypeVar("Server")
 Values = ParamSpec("Values")
 Result = TypeVar("Result")
+Actor = TypeVar("Actor", bound=type)
+
+
+def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callable[[Actor], Actor]:
+    """Give a class of actors a method for each operation of its server, on the threads of the operation's group."""
+
+    def method_of(name: str) -> Any:
+        def act(self: Any, *values: Any, **options: Any) -> Any:
+            return getattr(self.server, name)(*values, **options)
+
+        async def answer(self: Any, *values: Any, **options: Any) -> Any:
+            return await self.server.answer(name, *values, **options)
+
+        return answer if in_event_loop else act
+
+    def add(actor: Actor) -> Actor:
+        for name, group in operations_of(server).items():
+            in_group = ray.method(concurrency_group=group) if group else lambda method: method
+            setattr(actor, name, in_group(method_of(name)))
+        return actor
+
+    return add
 
 
 # `ingest` has one thread, so batches are taken in the order in which each writer sent them. Calls that wait do so in
-# `draw` and `wait`, a second at most, so they hold up neither a batch nor each other. Nothing is repeated by Ray, which
-# would change the order: writers and readers do it themselves.
-@ray.remote(
-    max_restarts=-1, max_task_retries=0, concurrency_groups={"ingest": 1, "draw": 8, "wait": 8, "save": 1, "update": 1}
-)
+# `draw` and `wait`, a second at most, so they hold up neither a batch nor each other.
+_NUM_THREADS: dict[Group, int] = {"ingest": 1, "draw": 8, "wait": 8, "save": 1, "update": 1}
+
+
+# nothing is repeated by Ray, which would change the order: writers and readers do it themselves
+@ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={**_NUM_THREADS})
+@_with_operations_of(ReplayServer)
 class ReplayActor:
     """Holds the tables in a process of its own; the arguments are those of `ReplayServer`."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         get_a_fair_share()
-        self._server = ReplayServer(tables, **options)
-
-    def act(self, operation: str, *values: Any, **options: Any) -> Any:
-        """Do an operation of the server, on the thread that the caller's channel has chosen."""
-        return getattr(self._server, operation)(*values, **options)
+        self.server = ReplayServer(tables, **options)
 
 
 # Fetches wait in one event loop, and snapshots are written in another. What is done in a worker's name can be done
 # again: a fragment that comes twice is recognized.
 @ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"save": 1})
+@_with_operations_of(FragmentServer, in_event_loop=True)
 class FragmentActor:
     """Holds fragments in a process of its own; the arguments are those of `FragmentServer`."""
 
     def __init__(self, rules: Mapping[str, Any], **options: Any) -> None:
         get_a_fair_share()
-        self._server = FragmentServer(rules, **options)
-
-    async def act(self, operation: str, *values: Any, **options: Any) -> Any:
-        """Do an operation of the server, in the event loop that the caller's channel has chosen."""
-        return await self._server.answer(operation, *values, **options)
+        self.server = FragmentServer(rules, **options)
 
 
 class RayChannel(Generic[Server]):
@@ -65,7 +82,6 @@ class RayChannel(Generic[Server]):
     def __init__(self, actor: Any, name: str) -> None:
         self.name = name
         self._actor = actor
-        self._acts: dict[str, Any] = {}  # by the name of the operation, under which Ray shows the call
 
     def begin(
         self,
@@ -76,11 +92,8 @@ class RayChannel(Generic[Server]):
     ) -> "Future[Result]":
         """Begin a call; see `Channel.begin`."""
         call: Future[Result] = Future()
-        name = operation.__name__
-        if name not in self._acts:
-            self._acts[name] = self._actor.act.options(name=name, concurrency_group=group_of(operation))
         try:
-            sent = self._acts[name].remote(name, *values, **options).future()
+            sent = getattr(self._actor, operation.__name__).remote(*values, **options).future()
         except ray.exceptions.RayError as error:
             call.set_exception(self._meaning(error))
             return call

@@ -1,5 +1,6 @@
 """Channel: the way to a replay server, and calls that are made again until they are answered."""
 
+import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -16,27 +17,33 @@ LONGEST_POLL_S = 1.0
 Group = Literal["ingest", "draw", "wait", "save", "update"]
 """The threads of an actor on which an operation runs; what is in no group is quick, and has a thread of its own."""
 
-Operation = TypeVar("Operation", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 Server = TypeVar("Server")
 Server_co = TypeVar("Server_co", covariant=True)
 Values = ParamSpec("Values")
 Result = TypeVar("Result")
 
 
-def in_group(group: Group) -> Callable[[Operation], Operation]:
-    """Let a replay actor run an operation on the threads of a group."""
+def operation(group: Group | None = None) -> Callable[[Function], Function]:
+    """Let a function of a server be what others can ask it for, on the threads of a group."""
 
-    def mark(operation: Operation) -> Operation:
-        vars(operation)["group"] = group
-        return operation
+    def mark(function: Function) -> Function:
+        vars(function)["group"] = group
+        return function
 
     return mark
 
 
-def group_of(operation: Callable[..., Any]) -> Group | None:
+def group_of(function: Callable[..., Any]) -> Group | None:
     """Return the group of an operation."""
-    group: Group | None = vars(operation).get("group")
+    group: Group | None = vars(function)["group"]
     return group
+
+
+def operations_of(server: type) -> dict[str, Group | None]:
+    """Return the groups of all operations of a kind of server, by their names."""
+    functions = inspect.getmembers(server, inspect.isfunction)
+    return {name: group_of(function) for name, function in functions if "group" in vars(function)}
 
 
 class Channel(Protocol[Server_co]):

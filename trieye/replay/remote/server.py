@@ -16,7 +16,7 @@ from trieye.process.progress import say
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import Limiter
-from trieye.replay.remote.channel import Group, in_group
+from trieye.replay.remote.channel import Group, operation
 from trieye.replay.remote.table import Table
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -61,7 +61,7 @@ class Server(ABC):
             )
             self._timer.start()
 
-    @in_group("save")
+    @operation("save")
     def snapshot(self, directory: Path | None = None) -> None:
         """Write a snapshot; of what the directory holds already only the new is written.
 
@@ -82,7 +82,7 @@ class Server(ABC):
         if target == self._directory:
             self._is_saved(captured.state)
 
-    @in_group("save")
+    @operation("save")
     def restore(self, directory: Path) -> None:
         """Go on from a snapshot, also if the server dies: its own directory holds the same content afterwards.
 
@@ -93,12 +93,12 @@ class Server(ABC):
         """
         self.load_state_dict(load_parts(directory))
 
-    @in_group("save")
+    @operation("save")
     def state_parts(self, known: Collection[str]) -> StateParts:
         """Return a snapshot; see `StateParts`."""
         return self._parts(known)
 
-    @in_group("save")
+    @operation("save")
     def load_state_dict(self, held: SavedParts) -> None:
         """Go on where `state_parts` was called; raises what `restore` raises."""
         self._take_over(held)
@@ -157,15 +157,16 @@ class _Captured:
 
 
 def _of_table(
-    operation: Callable[Concatenate[Table, Values], Result], group: Group | None = None
+    act: Callable[Concatenate[Table, Values], Result], group: Group | None = None
 ) -> "Callable[Concatenate[ReplayServer, str, Values], Result]":
     """Return an operation of the server which one of its tables does; the name of the table comes first."""
 
-    @functools.wraps(operation)
-    def act(server: "ReplayServer", table: str, /, *values: Values.args, **options: Values.kwargs) -> Result:
-        return operation(server.table(table), *values, **options)
+    @operation(group)
+    @functools.wraps(act)
+    def forward(server: "ReplayServer", table: str, /, *values: Values.args, **options: Values.kwargs) -> Result:
+        return act(server.table(table), *values, **options)
 
-    return act if group is None else in_group(group)(act)
+    return forward
 
 
 class ReplayServer(Server):
@@ -200,6 +201,7 @@ class ReplayServer(Server):
     memory = _of_table(Table.memory)
     metrics = _of_table(Table.metrics)
 
+    @operation()
     def stats(self, table: str) -> dict[str, float]:
         """Return counts of a table and of the snapshots, and the process."""
         return {
@@ -252,15 +254,16 @@ def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer
 
 
 def _of_buffer(
-    operation: Callable[Concatenate[FragmentBuffer, Values], Result],
+    act: Callable[Concatenate[FragmentBuffer, Values], Result],
 ) -> "Callable[Concatenate[FragmentServer, Values], Result]":
     """Return an operation of the server which its buffer does."""
 
-    @functools.wraps(operation)
-    def act(server: "FragmentServer", /, *values: Values.args, **options: Values.kwargs) -> Result:
-        return operation(server.buffer, *values, **options)
+    @operation()
+    @functools.wraps(act)
+    def forward(server: "FragmentServer", /, *values: Values.args, **options: Values.kwargs) -> Result:
+        return act(server.buffer, *values, **options)
 
-    return act
+    return forward
 
 
 class FragmentServer(Server):
