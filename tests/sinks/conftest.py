@@ -22,3 +22,8 @@ def run_with_store(tmp_path, empty_store):
     run.mlflow_dir.mkdir(parents=True)
     shutil.copy(empty_store, run.mlflow_dir / "mlflow.db")
     return run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path)

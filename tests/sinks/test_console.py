@@ -1,9 +1,8 @@
 import logging
-import subprocess
-import sys
 
 import pytest
 
+from tests import warm
 from trieye.sinks.console import LOGGER, ConsoleSink, LastResort
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
@@ -24,14 +23,21 @@ sink.close("FINISHED")
 """
 
 
-def printed(before="", after=""):
-    """Return (stdout, stderr) of a process of its own: pytest configures logging in this one."""
-    program = PROGRAM.format(before=before, after=after)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout, done.stderr
+@pytest.fixture
+def printed(tmp_path):
+    """Return a function that gives (stdout, stderr) of a process of its own: pytest configures logging in this one."""
+
+    def run(before="", after=""):
+        (tmp_path / "program.py").write_text(PROGRAM.format(before=before, after=after))
+        modules = ("trieye.sinks.console", "trieye.testing", "rich.progress")
+        done = warm.run(["program.py"], tmp_path, modules=modules)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run
 
 
-def test_lines_are_visible_although_nobody_configured_logging():
+def test_lines_are_visible_although_nobody_configured_logging(printed):
     assert printed() == ("", "STATS [10]: Rate/Steps = 12.3457\nSTATS [11]: loss = -1.0000\n")
 
 
@@ -44,31 +50,31 @@ def test_lines_are_visible_although_nobody_configured_logging():
     ],
 )
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_lines_are_not_doubled_when_the_application_configured_logging(setup, place):
+def test_lines_are_not_doubled_when_the_application_configured_logging(printed, setup, place):
     assert printed(**{place: setup})[1] == "app STATS [10]: Rate/Steps = 12.3457\napp STATS [11]: loss = -1.0000\n"
 
 
-def test_a_handler_that_takes_warnings_only_does_not_hide_the_lines():
+def test_a_handler_that_takes_warnings_only_does_not_hide_the_lines(printed):
     setup = "h = logging.StreamHandler(); h.setLevel(logging.WARNING); logging.getLogger().addHandler(h)"
     assert printed(before=setup)[1].count("STATS") == 2
 
 
-def test_a_log_file_does_not_hide_the_lines(tmp_path):
+def test_a_log_file_does_not_hide_the_lines(printed, tmp_path):
     setup = f"logging.getLogger('trieye').addHandler(logging.FileHandler({str(tmp_path / 'log')!r}))"
     assert printed(before=setup)[1].count("STATS") == 2
     assert (tmp_path / "log").read_text().count("STATS") == 2
 
 
 @pytest.mark.parametrize("name", ["trieye", "trieye.stats_processor"])
-def test_an_application_can_silence_the_lines(name):
+def test_an_application_can_silence_the_lines(printed, name):
     assert printed(before=f"logging.getLogger({name!r}).setLevel(logging.ERROR)") == ("", "")
 
 
-def test_several_sinks_in_one_process_print_a_line_once():
+def test_several_sinks_in_one_process_print_a_line_once(printed):
     assert printed(after="ConsoleSink().open(make_run(Path('.')))")[1].count("STATS") == 2
 
 
-def test_lines_go_above_a_progress_bar():
+def test_lines_go_above_a_progress_bar(printed):
     before = "from rich.console import Console; from rich.progress import Progress"
     after = """
 progress = Progress(console=Console(file=sys.stdout, force_terminal=True, width=60), redirect_stderr=True)
@@ -81,7 +87,7 @@ import atexit; atexit.register(progress.stop)
     assert stderr == ""
 
 
-def test_a_closed_terminal_does_not_stop_the_sink():
+def test_a_closed_terminal_does_not_stop_the_sink(printed):
     assert printed(after="import io; sys.stderr = io.StringIO(); sys.stderr.close()") == (
         "",
         "",

@@ -1,12 +1,10 @@
 import threading
 import time
 
-import pytest
-
 from trieye.sinks import FanOut
 from trieye.stats.operations import LogParams, SetTags
 from trieye.stats.point import Point
-from trieye.testing import FlakySink, MemorySink, MemorySource, make_run
+from trieye.testing import FlakySink, MemorySink, MemorySource
 
 SOON_S = 20.0
 
@@ -16,11 +14,6 @@ class NumberedSink(MemorySink):
 
     def open(self, run):
         self.run_id = "abc"
-
-
-@pytest.fixture
-def run(tmp_path):
-    return make_run(tmp_path)
 
 
 def test_every_sink_gets_what_is_meant_for_it(run):

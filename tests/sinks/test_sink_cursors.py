@@ -4,40 +4,13 @@ import time
 
 import pytest
 
+from tests.sinks.feeding import SOON_S, add, points, steps_of
+from tests.waiting import wait_until
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.sinks.base import Cursor
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import SetTags
-from trieye.stats.point import Point
-from trieye.testing import FlakySink, MemorySink, MemorySource, make_run
-
-SOON_S = 20.0
-
-
-def points(first, num, *, time_s=0.0, log_to=("mlflow", "tensorboard")):
-    return [Point("m", step / 2, step, 1.7e9 + step + time_s, log_to) for step in range(first, first + num)]
-
-
-def steps_of(sink):
-    return [point.step for point in sink.points]
-
-
-def add(thread, source, items):
-    source.append(items)
-    thread.wake()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + SOON_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.002)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return make_run(tmp_path)
+from trieye.testing import FlakySink, MemorySink, MemorySource
 
 
 class Flaky:

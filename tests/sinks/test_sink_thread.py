@@ -5,39 +5,12 @@ import tracemalloc
 
 import pytest
 
+from tests.sinks.feeding import SOON_S, add, points, steps_of
+from tests.waiting import wait_until
 from trieye.exceptions import ProcessingError
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import LogArtifact, LogImage, LogParams, LogText, SetTags
-from trieye.stats.point import Point
-from trieye.testing import FlakySink, MemorySink, MemorySource, make_run
-
-SOON_S = 20.0
-
-
-def points(first, num):
-    return [Point("m", 0.5, step, 1.7e9 + step) for step in range(first, first + num)]
-
-
-def steps_of(sink):
-    return [point.step for point in sink.points]
-
-
-def add(thread, source, items):
-    source.append(items)
-    thread.wake()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + SOON_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.005)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return make_run(tmp_path)
+from trieye.testing import FlakySink, MemorySink, MemorySource
 
 
 @pytest.fixture

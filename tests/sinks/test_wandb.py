@@ -5,12 +5,11 @@ import os
 import struct
 import subprocess
 import sys
-import threading
-import time
 
 import psutil
 import pytest
 
+from tests.waiting import LONG_S, wait_until
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.run import media
@@ -19,7 +18,6 @@ from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
 from trieye.testing import SinkContract, make_run
 
-DEADLINE_S = 60.0
 BLOCK = 32768  # of LevelDB's log, which is wandb's format
 
 
@@ -56,15 +54,8 @@ def files_of(run):
 
 def records_of(run):
     """Return what all attempts left; wandb's process writes the last of it a moment after the run is closed."""
-    until(lambda: any(record.HasField("exit") for record in read(files_of(run)[-1])))
+    wait_until(lambda: any(record.HasField("exit") for record in read(files_of(run)[-1])))
     return [record for path in files_of(run) for record in read(path)]
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
 
 
 def read(path):
@@ -304,9 +295,9 @@ def test_a_death_of_wandbs_process_costs_only_what_it_had_not_written(run):
     sink.flush()
     (core,) = [child for child in psutil.Process().children() if child.name().startswith("wandb-core")]
     core.kill()
-    core.wait(DEADLINE_S)
+    core.wait(LONG_S)
     with pytest.raises(TrieyeError, match="wandb failed to"):
-        until(lambda: sink.write([Point("ignored", 1.0, 1, 1.7e9)]))
+        wait_until(lambda: sink.write([Point("ignored", 1.0, 1, 1.7e9)]))
     sink.write([Point("loss", 2.0, 2, 1.7e9)])
     sink.close("FINISHED")
     assert {("loss", 1.0, 1), ("loss", 2.0, 2)} <= set(points_of(run))
@@ -327,12 +318,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def alone(program, tmp_path, **environment):
+    """Run a program that does not share the process of wandb with this one."""
+    mine = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | environment
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    return subprocess.run(command, env=mine, capture_output=True, text=True, timeout=120)
+
+
 def test_what_was_flushed_survives_a_kill_of_the_hub(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
+    done = alone(KILLED, tmp_path)
     assert done.returncode == -9
     (path,) = files_of(make_run(tmp_path))
-    until(lambda: sum(record.HasField("history") for record in read(path)) == 1000)  # it notices that it is alone
+    wait_until(lambda: sum(record.HasField("history") for record in read(path)) == 1000)  # it notices that it is alone
 
 
 NOBODY = """
@@ -351,20 +348,12 @@ except TrieyeError as error:
 
 
 def test_who_is_not_logged_in_is_told_and_never_asked(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    environment |= {"WANDB_BASE_URL": "http://127.0.0.1:9", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", NOBODY, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = alone(NOBODY, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", HOME=str(tmp_path))
     for part in ("wandb login", "WANDB_API_KEY", "sinks.wandb.mode=offline"):
         assert part in done.stdout, done.stderr
 
 
 def test_the_mode_of_the_environment_counts_where_the_config_says_nothing(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    environment |= {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", NOBODY, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = alone(NOBODY, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert files_of(make_run(tmp_path))

@@ -24,11 +24,6 @@ def text(name="note", step=7, text="# Größe\n"):
 
 
 @pytest.fixture
-def run(run_with_store):
-    return run_with_store
-
-
-@pytest.fixture
 def sink(run):
     sink = MlflowSink()
     sink.open(run)

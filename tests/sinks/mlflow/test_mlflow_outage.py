@@ -1,15 +1,13 @@
 """What happens when the MLflow server is away."""
 
 import logging
-import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 from mlflow import MlflowClient
 
+from tests.sinks.mlflow.conftest import free_port
 from trieye.sinks import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
@@ -17,6 +15,7 @@ from trieye.stats.operations import LogParams
 from trieye.stats.point import Point
 from trieye.testing import MemorySink, MemorySource, make_run
 
+pytestmark = pytest.mark.usefixtures("patient")
 SERVER_START_S = 120.0
 
 
@@ -26,15 +25,7 @@ def points(first, num):
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    for name, value in {"MAX_RETRIES": "1", "TIMEOUT": "30"}.items():
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)  # our own defaults, undone after the test
+    return free_port()
 
 
 @pytest.fixture
@@ -94,7 +85,7 @@ def test_passwords_stay_out_of_the_log(tmp_path, port, caplog):
 
 
 @pytest.mark.slow
-def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
+def test_points_arrive_when_the_server_comes_up(run, tmp_path, port, start_server):
     # an earlier attempt never saw the server
     source = MemorySource(points(0, 1200))
     assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)
@@ -104,29 +95,14 @@ def test_points_arrive_when_the_server_comes_up(run, tmp_path, port):
     second = SinkThread(sink, run, source)
     assert not second.flush(2)
 
-    server = subprocess.Popen(
-        [
-            *[sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-            *["--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"],
-            *["--artifacts-destination", str(tmp_path / "files")],
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        start_new_session=True,
-    )
-    try:
-        assert second.flush(SERVER_START_S)
-        (tmp_path / "one.txt").write_text("1")
-        sink.log_artifact(tmp_path / "one.txt", "sub")
-        assert second.close("FINISHED", 20)
-        client = MlflowClient(tracking_uri=run.tracking_uri)
-        history = client.get_metric_history(sink.run_id, "loss")
-        assert sorted(metric.step for metric in history) == list(range(1500))
-        assert client.get_run(sink.run_id).info.status == "FINISHED"
-        assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
-        assert source.cursor("mlflow").index == 1500
-    finally:
-        os.killpg(server.pid, 15)  # it has workers
-        server.wait(30)
+    start_server(port, tmp_path)
+    assert second.flush(SERVER_START_S)
+    (tmp_path / "one.txt").write_text("1")
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    assert second.close("FINISHED", 20)
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    history = client.get_metric_history(sink.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(1500))
+    assert client.get_run(sink.run_id).info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
+    assert source.cursor("mlflow").index == 1500

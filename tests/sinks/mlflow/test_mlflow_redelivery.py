@@ -3,7 +3,6 @@
 import dataclasses
 import random
 
-import pytest
 from mlflow import MlflowClient
 
 from trieye.sinks.mlflow.sink import MlflowSink
@@ -28,11 +27,6 @@ def histories(run, sink, names=("loss", "episode/return", "acc_x40_1")):
 
 def latest(run, sink):
     return MlflowClient(tracking_uri=run.tracking_uri).get_run(sink.run_id).data.metrics
-
-
-@pytest.fixture
-def run(run_with_store):
-    return run_with_store
 
 
 def opened(run):

@@ -1,11 +1,9 @@
 """What a process that dies while it makes the MLflow database leaves to the next one."""
 
 import contextlib
-import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,13 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.db import utils as mlflow_db
 
+from tests.waiting import LONG_S, wait_until
 from trieye.exceptions import TrieyeError
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import prepare_database
 from trieye.stats.point import Point
 from trieye.testing import make_run
 
-TIMEOUT_S = 60.0
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -45,7 +43,7 @@ def start(tmp_path, how):
 
 def kill(child):
     child.kill()
-    child.communicate(timeout=TIMEOUT_S)
+    child.communicate(timeout=LONG_S)
 
 
 def open_and_write(tmp_path):
@@ -85,9 +83,7 @@ def test_a_process_killed_amid_the_migrations_leaves_no_database(tmp_path, num_t
     assert child.stdout.readline() == "ready\n"
     path = database_of(tmp_path)
     draft = path.with_name(f"mlflow.db.new-{child.pid}")
-    deadline = time.monotonic() + TIMEOUT_S
-    while num_tables_in(draft) < num_tables and not path.exists():
-        assert time.monotonic() < deadline
+    wait_until(lambda: num_tables_in(draft) >= num_tables or path.exists())
     kill(child)
     assert draft.exists() or path.exists()
     assert open_and_write(tmp_path)
@@ -102,20 +98,10 @@ def num_tables_in(path):
         return -1
 
 
-@pytest.fixture(scope="module")
-def whole_database(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole") / "mlflow.db"
-    prepare_database(path)
-    return path
-
-
 @pytest.fixture
-def path(tmp_path, whole_database):
+def path(run_with_store):
     """Return where a copy of a whole and empty database is."""
-    path = database_of(tmp_path)
-    path.parent.mkdir(parents=True)
-    shutil.copy(whole_database, path)
-    return path
+    return run_with_store.mlflow_dir / "mlflow.db"
 
 
 def test_a_file_that_is_no_database_is_left_alone_and_explained(tmp_path, path):

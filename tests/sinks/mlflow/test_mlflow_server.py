@@ -3,70 +3,38 @@
 import contextlib
 import dataclasses
 import http.client
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
+from tests.sinks.mlflow.conftest import free_port
+from tests.waiting import wait_until
 from trieye.run import media
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.stats.point import Point
 from trieye.testing import make_run
 
-pytestmark = pytest.mark.slow
-SERVER_START_S = 120.0
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 NUM_MEMBERS = 8
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store):
-    root = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def server(tmp_path_factory, empty_store, start_server):
+    root, port = tmp_path_factory.mktemp("server"), free_port()
     shutil.copy(empty_store, root / "server.db")
-    process = subprocess.Popen(
-        [
-            *[sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)],
-            *["--workers", "1", "--backend-store-uri", f"sqlite:///{root / 'server.db'}"],
-            *["--artifacts-destination", str(root / "files")],
-        ],
-        cwd=root,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        start_new_session=True,
-    )
-    try:
-        wait_for(port, process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, 15)  # it has workers
-        process.wait(30)
+    process = start_server(port, root)
 
-
-def wait_for(port, process):
-    deadline = time.monotonic() + SERVER_START_S
-    while process.poll() is None and time.monotonic() < deadline:
+    def answers():
+        assert process.poll() is None, "the server did not start"
         with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as probe:
             probe.request("GET", "/health")
-            return
-        threading.Event().wait(0.05)
-    raise TimeoutError("the server did not start")
+            return True
 
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    for name, value in {"MAX_RETRIES": "1", "TIMEOUT": "30"}.items():
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)  # our own defaults, undone after the test
+    wait_until(answers, within_s=120.0)
+    return f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -125,8 +93,6 @@ def test_pictures_and_texts_arrive(run, client, tmp_path):
 
 def test_the_machine_is_watched(run, client):
     sink = opened(run, system_metrics_interval_s=0.2)
-    deadline = time.monotonic() + 30
-    while "system/cpu_utilization_percentage" not in client.get_run(sink.run_id).data.metrics:
-        assert time.monotonic() < deadline
+    wait_until(lambda: "system/cpu_utilization_percentage" in client.get_run(sink.run_id).data.metrics)
     sink.close("FINISHED")
     assert client.get_run(sink.run_id).info.status == "FINISHED"

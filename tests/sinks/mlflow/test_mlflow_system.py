@@ -1,35 +1,22 @@
 import logging
 import sys
 import threading
-import time
 
 import pytest
 from mlflow import MlflowClient
 
+from tests.waiting import wait_until
 from trieye.config.sinks import SinksConfig
 from trieye.sinks.fan_out import make_sinks
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.system import SystemMetrics
 from trieye.stats.point import Point
 
-DEADLINE_S = 30.0
 THREAD = "trieye-sink-mlflow-system"
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 def has_thread():
     return any(thread.name == THREAD for thread in threading.enumerate())
-
-
-@pytest.fixture
-def run(run_with_store):
-    return run_with_store
 
 
 def opened(run, interval_s=0.1):
@@ -50,7 +37,7 @@ def steps_of(run, sink, name="system/cpu_utilization_percentage"):
 def test_the_machine_is_watched_as_long_as_the_sink_is_open(run, caplog):
     sink = opened(run)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
-    until(lambda: "system/disk_usage_megabytes" in metrics_of(run, sink))
+    wait_until(lambda: "system/disk_usage_megabytes" in metrics_of(run, sink))
     sink.close("FINISHED")
     assert not has_thread()
     metrics = metrics_of(run, sink)
@@ -63,7 +50,7 @@ def test_a_later_attempt_goes_on_with_the_steps(run):
     for _ in range(2):
         sink = opened(run)
         before = len(steps_of(run, sink))
-        until(lambda sink=sink, before=before: len(steps_of(run, sink)) >= before + 2)
+        wait_until(lambda sink=sink, before=before: len(steps_of(run, sink)) >= before + 2)
         sink.close("RUNNING")
     steps = steps_of(run, sink)
     assert steps == list(range(len(steps)))
@@ -126,10 +113,10 @@ class Interrupted:
 def test_an_outage_ends_nothing_and_is_told_once(caplog):
     monitor = Interrupted()
     metrics = SystemMetrics(monitor)
-    until(lambda: monitor.tries > 3)
+    wait_until(lambda: monitor.tries > 3)
     assert caplog.text.count("the store is away") == 1
     monitor.works = True
-    until(lambda: monitor.published > 3)
+    wait_until(lambda: monitor.published > 3)
     metrics.stop()
     assert monitor.flushed == 1
     assert not has_thread()

@@ -11,7 +11,7 @@ from trieye.run import media
 from trieye.sinks.base import Flushable, Media, Resumable, Tracker
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
-from trieye.testing import SinkContract, make_run
+from trieye.testing import SinkContract
 
 
 def loaded(run):
@@ -51,11 +51,6 @@ class TestContract(SinkContract):
 
 
 @pytest.fixture
-def run(tmp_path):
-    return make_run(tmp_path)
-
-
-@pytest.fixture
 def open_sink(run):
     sinks = []
 
@@ -76,23 +71,6 @@ def point(step, value=1.0):
 def test_it_is_all_that_a_sink_can_be():
     sink = TensorboardSink()
     assert all(isinstance(sink, protocol) for protocol in (Tracker, Media, Flushable, Resumable))
-
-
-def test_points_are_in_the_file_after_a_flush_and_not_before(run, open_sink):
-    sink = open_sink()
-    sink.write([point(1)])
-    assert not run.tensorboard_dir.exists()
-    sink.flush()
-    assert scalars_of(run) == [(1, 1.0)]
-
-
-def test_a_position_holds_all_that_was_written_before(run, open_sink):
-    sink = open_sink()
-    sink.write([point(1)])
-    position = sink.position()
-    assert scalars_of(run) == [(1, 1.0)]
-    assert open_sink().resume(position)
-    assert scalars_of(run) == [(1, 1.0)]
 
 
 def test_an_attempt_goes_on_where_the_one_before_was_known_to_be(run, open_sink):
@@ -151,17 +129,6 @@ def test_a_lost_file_is_written_again_from_the_beginning(run, open_sink):
 @pytest.mark.parametrize("position", ["", "7", "{}x", '{"place": ["a", "b", 3]}', '{"place": ["../a", 1, 3]}'])
 def test_a_position_that_says_nothing_leads_to_a_new_beginning(open_sink, position):
     assert not open_sink().resume(position)
-
-
-def test_a_rewind_leaves_the_surviving_branch(run, open_sink):
-    sink = open_sink()
-    sink.write([point(step) for step in range(10)])
-    sink.flush()
-    sink.clear()
-    sink.write([point(step) for step in range(5)])
-    sink.write([point(5, -1.0)])
-    sink.flush()
-    assert scalars_of(run) == [*((step, 1.0) for step in range(5)), (5, -1.0)]
 
 
 def test_parameters_known_at_the_first_value_are_shown_and_later_ones_are_not(run, open_sink):

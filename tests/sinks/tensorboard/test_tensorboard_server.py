@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 import urllib.request
 
 import numpy as np
 import pytest
 
+from tests.waiting import wait_until
 from trieye.run import media
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
@@ -53,9 +53,7 @@ class Server:
 
     def wait_for(self, tag, wanted):
         """Wait until a curve is as wanted."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while (found := self.scalars(tag)) != wanted:
-            assert time.monotonic() < deadline, found
+        wait_until(lambda: self.scalars(tag) == wanted, pause_s=0.1)
 
 
 @pytest.fixture(params=["true", "false"], ids=["data server", "loader in Python"])
