@@ -19,7 +19,9 @@ LONGEST_PAUSE_S = 2.0
 class Delivery:
     """One sender: it numbers what it sends, and repeats a call with the same content and number until it is answered.
 
-    All methods but `give_up` belong to one thread, which no signal interrupts; so nothing is lost or sent twice.
+    All methods but `give_up` belong to one thread, which no signal interrupts; so nothing is lost or sent twice. What a
+    hub has acknowledged is in its journal: one call is under way at a time, and nothing is kept after its answer. Rows
+    of a replay buffer need more (`trieye.replay.remote.delivery`): an actor may lose them until its next snapshot.
 
     Args:
         channel: The way to the hub.

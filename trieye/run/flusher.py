@@ -181,8 +181,8 @@ class Flusher:
 
     def _give_up(self) -> None:
         _forget(self._channel.key)
+        self._worker.stop(RunClosedError(f"run {self._run_name!r} is closed"))  # first: giving up is no failure then
         self._delivery.give_up()
-        self._worker.stop(RunClosedError(f"run {self._run_name!r} is closed"))
 
     # called by the thread that sends
 

@@ -1,5 +1,7 @@
 """The server: several tables, snapshots of all of them, and what comes back after a restart."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,20 @@ from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.table import Edge
 
 TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
+
+
+@pytest.mark.parametrize("server", [ReplayServer, FragmentServer])
+def test_an_actor_knows_an_operation_by_the_name_of_the_function(server):
+    operations = operations_of(server)
+    assert {"snapshot", "state_parts", "load_state_dict", "restore", "set_version"} < operations.keys()
+    assert [name for name in operations if getattr(server, name).__name__ != name] == []
+    assert set(operations.values()) <= {None, *get_args(Group)}
 
 
 def filled(server, seed=0):

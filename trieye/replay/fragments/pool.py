@@ -4,30 +4,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class Choice(Protocol):
-    """Chooses distinct places; the chunks of the buffer have the places 0 to n - 1, in no order."""
-
-    def append(self, priority: float) -> None:
-        """Add a place at the end."""
-
-    def remove(self, place: int) -> None:
-        """Move the last place to this one, and forget the last."""
-
-    def update(self, place: int, priority: float) -> None:
-        """Set the priority, above 0, of a place."""
-
-    def choose(self, n: int, rng: np.random.Generator) -> tuple[list[int], NDArray[np.float32]]:
-        """Return `n` distinct places and their importance weights, float32 `[n]`."""
-
-
 class UniformChoice:
-    """Every set of `n` places is equally likely; takes O(n)."""
+    """Chooses among places 0 to n - 1, one for each chunk, in no order; every set of them is equally likely. O(n)."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -38,7 +21,7 @@ class UniformChoice:
         self._size += 1
 
     def remove(self, place: int) -> None:
-        """Forget the last place."""
+        """Move the last place to this one, and forget the last."""
         del place
         self._size -= 1
 
@@ -149,7 +132,7 @@ class HeldChunk:
 class ChunkPool:
     """Chunks with three indexes, so that no operation looks at more chunks than it returns."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: UniformChoice | PrioritizedChoice) -> None:
         self._choice = choice
         self._by_age: OrderedDict[int, HeldChunk] = OrderedDict()
         self._by_place: list[HeldChunk] = []
