@@ -45,9 +45,6 @@ class Streams:
         self._streams: OrderedDict[str, Stream] = OrderedDict()  # in the order of their newest fragments
         self._partial: OrderedDict[str, Stream] = OrderedDict()  # those with pending fragments, in the same order
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     @property
     def num_partial(self) -> int:
         """How many chunks are being filled."""
