@@ -1,4 +1,3 @@
-import asyncio
 import statistics
 import threading
 import time
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload, versions
 
-from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
+from trieye.exceptions import ConfigurationError, LeaseExpiredError
 from trieye.replay.fragments import FragmentBuffer
 
 
@@ -35,15 +34,6 @@ def test_a_stale_fragment_costs_no_chunk_its_place():
     assert numbers(buffer.fetch(1)) == [[0]]
 
 
-def test_no_chunk_that_is_too_stale_stays_behind_a_fresher_one():
-    buffer = make_buffer(max_staleness=1, version=3)
-    for worker, version in enumerate([3, 2, 3]):
-        add(buffer, 0, worker=f"worker-{worker}", version=version)
-    buffer.set_version("s", 4)
-    assert versions(buffer) == [3, 3]
-    assert buffer.metrics()["replay/dropped/stale"] == 1
-
-
 def test_a_fetch_that_waited_gets_no_chunk_that_became_stale_meanwhile():
     buffer, got = make_buffer(max_staleness=0), []
     add(buffer, 0, worker="a")
@@ -66,27 +56,6 @@ def test_unfinished_chunks_of_silent_workers_leave_in_time_and_with_their_sessio
     found = buffer.metrics()
     assert (found["replay/partial_chunks"], found["replay/bytes"]) == (0, 0)
     assert (found["replay/dropped/expired"], found["replay/dropped/wrong_session"]) == (100, 100)
-
-
-def test_a_reader_can_give_up_and_others_are_served_in_the_order_they_came():
-    async def read():
-        with pytest.raises(ReplayTimeoutError, match=r"fetch\(3\): 0 of 3 chunks are there after 0.01 s"):
-            await buffer.afetch(3, timeout_s=0.01)
-        large, small, cancelled = (asyncio.create_task(buffer.afetch(n)) for n in (3, 1, 1))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        fill(buffer, 2)
-        await asyncio.sleep(0.01)
-        assert not large.done()
-        assert not small.done()
-        fill(buffer, 2, start=2)
-        assert len((await large).chunks) == 3
-        assert len((await small).chunks) == 1
-        assert cancelled.cancelled()
-
-    buffer = make_buffer(max_reuse=1)
-    asyncio.run(read())
-    assert buffer.metrics()["replay/waiters"] == 0
 
 
 def test_a_second_fetch_takes_nothing_from_readers_of_the_first():

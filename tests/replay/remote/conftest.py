@@ -69,6 +69,22 @@ def make_replay():
         replay.close()
 
 
+@pytest.fixture
+def make_flaky(tmp_path):
+    """Return a function that makes a replay of one table, and the channel at which its server can die."""
+    made = []
+
+    def make(capacity=100, *, loss=0.0, seed=0, options=None, **table):
+        tables = {"default": {"capacity": capacity, "storage": "shm", **table}}
+        own = {"directory": tmp_path / "snapshot"} if options is None else options
+        made.append(FlakyChannel(lambda: ReplayServer(tables, **own), loss=loss, seed=seed))
+        return RemoteReplay(made[-1]), made[-1]
+
+    yield make
+    for channel in made:
+        channel.kill()
+
+
 def local_replay(tables, **options):
     """Return a replay in this process."""
     return RemoteReplay(LocalChannel(ReplayServer(tables, **options)))

@@ -7,11 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from tests.replay.remote.conftest import FlakyChannel, row
+from tests.replay.remote.conftest import row
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.hindsight import Hindsight
-from trieye.replay.remote import Reader, RemoteReplay, ReplayServer
 
 
 def add(replay, values, **options):
@@ -85,9 +84,8 @@ def test_the_oldest_rows_are_held_back_while_others_come_fast(make_replay):
         assert min(reader.sample(64).ids.min() for _ in range(2)) >= 600
 
 
-def test_rows_stay_whole_while_a_writer_overwrites_them_all_the_time(make_replay):
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 300, "storage": "shm"}}))
-    replay, is_over = RemoteReplay(channel), threading.Event()
+def test_rows_stay_whole_while_a_writer_overwrites_them_all_the_time(make_flaky):
+    (replay, _), is_over = make_flaky(300), threading.Event()
 
     def write():
         with replay.writer(flush_rows=50) as writer:
@@ -106,15 +104,10 @@ def test_rows_stay_whole_while_a_writer_overwrites_them_all_the_time(make_replay
             assert (batch["x"] == batch.ids).all()
     is_over.set()
     thread.join()
-    channel.kill()
 
 
-def test_a_reader_goes_on_after_the_death_of_the_server(tmp_path):
-    def make_server():
-        return ReplayServer({"default": {"capacity": 100, "storage": "shm"}}, directory=tmp_path / "snapshot")
-
-    channel = FlakyChannel(make_server, loss=0.2, seed=5)
-    replay = RemoteReplay(channel)
+def test_a_reader_goes_on_after_the_death_of_the_server(make_flaky):
+    replay, channel = make_flaky(loss=0.2, seed=5)
     with replay.reader(ahead=2) as reader:
         for first in (0, 50, 100):
             add(replay, range(first, first + 50))
@@ -123,7 +116,6 @@ def test_a_reader_goes_on_after_the_death_of_the_server(tmp_path):
             channel.die()
             for _ in range(6):
                 check(reader.sample(8), 8)
-    channel.kill()
 
 
 def test_an_empty_table_is_waited_for_and_the_error_says_what_is_missing(make_replay):
@@ -161,9 +153,8 @@ def test_priorities_reach_the_table_and_late_ones_are_counted(make_replay):
             reader.update_priorities(ids, [1.0])
 
 
-def test_priorities_that_are_lost_on_the_way_are_counted_and_hold_up_nobody():
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 100, "sampler": "prioritized"}}))
-    replay = RemoteReplay(channel)
+def test_priorities_that_are_lost_on_the_way_are_counted_and_hold_up_nobody(make_flaky):
+    replay, channel = make_flaky(sampler="prioritized")
     add(replay, range(100))
     with replay.reader() as reader:
         ids = reader.sample(8).ids
@@ -261,9 +252,8 @@ def test_wrong_numbers_are_errors(make_replay):
         replay.writer(flush_rows=0)
 
 
-def test_a_reader_gives_up_when_the_server_stays_away():
-    channel = FlakyChannel(lambda: ReplayServer({"default": {"capacity": 10}}), loss=2.0)
-    began = time.monotonic()
+def test_a_reader_gives_up_when_the_server_stays_away(make_flaky):
+    (replay, _), began = make_flaky(loss=2.0), time.monotonic()
     with pytest.raises(ReplayTimeoutError, match="lost on the way"):
-        Reader(channel, timeout_s=0.3).sample(1)
+        replay.reader(timeout_s=0.3).sample(1)
     assert time.monotonic() - began < 5

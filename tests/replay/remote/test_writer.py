@@ -10,13 +10,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from tests.replay.remote.conftest import FlakyChannel, content, row
+from tests.replay.remote.conftest import content, row
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, TrieyeError
-from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer, Writer
-
-SMALL = {"default": {"capacity": 100, "storage": "shm"}}
-LARGE = {"default": {"capacity": 10_000, "storage": "shm"}}
+from trieye.replay.remote import LocalChannel, ReplayServer, Writer
 
 
 def test_rows_are_in_the_ring_when_flush_returns(make_replay):
@@ -172,14 +169,9 @@ def fill(replay, number, count, writers):
 
 
 @pytest.mark.parametrize("deaths", [0, 3])
-def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_server_dies(tmp_path, deaths, capsys):
-    def make_server():
-        return ReplayServer(
-            {"default": {"capacity": 10_000, "storage": "shm"}}, directory=tmp_path / "snapshot", snapshot_every_s=0.05
-        )
-
-    channel = FlakyChannel(make_server, seed=deaths, loss=0.1)
-    replay, writers = RemoteReplay(channel), []
+def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_server_dies(make_flaky, tmp_path, deaths):
+    options = {"directory": tmp_path / "snapshot", "snapshot_every_s": 0.05}
+    (replay, channel), writers = make_flaky(10_000, loss=0.1, seed=deaths, options=options), []
     threads = [threading.Thread(target=fill, args=(replay, number, 1500, writers), daemon=True) for number in range(3)]
     for thread in threads:
         thread.start()
@@ -192,12 +184,10 @@ def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_se
     for number in range(3):
         assert [value - 10_000 * number for value in found if value // 10_000 == number] == list(range(1500))
     assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
-    channel.kill()
 
 
-def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends():
-    channel = FlakyChannel(lambda: ReplayServer(SMALL), loss=0.4, seed=2)
-    replay = RemoteReplay(channel)
+def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends(make_flaky):
+    replay, _ = make_flaky(loss=0.4, seed=2)
     with replay.writer(flush_rows=2, flush_ms=3_600_000, timeout_s=20) as writer:
         for value in range(21):
             writer.add(**row(value))
@@ -217,10 +207,9 @@ def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
     assert content(replay) == [1]
 
 
-def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(tmp_path, monkeypatch):
+def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(make_flaky, monkeypatch):
     monkeypatch.setattr("trieye.replay.remote.courier.HEARTBEAT_S", 0.02)
-    channel = FlakyChannel(lambda: ReplayServer(SMALL, directory=tmp_path / "snapshot"))
-    replay = RemoteReplay(channel)
+    replay, channel = make_flaky()
     with replay.writer(flush_rows=2) as writer:
         for value in range(6):
             writer.add(**row(value))
@@ -235,9 +224,8 @@ def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(tmp_path,
         assert writer.stats()["resent_batches"] == 2
 
 
-def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(tmp_path, capsys):
-    channel = FlakyChannel(lambda: ReplayServer(SMALL))
-    replay = RemoteReplay(channel)
+def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(make_flaky, capsys):
+    replay, channel = make_flaky(options={})
     with replay.writer(flush_rows=2, keep_bytes=0) as writer:
         for value in range(6):
             writer.add(**row(value))
