@@ -1,7 +1,7 @@
 """HubFiles: what the hub keeps of a run on disk."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,31 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 HUB_GONE_AFTER_S = 30.0
 """How long to wait for the hub of a driver that died; Ray ends it within seconds."""
+
+
+def take_run(paths: RunFiles, config: TrieyeConfig, take_lock: Callable[[], RunLock]) -> tuple[RunLock, str | None]:
+    """Make the directories of a run, take its lock, and bring a run that this machine has nothing of from its mirror.
+
+    Args:
+        paths: File names of the run.
+        config: Its config.
+        take_lock: Takes the lock of the run.
+
+    Returns:
+        The lock, and what was brought here, in words; None if nothing was.
+
+    Raises:
+        ConfigurationError: The root directory or the mirror cannot be used.
+        CheckpointError: The mirror has the run, and nothing of it is whole.
+        RunLockedError: Another process writes to the run.
+    """
+    paths.create_run_directories()
+    lock = take_lock()
+    try:
+        return lock, restore_run(paths, config.persistence.mirror)
+    except BaseException:
+        lock.release()
+        raise
 
 
 class HubFiles:
@@ -82,13 +107,12 @@ class HubFiles:
             return self.record
         if owns_run and self._serializer.key is None:
             signing.check_key()
-        self.paths.create_run_directories()
         if owns_run:
-            self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0)
+            take_run(self.paths, self._config, lambda: self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0))
+        else:
+            self.paths.create_run_directories()
         try:
             self._hub_lock.acquire(HUB_GONE_AFTER_S)
-            if owns_run:
-                restore_run(self.paths, self._config.persistence.mirror)
             self.record = self._read_record(new_attempt=owns_run and not is_restart)
             self._open_log_file()
             self._open_stores(self.paths.journal_path)

@@ -13,9 +13,8 @@ from trieye.config.redaction import recorded, redacted
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
-from trieye.hub.directory import HUB_GONE_AFTER_S
+from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub
-from trieye.mirror.restore import restore_run
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
@@ -61,10 +60,9 @@ class Attempt:
         self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
         signing.check_key()
-        self._paths.create_run_directories()
-        self._lock = _taken(RunLock(self._paths.lock_path), config)
+        self._lock, restored = take_run(self._paths, config, lambda: _taken(RunLock(self._paths.lock_path), config))
         try:
-            if (restored := restore_run(self._paths, config.persistence.mirror)) is not None:
+            if restored is not None:
                 say(restored)
             self._record = self._begin(config)
             self.number = self._record.attempt
