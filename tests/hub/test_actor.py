@@ -14,15 +14,14 @@ import ray
 from mlflow.tracking import MlflowClient
 
 import trieye
+from tests.drop_in import training_state
+from tests.hub.conftest import event
+from tests.waiting import wait_until
 from trieye.config import DEFAULT_METRICS
 from trieye.files.run_record import RunRecord
 from trieye.hub.actor import get_or_create
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-def event(name="m", value=1.0, step=1, **rest):
-    return trieye.RawMetricEvent(name=name, value=value, global_step=step, **rest)
 
 
 @pytest.fixture
@@ -47,16 +46,10 @@ def start(tmp_path):
 
 
 def save(actor, step, **changes):
-    state = {
-        "nn_state_dict": {"param": step},
-        "optimizer_state_dict": {"lr": 0.1},
-        "buffer_content": [f"experience_{number}" for number in range(step)],
-        "global_step": step,
-        "episodes_played": 3,
-        "total_simulations_run": step * 100,
-        "save_buffer": True,
-    }
-    return actor.save_training_state.remote(**{**state, **changes})
+    state = training_state(step, **{"nn_state_dict": {"param": step}, "save_buffer": True, **changes})
+    for name in ("is_best", "model_config_dict", "env_config_dict", "user_data"):  # they have defaults
+        state.pop(name)
+    return actor.save_training_state.remote(**state)
 
 
 @pytest.mark.slow
@@ -129,14 +122,15 @@ def test_terminate_gives_the_name_back(start):
     name = ray.get(actor.get_actor_name.remote())
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actor.terminate.remote())
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def is_free():
         try:
             ray.get_actor(name)
         except ValueError:
-            break
-    else:
-        pytest.fail("the name is still taken")
+            return True
+        return False
+
+    wait_until(is_free)
     assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").status == "FINISHED"
 
 

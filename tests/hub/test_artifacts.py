@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from mlflow.tracking._tracking_service import utils as mlflow_utils
 
 import trieye
 from tests.snapshot.growing import Log
+from tests.waiting import wait_until
 from trieye.checkpoints.manifest import read_manifest, verify
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import SerializationError
@@ -174,12 +174,6 @@ def stored_tags(config):
 
     client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
     return client.search_runs([client.get_experiment_by_name("app").experiment_id])[0].data.tags
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def saved_run(make_config, tmp_path, policy, *, uri, objectives=(1.0, 3.0, 2.0), is_away=False):

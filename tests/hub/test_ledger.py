@@ -5,91 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trieye.config import MetricConfig, StatsConfig
+from tests.hub.conftest import NOW, Hub, events_in, steps_of
+from trieye.config import MetricConfig
 from trieye.exceptions import SequenceGapError
-from trieye.history.history import History
-from trieye.hub.fold import ActorState
-from trieye.hub.ledger import Ledger
-from trieye.journal.journal import Journal
-from trieye.stats.batch import EventBatch, EventRow
+from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
-from trieye.stats.point import Point
-
-NOW = 1.8e9
-
-METRICS = [
-    MetricConfig(name="every", aggregation="latest"),
-    MetricConfig(name="windows", raw_event_name="loss", aggregation="mean", log_frequency_steps=10),
-    MetricConfig(name="spread", raw_event_name="loss", aggregation="std", log_frequency_steps=7),
-    MetricConfig(
-        name="timed", raw_event_name="loss", aggregation="sum", log_frequency_steps=0, log_frequency_seconds=3
-    ),
-    MetricConfig(
-        name="rate",
-        aggregation="rate",
-        rate_numerator_event="loss",
-        log_frequency_steps=0,
-        log_frequency_seconds=2,
-    ),
-    MetricConfig(name="middle", raw_event_name="loss", aggregation="quantile", log_frequency_steps=10),
-    MetricConfig(name="smooth", raw_event_name="loss", aggregation="ema", log_frequency_steps=5),
-]
-
-
-class Hub:
-    """A ledger in files, as hubs one after the other open it."""
-
-    def __init__(self, directory, metrics=METRICS):
-        self.directory = directory
-        self.metrics = metrics
-        self.now = 0.0
-        self.attempt = 0
-
-    def start(self, *, attempt=None, wall=None):
-        self.attempt = self.attempt + 1 if attempt is None else attempt
-        self.journal = Journal(self.directory / "journal.db")
-        self.history = History(self.journal, self.directory / "history")
-        self.ledger = Ledger(
-            StatsConfig(metrics=self.metrics),
-            self.journal,
-            self.history,
-            ActorState(),
-            undeclared="auto",
-            clock=lambda: self.now,
-            wall_clock=lambda: NOW + self.now if wall is None else wall,
-        )
-        self.goes_on = self.ledger.open(attempt=self.attempt, created=NOW)
-        return self
-
-    def die(self):
-        """End without a snapshot, as a killed process does: what is in memory only is gone."""
-        self.journal.close()
-
-    def log(self, *steps, name="loss", client="", seq=None):
-        rows = [EventRow(name, step * 0.1, step, NOW + step) for step in steps]
-        return self.ledger.log_columns(EventBatch.from_rows(rows), client=client, seq=seq)
-
-    def points(self, metric=None):
-        items, start = [], 0
-        while start < self.history.end:
-            found, start = self.history.read(start, 1000)
-            items += found
-        return [item for item in items if isinstance(item, Point) and (metric is None or item.metric == metric)]
-
-
-@pytest.fixture
-def hub(tmp_path):
-    made = Hub(tmp_path)
-    yield made
-    made.journal.close()
-
-
-def steps_of(points):
-    return [point.step for point in points]
-
-
-def events_in(points):
-    return sum(point.count for point in points)
 
 
 def play(hub, script, *, crashes):
@@ -178,7 +98,7 @@ def test_calls_with_the_same_key_count_once(hub):
         hub.ledger.count_dropped([("overflow", "*", 5)], key="drop-1")
         hub.ledger.record(LogText("note", 1, NOW, "once"), key="text-1")
     assert hub.ledger.counts["accepted"] == 1
-    assert hub.ledger.stats.drops.by_reason["overflow"] == 5
+    assert hub.ledger.stats.aggregator.drops.by_reason["overflow"] == 5
     items, _ = hub.history.read(0, 10)
     assert sum(isinstance(item, LogText) for item in items) == 1
 
@@ -374,7 +294,7 @@ def test_names_and_contexts_that_cannot_be_kept_cost_nothing_else(hub):
     hub.ledger.accept_rows(rows)
     hub.ledger.advance(force=True)
     assert steps_of(hub.points("good")) == [1, 2]
-    assert hub.ledger.stats.drops.by_reason == {
+    assert hub.ledger.stats.aggregator.drops.by_reason == {
         "name_too_long": 1,
         "unnamed": 2,
         "step_out_of_range": 1,

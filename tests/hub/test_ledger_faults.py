@@ -8,8 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from test_ledger import NOW, Hub, events_in, steps_of
 
+from tests.drop_in import training_state
+from tests.hub.conftest import NOW, Hub, event, events_in, steps_of
 from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.files.run_record import RunRecord
@@ -17,18 +18,10 @@ from trieye.history.history import History
 from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
-from trieye.hub.processor import RawMetricEvent
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
 from trieye.stats.point import Point
-
-
-@pytest.fixture
-def hub(tmp_path):
-    made = Hub(tmp_path)
-    yield made
-    made.journal.close()
 
 
 def all_items(hub):
@@ -152,12 +145,12 @@ def test_a_full_disk_leaves_memory_and_journal_alike(hub, monkeypatch, method):
                 fails(patch, method, after=after)
                 getattr(hub.ledger, name)(*values, **named)
             live, counts = all_items(hub), hub.ledger.counts
-            windows = hub.ledger.stats.to_state()
+            windows = hub.ledger.stats.aggregator.to_state()
             hub.die()
             hub.start(attempt=hub.attempt)
             assert all_items(hub) == live
             assert hub.ledger.counts == counts
-            assert hub.ledger.stats.to_state() == windows
+            assert hub.ledger.stats.aggregator.to_state() == windows
 
 
 # rewinds
@@ -393,7 +386,7 @@ def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
         while not done.is_set():
             try:
                 hub.ledger.counts  # noqa: B018 - reading is what is tested
-                hub.ledger.read(lambda stats: (stats.highest_step, stats.late_by_metric))
+                hub.ledger.read(lambda stats: (stats.highest_step, stats.aggregator.late_by_metric))
             except RuntimeError as error:
                 errors.append(error)
                 return
@@ -414,67 +407,35 @@ def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
 
 # the whole hub
 
-
-@pytest.fixture
-def open_logic(make_config):
-    opened = []
-
-    def open_with(**settings):
-        logic = ActorLogic(make_config(stats={"processing_interval_seconds": 3600}, **settings)).open()
-        opened.append(logic)
-        return logic
-
-    yield open_with
-    for logic in opened:
-        logic.shutdown()
-
-
-def saved(step):
-    return {
-        "nn_state_dict": {},
-        "optimizer_state_dict": {},
-        "buffer_content": [],
-        "global_step": step,
-        "episodes_played": 0,
-        "total_simulations_run": 0,
-        "is_best": False,
-        "save_buffer": False,
-        "model_config_dict": None,
-        "env_config_dict": None,
-        "user_data": None,
-    }
-
-
-def event(step):
-    return RawMetricEvent(name="m", value=1.0, global_step=step)
+CALM = {"stats": {"processing_interval_seconds": 3600}}
 
 
 def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full(open_logic, monkeypatch):
-    logic = open_logic()
+    logic = open_logic(**CALM)
     with monkeypatch.context() as patch:
         fails(patch, "append", after=2)
-        logic.save_training_state(**saved(1))
+        logic.save_training_state(**training_state(1))
     assert logic.load_initial_state().checkpoint_data.global_step == 1
 
 
 def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monkeypatch):
-    logic = open_logic()
+    logic = open_logic(**CALM)
     with monkeypatch.context() as patch:
         fails(patch, "append", after=2)
         with pytest.raises(CheckpointError):
-            logic.save_training_state(**{**saved(1), "nn_state_dict": 5})
+            logic.save_training_state(**training_state(1, nn_state_dict=5))
     assert logic.health()["save_failures"] == 1
 
 
 def test_an_event_that_is_refused_because_the_journal_is_full_is_not_accepted(open_logic, monkeypatch):
     monkeypatch.setattr("trieye.hub.ledger.MAX_PENDING_EVENTS", 2)
-    logic = open_logic()
-    logic.log_batch_events([event(1), event(2), event(3)])
+    logic = open_logic(**CALM)
+    logic.log_batch_events([event(step=1), event(step=2), event(step=3)])
     with monkeypatch.context() as patch:
         fails(patch, "append")
         with pytest.raises(JournalFullError):
-            logic.log_event(event(4))
-    logic.log_event(event(4))
+            logic.log_event(event(step=4))
+    logic.log_event(event(step=4))
     assert logic.health()["accepted"] == 4
 
 
@@ -488,8 +449,8 @@ def test_a_hub_that_cannot_be_opened_leaves_no_thread(make_config, monkeypatch):
 
 
 def test_a_sink_that_is_late_does_not_bring_back_an_earlier_attempt(open_logic):
-    first = open_logic()
+    first = open_logic(**CALM)
     first.shutdown()
-    second = open_logic()
+    second = open_logic(**CALM)
     first.files.note_mlflow_run_id("late")
     assert RunRecord.read(second.files.paths.run_record_path).attempt == 2

@@ -1,9 +1,6 @@
 import trieye
+from tests.hub.conftest import event
 from trieye.stats.batch import EventBatch, EventRow
-
-
-def event(name="m", value=1.0, step=1, **rest):
-    return trieye.RawMetricEvent(name=name, value=value, global_step=step, **rest)
 
 
 def test_events_and_batches_are_taken_in_the_order_in_which_they_came():

@@ -11,6 +11,7 @@ import pytest
 import ray
 
 import trieye
+from tests.drop_in import training_state
 from trieye.checkpoints.directory import load_state
 from trieye.checkpoints.serializer import BufferData, Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
@@ -19,11 +20,7 @@ from trieye.hub.logic import ActorLogic
 
 
 def arguments(step=3, **changes):
-    numbers = {"global_step": step, "episodes_played": 1, "total_simulations_run": 2}
-    state = {"nn_state_dict": {"w": np.ones(2)}, "optimizer_state_dict": {"lr": 0.1}, "buffer_content": [1, 2]}
-    options = {"is_best": False, "save_buffer": True}
-    dicts = {"model_config_dict": None, "env_config_dict": None, "user_data": None}
-    return {**numbers, **state, **options, **dicts, **changes}
+    return training_state(step, **{"nn_state_dict": {"w": np.ones(2)}, "save_buffer": True, **changes})
 
 
 @pytest.fixture
