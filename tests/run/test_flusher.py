@@ -1,12 +1,11 @@
 import contextlib
-import os
 import signal
 import threading
 import time
-import warnings
 
 import pytest
 
+from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
@@ -131,13 +130,13 @@ def test_a_hub_that_stays_away_is_an_error_where_the_values_are_needed_and_nothi
         flusher.flush()
     flusher.pending.extend(rows(3))
     hub.is_there.set()
-    deadline = time.monotonic() + 20
-    while flusher.num_waiting:
-        assert time.monotonic() < deadline
-        try:
+
+    def is_sent():
+        with contextlib.suppress(ProcessingError):
             flusher.flush()
-        except ProcessingError:
-            continue
+        return not flusher.num_waiting
+
+    wait_until(is_sent)
     assert hub.values() == [1.0, 2.0, 3.0]
 
 
@@ -353,12 +352,7 @@ def test_what_cannot_be_sent_at_exit_is_said(hub, start, capfd):
 def test_a_forked_child_forgets_the_flushers_of_its_parent(hub):
     flusher, owner = flusher_of(hub, RuntimeConfig()), Owner()
     flusher.attach(owner.end)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
-        child = os.fork()
-    if child == 0:
-        os._exit(7 if owner.num_ends == 1 and flusher_of(hub, RuntimeConfig()) is not flusher else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
+    is_new = in_a_child(lambda: owner.num_ends == 1 and flusher_of(hub, RuntimeConfig()) is not flusher)
+    assert is_new == 1
     assert owner.num_ends == 0
     flusher.close()

@@ -17,9 +17,9 @@ from mlflow.tracking import MlflowClient
 
 import trieye
 from trieye.checkpoints.path_manager import PathManager
+from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
 from trieye.process.lock import RunLock
-from trieye.process.signals import SAME_WITHIN_S
 
 REQUEUE = 75
 
@@ -76,7 +76,7 @@ def run_dir_of(config):
 
 
 def record_of(config):
-    return json.loads((run_dir_of(config) / "run.json").read_text())
+    return RunRecord.read(run_dir_of(config) / "run.json")
 
 
 def points_of(config, name):
@@ -101,7 +101,7 @@ def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_con
         trieye.run_experiment(Walk, walk_config())
     signal.signal(signal.SIGXCPU, before)
     assert stopped.value.exit_code == REQUEUE
-    assert record_of(walk_config())["status"] == "KILLED"
+    assert record_of(walk_config()).status == "KILLED"
     assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
     # their window is open, and for the next attempt
     assert points_of(walk_config(), "one") == []
@@ -118,7 +118,7 @@ def test_a_signal_while_the_state_is_restored_leaves_it_as_it_was(walk_config):
     with pytest.raises(trieye.RunInterrupted):
         trieye.run_experiment(Walk, walk_config())
     result = trieye.run_experiment(Walk, walk_config())
-    assert (result.step, record_of(walk_config())["status"]) == (20, "FINISHED")
+    assert (result.step, record_of(walk_config()).status) == (20, "FINISHED")
 
 
 def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_follows(make_config):
@@ -133,7 +133,7 @@ def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_f
         run._attempt.hub.close = close_slowly
         run.log("a", 1.0, step=1)
     assert stopped.value.exit_code == REQUEUE
-    assert record_of(config)["status"] == "FINISHED"
+    assert record_of(config).status == "FINISHED"
     assert points_of(config, "a") == [(1, 1.0)]
 
 
@@ -168,16 +168,8 @@ def test_an_exit_code_that_no_process_can_have_is_refused(make_config, code):
 
 PROGRAM = """
 import json, sys, time
-import numpy as np
 import trieye
-
-class Agent:
-    def __init__(self):
-        self.weights = np.zeros(3)
-    def state_dict(self):
-        return {"weights": self.weights}
-    def load_state_dict(self, state):
-        self.weights = state["weights"]
+from tests.run.agent import Agent
 
 config = trieye.TrieyeConfig.model_validate(json.loads(sys.argv[1]))
 agent = Agent()
@@ -272,13 +264,13 @@ def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, st
     assert process.returncode == REQUEUE
     assert "Traceback" not in errors
     config = trieye.TrieyeConfig.model_validate(chosen)
-    assert record_of(config)["status"] == "KILLED"
-    run_id = record_of(config)["mlflow_run_id"]
+    assert record_of(config).status == "KILLED"
+    run_id = record_of(config).mlflow_run_id
     saved = go_on(start, chosen, errors)
     if run_id is not None:  # MLflow was open by then
-        assert record_of(config)["mlflow_run_id"] == run_id
+        assert record_of(config).mlflow_run_id == run_id
     client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
-    seen = client.get_metric_history(record_of(config)["mlflow_run_id"], "seen")
+    seen = client.get_metric_history(record_of(config).mlflow_run_id, "seen")
     assert sum(point.value for point in seen) == saved + 1
 
 
@@ -307,7 +299,7 @@ def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, sta
     assert process.returncode == REQUEUE, errors
     assert "takes no values" not in errors, "the hub did not live on"
     record = record_of(trieye.TrieyeConfig.model_validate(chosen))
-    assert record["status"] == "KILLED"
+    assert record.status == "KILLED"
     saved = go_on(start, chosen, errors)
     config = trieye.TrieyeConfig.model_validate(chosen)
     assert points_of(config, "one") == [(saved + 1, saved + 1.0)]
@@ -320,6 +312,9 @@ SLOW_SAVE = """
 import sys, time
 import trieye
 from trieye.checkpoints import directory as state_directory
+from trieye.process import signals
+
+signals.SAME_WITHIN_S = 0.3
 
 def slow(*arguments, **more):
     print("saving", flush=True)
@@ -346,11 +341,11 @@ def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_
         assert process.stdout.readline() == "running\n"
         process.send_signal(number)
         assert any(line == "saving\n" for line in process.stdout)
-        time.sleep(SAME_WITHIN_S + 0.2)  # until then it is the first one
+        time.sleep(0.5)  # until then it is the first one
         asked = time.monotonic()
         process.send_signal(number)
         code = process.wait(30)
     assert time.monotonic() - asked < 10
     assert code in {128 + number, -number}
-    assert json.loads((tmp_path / "a" / "runs" / "r" / "run.json").read_text())["status"] == "KILLED"
+    assert RunRecord.read(tmp_path / "a" / "runs" / "r" / "run.json").status == "KILLED"
     assert not list((tmp_path / "a" / "runs" / "r" / "checkpoints").glob("checkpoint_step_*"))

@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 import re
@@ -15,37 +14,19 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 import trieye
+from tests.curves import record_of
+from tests.forked import in_a_child
+from tests.run.agent import Agent
+from tests.waiting import wait_until
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
     JournalFullError,
     RunClosedError,
-    RunInterrupted,
     RunLockedError,
 )
 from trieye.history.table import read_history
 from trieye.stats.operations import Medium
-
-
-class Agent:
-    def __init__(self):
-        self.weights = np.zeros(3)
-
-    def state_dict(self):
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state):
-        self.weights = state["weights"]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-
-
-def record_of(run):
-    return json.loads((run.dir / "run.json").read_text())
 
 
 def train(config, total, *, agent=None, stop_at=None):
@@ -80,13 +61,13 @@ def test_a_run_that_was_killed_goes_on_bit_identically(make_config):
 
 def test_status_says_how_a_run_ended(make_config):
     _, _, run = train(make_config(run_name="good"), 3)
-    assert record_of(run)["status"] == "FINISHED"
+    assert record_of(run.dir).status == "FINISHED"
     with pytest.raises(RuntimeError):
         train(make_config(run_name="bad"), 3, stop_at=2)
-    assert json.loads((run.dir.parent / "bad" / "run.json").read_text())["status"] == "FAILED"
+    assert record_of(run.dir.parent / "bad").status == "FAILED"
     with pytest.raises(KeyboardInterrupt), trieye.Run(make_config(run_name="ugly")):
         raise KeyboardInterrupt
-    assert json.loads((run.dir.parent / "ugly" / "run.json").read_text())["status"] == "KILLED"
+    assert record_of(run.dir.parent / "ugly").status == "KILLED"
 
 
 @pytest.mark.parametrize("kind", ["local", "ray"])
@@ -130,8 +111,8 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
     assert (held.data.params["lr"], held.data.params["net.layers"]) == ("0.1", "2")
     assert (held.data.tags["team"], held.data.tags["stage"]) == ("red", "test")
     assert [item.path for item in client.list_artifacts(run_id, "docs")] == ["docs/notes.txt"]
-    assert record_of(run)["attempt"] == 2
-    assert record_of(run)["mlflow_run_id"] == run_id
+    assert record_of(run.dir).attempt == 2
+    assert record_of(run.dir).mlflow_run_id == run_id
     assert time.time() - client.get_metric_history(run_id, "loss")[0].timestamp / 1000 < 300
     assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_40"
 
@@ -171,18 +152,6 @@ def test_a_run_that_is_not_open_takes_nothing(make_config):
             call()
 
 
-def test_what_is_no_number_is_refused_where_it_is_logged(make_config):
-    with trieye.Run(make_config()) as run:
-        with pytest.raises(ValueError, match="abc"):
-            run.log("a", "abc")
-        with pytest.raises(TypeError, match="missing"):
-            run.log("a")
-        run.log("a", True)  # noqa: FBT003
-        run.log("huge step", 1.0, step=1 << 80)
-        run.flush()
-        assert run.health()["dropped"] == {"step_out_of_range": 1}
-
-
 def test_best_of_an_unknown_metric_names_the_nearest(make_config):
     with trieye.Run(make_config()) as run:
         run.log("eval/return", 1.0)
@@ -196,14 +165,6 @@ def test_an_object_that_was_not_saved_is_named(make_config):
         run.save(agent=Agent())
     with trieye.Run(config) as run, pytest.raises(CheckpointError, match=r"no 'agnet'; did you mean 'agent'"):
         run.restore(agnet=Agent())
-
-
-def test_a_failed_save_is_reported(make_config):
-    with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
-        run.step = 1
-        (run.dir / "checkpoints").rmdir()
-        (run.dir / "checkpoints").write_text("in the way")
-        run.save(agent=Agent())
 
 
 def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
@@ -233,33 +194,9 @@ def test_values_beyond_the_bound_wait_by_default(make_config):
         assert run.best("a") == 5000
 
 
-def test_logging_from_several_threads_loses_nothing(make_config):
-    stats = {"metrics": [{"name": "a", "aggregation": "count", "log_frequency_steps": 10}]}
-    with trieye.Run(make_config(stats=stats)) as run:
-
-        def work():
-            for _ in range(2000):
-                run.log("a", 1.0, step=7)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        run.step = 10
-    assert record_of(run)["summary"]["a"]["last"] == 8000.0
-
-
 SCRIPT = """
-import sys, numpy as np, trieye
-
-class Agent:
-    def __init__(self):
-        self.weights = np.zeros(3)
-    def state_dict(self):
-        return {"weights": self.weights}
-    def load_state_dict(self, state):
-        self.weights = state["weights"]
+import sys, trieye
+from tests.run.agent import Agent
 
 config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
     persistence={"root_data_dir": sys.argv[1], "checkpoint_save_freq_steps": 1000})
@@ -276,25 +213,22 @@ with trieye.Run(config) as run:
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "ray")]
-)
+@pytest.mark.parametrize("kind", ["local", "ray"])
 @pytest.mark.slow
-def test_a_signal_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, number, kind):
-    def start():
+def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, kind):
+    def start(kind):
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout.readline().startswith("step")
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         return process, process.communicate(timeout=90)
 
-    process, (_, errors) = start()
-    assert process.returncode == 128 + number
+    process, (_, errors) = start(kind)
+    assert process.returncode == 130
     assert "Traceback" not in errors
-    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
-    assert record["status"] == "KILLED"
+    assert record_of(tmp_path / "app" / "runs" / "run").status == "KILLED"
     saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
-    _, (_, errors) = start()
+    _, (_, errors) = start("local")
     assert f"resumes at step {saved}" in errors
 
 
@@ -306,20 +240,6 @@ def test_a_save_stays_due_until_it_is_made(make_config):
             if run.save_due and step in {7, 12, 13, 20}:  # as where only the ends of episodes can be saved
                 run.save()
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
-
-
-def test_a_signal_raises_run_interrupted_with_the_exit_code(make_config, monkeypatch):
-    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)  # nobody waits for a repetition
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RunInterrupted) as caught, trieye.Run(make_config()) as run:
-        for step in run.steps(None):
-            if step == 3:
-                signal.raise_signal(signal.SIGTERM)
-            if run.save_due:
-                run.save(agent=Agent())
-    assert caught.value.exit_code == 143
-    assert "saved" in str(caught.value)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_local_runs_import_neither_ray_nor_torch(tmp_path):
@@ -361,6 +281,8 @@ def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_c
         lambda run: run.log("a", 1.0, context=5),
         lambda run: run.log("a", 1.0, context={"k": threading.Lock()}),
         lambda run: run.log(None),
+        lambda run: run.log("a", "abc"),
+        lambda run: run.log("a"),
     ],
 )
 def test_nothing_malformed_gets_past_log_and_nothing_else_is_lost(make_config, call):
@@ -378,8 +300,9 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
 
     with trieye.Run(make_config()) as run:
         run.log("a", torch.tensor(2.0), step=np.int64(3), context={"episode": np.int32(4)})
+        run.log("b", True, step=3)  # noqa: FBT003
         run.step = 3
-        assert run.best("a") == 2.0
+        assert (run.best("a"), run.best("b")) == (2.0, 1.0)
 
 
 def test_plain_data_comes_back_in_restored(make_config):
@@ -406,14 +329,7 @@ def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
     with pytest.raises(SystemExit), trieye.Run(make_config()).open() as run:
         assert run.attempt == 1
         sys.exit(0)
-    assert record_of(run)["status"] == "FINISHED"
-
-
-def test_a_failure_leaves_its_traceback_with_the_run(make_config):
-    with pytest.raises(RuntimeError):
-        train(make_config(), 5, stop_at=2)
-    _, _, run = train(make_config(), 5)
-    assert "power cut" in (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+    assert record_of(run.dir).status == "FINISHED"
 
 
 def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_closed(make_config):
@@ -422,7 +338,7 @@ def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_
         (run.dir / "logs" / "failure_of_attempt_1.txt").mkdir()
         raise RuntimeError("power cut")
     assert any("failure_of_attempt_1.txt" in note for note in held.value.__notes__)
-    assert record_of(run)["status"] == "FAILED"
+    assert record_of(run.dir).status == "FAILED"
     with pytest.raises(RuntimeError), trieye.Run(config) as run:  # nobody holds it any more
         raise RuntimeError("a file name that is no UTF-8: \udcff")
     assert "\\udcff" in (run.dir / "logs" / "failure_of_attempt_2.txt").read_text()
@@ -436,10 +352,10 @@ def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
             with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
                 os.dup2(full.fileno(), log_file.stream.fileno())
             logging.getLogger("trieye").info("a line")
-    assert record_of(run)["status"] == "FINISHED"
+    assert record_of(run.dir).status == "FINISHED"
 
 
-def test_values_that_are_lost_do_not_hide_a_save_that_failed(make_config):
+def test_values_that_are_lost_make_the_run_a_failed_one_and_do_not_hide_a_save_that_failed(make_config):
     run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
     (run.dir / "checkpoints").rmdir()
     (run.dir / "checkpoints").write_text("in the way")
@@ -451,26 +367,27 @@ def test_values_that_are_lost_do_not_hide_a_save_that_failed(make_config):
 
     run._attempt.hub.log = gone
     run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="the hub is gone") as held:
+    with pytest.raises(trieye.ProcessingError, match="1 values wait: the hub is gone") as held:
         run.close()
     assert any("step 1" in note for note in held.value.__notes__)
+    assert record_of(run.dir).status == "FAILED"
 
 
 def test_a_forked_child_neither_logs_nor_closes(make_config):
     with trieye.Run(make_config()) as run:
-        child = os.fork()
-        if child == 0:
-            try:
-                run.log("a", 1.0)
-            except RunClosedError:
-                run.close()
-                os._exit(7)
-            os._exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 7
-        assert record_of(run)["status"] == "RUNNING"
+        client = run.client()
+
+        def log():
+            for one in (run, client):
+                with pytest.raises(RunClosedError):
+                    one.log("a", 1.0)
+                one.close()
+
+        assert in_a_child(log) == 0
+        assert record_of(run.dir).status == "RUNNING"
         run.log("a", 1.0)
-    assert record_of(run)["status"] == "FINISHED"
+        client.log("a", 1.0)
+    assert record_of(run.dir).status == "FINISHED"
 
 
 def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
@@ -486,19 +403,6 @@ def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
         assert run.best("x") == 1.0  # as if the first attempt had ended at the save; no curve shows the 9 any more
 
 
-def test_metrics_that_were_lost_make_the_run_a_failed_one(make_config):
-    run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
-
-    def gone(batch, **number):
-        raise ConnectionError("the hub is gone")
-
-    run._attempt.hub.log = gone
-    run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="1 values wait: the hub is gone"):
-        run.close()
-    assert record_of(run)["status"] == "FAILED"
-
-
 def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):
     import ray
 
@@ -507,7 +411,7 @@ def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, r
     run.log("a", 1.0)
     with pytest.raises(trieye.TrieyeError, match="gone for good"):
         run.close()
-    assert record_of(run)["status"] == "FAILED"
+    assert record_of(run.dir).status == "FAILED"
 
 
 def test_a_full_journal_holds_up_flush_and_loses_nothing(make_config):
@@ -558,12 +462,12 @@ def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, ki
     process.terminate()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    record = json.loads((tmp_path / "app" / "runs" / "run" / "run.json").read_text())
-    assert record["status"] == "KILLED"
+    record = record_of(tmp_path / "app" / "runs" / "run")
+    assert record.status == "KILLED"
     logged = int(output)  # the signal may come between a value and its count
-    assert record["summary"]["a"]["last"] in {logged, logged + 1}
+    assert record.summary["a"]["last"] in {logged, logged + 1}
     points = read_history(tmp_path / "app" / "runs" / "run", metrics=["a"])
-    assert points.column("value").to_pylist() == [record["summary"]["a"]["last"]]
+    assert points.column("value").to_pylist() == [record.summary["a"]["last"]]
 
 
 @pytest.fixture
@@ -580,7 +484,7 @@ def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handl
     with pytest.raises(SystemExit) as left, trieye.Run(make_config()) as run:
         signal.raise_signal(signal.SIGTERM)
     assert left.value.code == 143
-    assert record_of(run)["status"] == "KILLED"
+    assert record_of(run.dir).status == "KILLED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -590,7 +494,7 @@ def test_a_handler_of_the_program_is_left_alone(make_config, set_handler):
     with trieye.Run(make_config()) as run:
         signal.raise_signal(signal.SIGTERM)
     assert seen == [signal.SIGTERM]
-    assert record_of(run)["status"] == "FINISHED"
+    assert record_of(run.dir).status == "FINISHED"
 
 
 def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_once(make_config):
