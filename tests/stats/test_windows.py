@@ -35,3 +35,9 @@ def test_a_time_that_is_no_date_costs_nothing_else(time):
     aggregator = Aggregator([metric(x_axis="wall_time", log_frequency_steps=10)], started=1000.0)
     aggregator.ingest(batch(("m", 1.0, 1, 1010.0), ("m", 1.0, 2, time)), at=0.0)
     assert [point.count for point in aggregator.flush(at=1.0)] == [2]
+
+
+def test_episode_axis_takes_the_number_from_the_context_or_counts():
+    aggregator = Aggregator([metric(x_axis="episode")])
+    aggregator.ingest(batch(("m", 1.0, 10, 0.0), ("m", 1.0, 20, 0.0), ("m", 1.0, 30, 0.0, {"episode": 12})), at=0.0)
+    assert [point.step for point in aggregator.flush(at=1.0)] == [1, 2, 12]
