@@ -11,7 +11,7 @@ from trieye.cli.saved import Saved, saved_in
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.checksum import sums_of
-from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, JOURNAL, RUN_RECORD
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, HISTORY, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.history.segments import SegmentFile
 from trieye.history.store import survey
@@ -151,7 +151,7 @@ def _journal_and_history(
     before: list[Damage] | None = None
     for _ in range(MAX_TRIES):
         held, journal = _journal(run_dir, record, tensorboard)
-        history = _history(run_dir / "history", held)
+        history = _history(run_dir / HISTORY, held)
         if not history.damage or history.damage == before:
             break
         before = history.damage
@@ -189,7 +189,7 @@ def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
         yield Damage(
             "there is a history, and no journal" if has_history else "the journal is missing",
             "what was accepted last is lost; what the sinks show stays",
-            "restore journal.db and journal.db-wal from a backup, or start the run again, which makes a new journal",
+            f"restore {JOURNAL} and {JOURNAL}-wal from a backup, or start the run again, which makes a new journal",
         )
 
 

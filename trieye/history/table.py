@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import JournalError
+from trieye.files.run_files import HISTORY, JOURNAL
 from trieye.history.columns import Columns
 from trieye.history.store import Store
 from trieye.journal.file import rollback_path, wal_path
@@ -22,9 +23,6 @@ from trieye.journal.witness import witness_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-JOURNAL = "journal.db"
-DIRECTORY = "history"
 
 
 def read_history(run_dir: Path, metrics: Collection[str] | None = None) -> "pa.Table":
@@ -51,7 +49,7 @@ def read_history(run_dir: Path, metrics: Collection[str] | None = None) -> "pa.T
 def iter_history(run_dir: Path, metrics: Collection[str] | None = None) -> Iterator["pa.Table"]:
     """Yield what `read_history` returns in tables of some ten thousand points, in bounded memory."""
     with _copied_journal(Path(run_dir)) as journal:
-        store = Store(journal, Path(run_dir) / DIRECTORY)
+        store = Store(journal, Path(run_dir) / HISTORY)
         superseded = store.superseded()
         index = 0
         while (found := store.load(index)) is not None:
@@ -90,8 +88,8 @@ def _points(columns: Columns, keep: NDArray[np.bool_]) -> "pa.Table":
 def _copied_journal(run_dir: Path) -> Iterator[Journal]:
     """Give a copy of the journal as it is now: nothing is locked, repaired or written where the run is."""
     path = run_dir / JOURNAL
-    if not path.exists() and not (run_dir / DIRECTORY).is_dir():
-        raise JournalError(f"{run_dir} has neither {JOURNAL} nor {DIRECTORY}/: there is no history to read")
+    if not path.exists() and not (run_dir / HISTORY).is_dir():
+        raise JournalError(f"{run_dir} has neither {JOURNAL} nor {HISTORY}/: there is no history to read")
     with tempfile.TemporaryDirectory(prefix="trieye-") as scratch:
         copy = Path(scratch) / JOURNAL
         if path.exists():
