@@ -56,10 +56,12 @@ def names(store):
     return sorted(path.name for path in store.directory.iterdir())
 
 
-def test_a_fresh_store_has_nothing(store):
+def test_a_fresh_store_has_nothing_and_takes_no_negative_step(store):
     assert store.latest() is None
     assert store.best() is None
     assert store.entries() == []
+    with pytest.raises(CheckpointError, match="-1"):
+        store.save(-1, encode({}))
 
 
 def test_what_was_saved_is_loaded_with_its_metadata(store):
