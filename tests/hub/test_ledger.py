@@ -98,7 +98,7 @@ def test_calls_with_the_same_key_count_once(hub):
         hub.ledger.count_dropped([("overflow", "*", 5)], key="drop-1")
         hub.ledger.record(LogText("note", 1, NOW, "once"), key="text-1")
     assert hub.ledger.counts["accepted"] == 1
-    assert hub.ledger.stats.aggregator.drops.by_reason["overflow"] == 5
+    assert hub.ledger.stats.drops.by_reason["overflow"] == 5
     items, _ = hub.history.read(0, 10)
     assert sum(isinstance(item, LogText) for item in items) == 1
 
@@ -294,7 +294,7 @@ def test_names_and_contexts_that_cannot_be_kept_cost_nothing_else(hub):
     hub.ledger.accept_rows(rows)
     hub.ledger.advance(force=True)
     assert steps_of(hub.points("good")) == [1, 2]
-    assert hub.ledger.stats.aggregator.drops.by_reason == {
+    assert hub.ledger.stats.drops.by_reason == {
         "name_too_long": 1,
         "unnamed": 2,
         "step_out_of_range": 1,

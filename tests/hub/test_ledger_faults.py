@@ -145,12 +145,12 @@ def test_a_full_disk_leaves_memory_and_journal_alike(hub, monkeypatch, method):
                 fails(patch, method, after=after)
                 getattr(hub.ledger, name)(*values, **named)
             live, counts = all_items(hub), hub.ledger.counts
-            windows = hub.ledger.stats.aggregator.to_state()
+            windows = hub.ledger.stats.to_state()
             hub.die()
             hub.start(attempt=hub.attempt)
             assert all_items(hub) == live
             assert hub.ledger.counts == counts
-            assert hub.ledger.stats.aggregator.to_state() == windows
+            assert hub.ledger.stats.to_state() == windows
 
 
 # rewinds
@@ -386,7 +386,7 @@ def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
         while not done.is_set():
             try:
                 hub.ledger.counts  # noqa: B018 - reading is what is tested
-                hub.ledger.read(lambda stats: (stats.highest_step, stats.aggregator.late_by_metric))
+                hub.ledger.read(lambda stats: (stats.highest_step, stats.late_by_metric))
             except RuntimeError as error:
                 errors.append(error)
                 return
