@@ -5,7 +5,6 @@ from trieye.hub.requests import requests_of
 from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
 
-
 PARTS = (ActorLogic, Ledger, Tracking, HubStatus)
 
 

@@ -117,7 +117,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
         return request(self._logic.parts[request.__name__], *args, **kwargs)
 
     # Ray looks for its marks on what is wrapped, where there are none; it is to find them here
-    del forward.__wrapped__  # type: ignore[attr-defined]
+    del forward.__wrapped__
     forward.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
     made = _in_group(group)(forward) if group else forward
     return sent_plainly(made) if request in {ActorLogic.log_event, ActorLogic.log_batch_events} else made
