@@ -63,6 +63,8 @@ PRIVATE = {
 }
 """Names that libraries promise nobody, each with a test that notices when one is gone."""
 
+TREE = "## The tree\n"
+
 OURS = ("its own", "its caller", "named by the drop-in API", "as root_data_dir is resolved")
 """What is said of private names that are those of trieye, beside `noqa: SLF001`."""
 
@@ -228,6 +230,23 @@ def test_architecture_names_only_what_exists():
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
+def tree():
+    """Return a line for each module of the rooms, with the first line of its docstring."""
+    lines = []
+    for room in ROOMS:
+        lines += ["", f"### {room}", ""]
+        for name, path in MODULES.items():
+            module = ast.parse(path.read_text())
+            if "." in name and room_of(name) == room and not (path.name == "__init__.py" and len(module.body) == 1):
+                lines.append(f"- `{path.relative_to(PACKAGE)}`: {ast.get_docstring(module).splitlines()[0]}")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_tree_in_architecture_is_that_of_the_docstrings():
+    shown = (ROOT / "ARCHITECTURE.md").read_text().partition(TREE)[2]
+    assert shown == tree(), "write it anew with `python tests/test_layout.py`"
+
+
 def test_files_and_functions_stay_small():
     for path in MODULES.values():
         text = path.read_text()
@@ -236,3 +255,8 @@ def test_files_and_functions_stay_small():
             if isinstance(node, ast.FunctionDef):
                 doc = ast.get_docstring(node) or ""
                 assert node.end_lineno - node.lineno - doc.count("\n") <= 52, f"{path}: {node.name} is too long"
+
+
+if __name__ == "__main__":
+    page = ROOT / "ARCHITECTURE.md"
+    page.write_text(page.read_text().partition(TREE)[0] + TREE + tree())
