@@ -26,9 +26,14 @@ from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, StateParts
 
 _SAME_IN_CONFIG = (
-    "capacity", "storage", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next", "max_reuse",
-    "max_staleness", "prefault",
+    "capacity", "sampler_options", "storage", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next",
+    "max_reuse", "max_staleness", "prefault",
 )  # fmt: skip
+
+
+def arguments_of(config: ReplayConfig) -> dict[str, Any]:
+    """Return the arguments of the `ReplayBuffer` that a config of rows describes, all but its limiter and its seed."""
+    return {"sampler": config.kind, **{name: getattr(config, name) for name in _SAME_IN_CONFIG}}
 
 
 class ReplayBuffer:
@@ -101,7 +106,7 @@ class ReplayBuffer:
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it goes with neither n_step nor sampler 'sequence'")
         walks = sampler == "sequence" or her is not None
-        options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks, walks)
+        options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks)
         make = partial(make_sampler, sampler, dict(sampler_options or {}), capacity=self.capacity)
         self._pacing = Pacing(limiter)
         self._content = Content(
@@ -130,14 +135,7 @@ class ReplayBuffer:
                 "replay.kind=fragment is no ReplayBuffer of rows; make a "
                 "trieye.replay.fragments.FragmentBuffer.from_config(config)"
             )
-        limiter = config.limiter.model_dump()
-        return cls(
-            sampler=config.kind,
-            sampler_options=config.sampler_options,
-            limiter=None if limiter["samples_per_insert"] is None else Limiter(**limiter),
-            seed=seed,
-            **{name: getattr(config, name) for name in _SAME_IN_CONFIG},
-        )
+        return cls(limiter=Limiter.from_config(config.limiter), seed=seed, **arguments_of(config))
 
     def __len__(self) -> int:
         store = self._content.store

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
+from trieye.replay.rows.schema import check_known
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -52,11 +53,7 @@ class Hindsight:
         Raises:
             ConfigurationError: The strategy is unknown, or `k` is below 0.
         """
-        if strategy not in STRATEGIES:
-            raise ConfigurationError(
-                f"HER strategy {strategy!r} is unknown{did_you_mean(strategy, STRATEGIES)} "
-                f"(known: {', '.join(STRATEGIES)})"
-            )
+        check_known(f"HER strategy {strategy!r}", strategy, STRATEGIES)
         if k < 0:
             raise ConfigurationError(f"HER k is {k}; it must be at least 0 relabelled rows for each real one")
         self.reward_fn, self.k, self.strategy = reward_fn, k, strategy

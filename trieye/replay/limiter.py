@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
+from trieye.config.replay import LimiterConfig
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.prefetch import Prefetcher
 
@@ -53,6 +54,11 @@ class Limiter:
         self.error_buffer = error_buffer
         self._least, self._most = middle - error_buffer, middle + error_buffer
         self._inserts = self._samples = self._removed = 0
+
+    @classmethod
+    def from_config(cls, config: LimiterConfig) -> Self | None:
+        """Make the limiter that a config describes; None if it describes none."""
+        return None if config.samples_per_insert is None else cls(**config.model_dump())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send a new limiter with these settings; what it has counted is part of the buffer's state."""

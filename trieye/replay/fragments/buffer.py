@@ -19,6 +19,7 @@ from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, Fra
 from trieye.replay.fragments.readers import Ticket, WaitingLine
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.limiter import Limiter
+from trieye.replay.samplers.base import paired
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -77,9 +78,7 @@ class FragmentBuffer:
         Raises:
             ConfigurationError: Its kind is another than `fragment`.
         """
-        options = config.limiter.model_dump()
-        limiter = None if options["samples_per_insert"] is None else Limiter(**options)
-        return cls(FragmentRules.from_config(config), seed=seed, limiter=limiter)
+        return cls(FragmentRules.from_config(config), seed=seed, limiter=Limiter.from_config(config.limiter))
 
     def __len__(self) -> int:
         """Return the number of chunks that can be handed out."""
@@ -222,11 +221,7 @@ class FragmentBuffer:
         Raises:
             ConfigurationError: The lengths differ, or a priority is negative, above 1e30 or not a number.
         """
-        ids, values = np.asarray(chunk_ids, np.int64), np.asarray(priorities, np.float64)
-        if ids.shape != values.shape or ids.ndim != 1:
-            raise ConfigurationError(
-                f"update_priorities: {ids.shape} ids and {values.shape} priorities; both must be [n]"
-            )
+        ids, values = paired(np.asarray(chunk_ids, np.int64), priorities)
         if not ((values >= 0) & (values <= _MOST_PRIORITY)).all():
             raise ConfigurationError("update_priorities: priorities must be numbers from 0 to 1e30")
         with self._lock:

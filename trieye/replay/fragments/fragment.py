@@ -8,10 +8,9 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.config.base import did_you_mean
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.replay.rows.schema import check_keys
+from trieye.replay.rows.schema import check_keys, check_known
 
 Array = NDArray[Any]
 
@@ -233,11 +232,7 @@ class FragmentRules:
                 number = "a number" if name in _REAL else "a whole number"
                 raise ConfigurationError(f"replay.{name}={value!r}: {number} of at least {lowest} is expected")
         for name, words in (("session_policy", get_args(Policy)), ("sampler", get_args(SamplerName))):
-            value = getattr(self, name)
-            if value not in words:
-                raise ConfigurationError(
-                    f"replay.{name}={value!r} is unknown{did_you_mean(str(value), words)} (known: {', '.join(words)})"
-                )
+            check_known(f"replay.{name}={getattr(self, name)!r}", getattr(self, name), words)
 
     def check_count(self, n: int) -> None:
         """Check how many chunks are asked for.
@@ -260,12 +255,7 @@ class FragmentRules:
         """
         if config.kind != "fragment":
             raise ConfigurationError(f"replay.kind={config.kind} is no buffer of fragments; set it to fragment")
-        return cls(
-            max_chunks=config.capacity,
-            max_staleness=config.max_staleness,
-            max_reuse=config.max_reuse,
-            **config.fragment.model_dump(),
-        )
+        return cls(**config.fragment_rules)
 
 
 _LOWEST = {

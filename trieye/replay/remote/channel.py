@@ -2,11 +2,14 @@
 
 import inspect
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+from functools import partial
+from types import TracebackType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
-from trieye.exceptions import ReplayTimeoutError
+from trieye.exceptions import ReplayTimeoutError, noted
 from trieye.process.waiting import Backoff
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -75,6 +78,41 @@ class Channel(Protocol[Server_co]):
 
     def kill(self) -> None:
         """End the server for good."""
+
+
+class Client(ABC):
+    """What user code holds of a table; can be sent to tasks and actors, where it becomes another one.
+
+    Args:
+        channel: The way to the server.
+        table: Name of the table.
+        timeout_s: How long a call waits at most, seconds.
+        **options: All others that it is made with.
+
+    Attributes:
+        table: Name of the table.
+        timeout_s: How long a call waits at most, seconds.
+    """
+
+    def __init__(self, channel: Channel[Any], table: str, *, timeout_s: float, **options: Any) -> None:
+        self.table, self.timeout_s = table, timeout_s
+        self._channel, self._options = channel, {"timeout_s": timeout_s, **options}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with noted(error, f"closing the {type(self).__name__.lower()} of table {self.table!r}"):
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._options), (self._channel, self.table)
 
 
 class Closable(Protocol):

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
+from trieye.replay.buffer import arguments_of
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.remote.channel import Channel, Deadline, ask, group_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
@@ -165,12 +166,10 @@ def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
         raise ConfigurationError(
             "replay.kind=fragment is no table of rows; use RemoteFragments.start(config.fragment_rules)"
         )
-    same = ("capacity", "sampler_options", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next")
-    table = {name: getattr(config, name) for name in (*same, "prefault", "max_reuse", "max_staleness")}
+    table = {**arguments_of(config), "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
     if config.limiter.samples_per_insert is not None:
         table["limiter"] = config.limiter.model_dump()
-    storage = "shm" if config.storage == "ram" else config.storage
-    return {**table, "sampler": config.kind, "storage": storage, "seed": seed}
+    return table
 
 
 class RemoteFragments(Remote[FragmentServer]):

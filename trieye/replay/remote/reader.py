@@ -5,26 +5,24 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import Prefetcher
-from trieye.replay.remote.channel import Channel, Deadline, ask, poll_s
+from trieye.replay.remote.channel import Channel, Client, Deadline, ask, poll_s
 from trieye.replay.remote.draws import FarRows, NearRows
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.server import ReplayServer
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Draw, Ids, paired
 
 MAX_CALLS = 2
 MAX_WAITING_ROWS = 1 << 16
 
 
-class Reader:
+class Reader(Client):
     """Draws as a `ReplayBuffer` does, from a buffer that other processes fill.
 
     On the machine of the server it copies the rows itself, out of the server's memory; the server only says which, for
@@ -56,13 +54,12 @@ class Reader:
         """
         if ahead < 1:
             raise ConfigurationError(f"reader: ahead is {ahead}; at least 1 batch must be asked for")
-        self.table, self.timeout_s = table, timeout_s
-        self._channel = channel
-        self._options: dict[str, Any] = {"ahead": ahead, "timeout_s": timeout_s, "attach": attach}
+        super().__init__(channel, table, timeout_s=timeout_s, ahead=ahead, attach=attach)
         self._rows: NearRows | FarRows = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
         self._updates = Updates(channel, table, timeout_s)
         self._num_sampled = 0
-        self._lock, self._updates_lock = threading.Lock(), threading.Lock()  # `iter_batches` draws in a thread
+        self._lock = threading.Lock()  # guards `_rows` and the count: `iter_batches` draws in a thread
+        self._updates_lock = threading.Lock()  # guards `_updates`; never taken together with the other
         self._is_closed = False
 
     def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
@@ -169,18 +166,6 @@ class Reader:
             self._is_closed = True
             self._rows = FarRows(self._channel, self.table, 1, 1.0)  # lets go of the memory
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with noted(error, f"closing the reader of table {self.table!r}"):
-            self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Reader, **self._options), (self._channel, self.table)
-
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         deadline = Deadline(self.timeout_s, lambda: self._describe(n))
         batch = self._rows.sample(n, out, keys, deadline)
@@ -224,14 +209,10 @@ class Updates:
             ConfigurationError: The lengths differ, or an earlier update was wrong.
             ReplayTimeoutError: Too many wait for a server that does not answer.
         """
-        known, values = np.asarray(ids), np.array(priorities, np.float64)
-        if known.shape != values.shape or known.ndim != 1:
-            raise ConfigurationError(
-                f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
-            )
+        known, values = paired(ids, priorities)
         if generation != self._generation:
             self._generation, self._waiting = generation, []
-        self._waiting.append((known.astype(np.int64), values))
+        self._waiting.append((known.astype(np.int64), values.copy()))  # sent later
         self._note_ended()
         if sum(len(held) for held, _ in self._waiting) > MAX_WAITING_ROWS:
             self._end_oldest()

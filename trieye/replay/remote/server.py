@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trieye.checkpoints.directory import has_parts, load_parts, save_parts
-from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.buffer import ReplayBuffer
@@ -18,6 +17,7 @@ from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.channel import Group, operation
 from trieye.replay.remote.table import Table
+from trieye.replay.rows.schema import check_known
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -223,12 +223,8 @@ class ReplayServer(Server):
         Raises:
             ConfigurationError: There is none of that name.
         """
-        table = self._tables.get(name)
-        if table is None:
-            raise ConfigurationError(
-                f"replay table {name!r} is unknown{did_you_mean(name, self._tables)} (known: {', '.join(self._tables)})"
-            )
-        return table
+        check_known(f"replay table {name!r}", name, self._tables)
+        return self._tables[name]
 
     def _take_over(self, held: SavedParts) -> None:
         for name in held.state:

@@ -5,15 +5,13 @@ import os
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
-from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, noted
-from trieye.replay.remote.channel import Channel
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
+from trieye.replay.remote.channel import Channel, Client
 from trieye.replay.remote.courier import Courier
 from trieye.replay.remote.messages import DEFAULT_TABLE, Block
 from trieye.replay.remote.server import ReplayServer
@@ -24,7 +22,7 @@ MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept."""
 
 
-class Writer:
+class Writer(Client):
     """Takes rows as a `ReplayBuffer` does, and sends them in batches from a thread of its own.
 
     `add` returns at once; a row is *acknowledged* when `flush` has returned after it, and is then in the ring. A batch
@@ -78,21 +76,14 @@ class Writer:
         for name, value in (("flush_rows", flush_rows), ("max_inflight", max_inflight)):
             if value < 1:
                 raise ConfigurationError(f"writer: {name} is {value}; it must be at least 1")
-        self.table = table
+        ways = {"flush_rows": flush_rows, "flush_ms": flush_ms, "max_inflight": max_inflight, "keep_bytes": keep_bytes}
+        super().__init__(channel, table, timeout_s=timeout_s, **ways)
         self.client = uuid.uuid4().hex
-        self.timeout_s = timeout_s
         self.version: int | None = None
-        self._channel, self._flush_rows = channel, flush_rows
-        self._options: dict[str, Any] = {
-            "flush_rows": flush_rows,
-            "flush_ms": flush_ms,
-            "max_inflight": max_inflight,
-            "keep_bytes": keep_bytes,
-            "timeout_s": timeout_s,
-        }
+        self._flush_rows = flush_rows
         self._columns: list[Column] | None = None
         self._num_rows = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the block that is being filled, the columns and the number of rows
         self._block: Block | None = None
         self._is_closed = False
         self._courier = Courier(
@@ -199,18 +190,6 @@ class Writer:
     def stats(self) -> dict[str, float]:
         """Return counts as plain numbers, ready to be logged."""
         return {"added": self._num_rows, **self._courier.stats()}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with noted(error, f"closing the writer of table {self.table!r}"):
-            self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Writer, **self._options), (self._channel, self.table)
 
     def _begin(self, row: Mapping[str, Any], *, rows: bool) -> Block | None:
         """Begin a block; return None if there is no room for one."""

@@ -163,13 +163,6 @@ class EpisodeLinks:
             raise AssertionError("these links were made without count_steps")
         return self._steps[ids % self.capacity].astype(np.int64)
 
-    def starts(self, ids: Ids) -> Ids:
-        """Return the first row of the episode of each row, there or not; only with `count_steps`."""
-        if self._starts is None:
-            raise AssertionError("these links were made without count_steps")
-        starts: Ids = ids - self._starts[ids % self.capacity]
-        return starts
-
     def interrupt(self, env_id: int | None = None) -> None:
         """Let the next row of an environment, or of all, begin an episode, as after the restart of a worker."""
         if env_id is None:

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.schema import check_known
 
 Storage = Literal["ram", "shm", "mmap"]
 STORAGES: tuple[Storage, ...] = ("ram", "shm", "mmap")
@@ -71,10 +71,7 @@ def open_memory(
     Raises:
         ConfigurationError: The kind is unknown or does not exist on this system, or the directory is missing.
     """
-    if storage not in STORAGES:
-        raise ConfigurationError(
-            f"replay storage {storage!r} is unknown{did_you_mean(storage, STORAGES)} (known: {', '.join(STORAGES)})"
-        )
+    check_known(f"replay storage {storage!r}", storage, STORAGES)
     if (directory is not None) != (storage == "mmap"):
         raise ConfigurationError(
             f"replay storage_dir is {str(directory)!r}; it is needed for storage='mmap' and for no other, "

@@ -144,14 +144,29 @@ def check_keys(found: Iterable[str], expected: Mapping[str, Any] | Iterable[str]
     found, known = set(found), list(expected)
     if found == set(known):
         return
-    if unknown := sorted(found - set(known)):
-        raise ConfigurationError(
-            f"replay key {unknown[0]!r} is unknown{did_you_mean(unknown[0], known)} (known: {', '.join(known)})"
-        )
+    for name in sorted(found - set(known)):
+        check_known(f"replay key {name!r}", name, known)
     if missing := [name for name in known if name not in found]:
         raise ConfigurationError(
             f"replay row without {', '.join(map(repr, missing))}; every row needs: {', '.join(known)}"
         )
+
+
+def check_known(what: str, name: Any, known: Iterable[str]) -> None:
+    """Check that a name is one of those that there are.
+
+    Args:
+        what: What it is the name of, and the name, for the message.
+        name: The name.
+        known: Those that there are.
+
+    Raises:
+        ConfigurationError: It is another one.
+    """
+    words = list(known)
+    if name not in words:
+        near = did_you_mean(str(name), words)
+        raise ConfigurationError(f"{what} is unknown{near} (known: {', '.join(words) or 'none'})")
 
 
 def describe(columns: Mapping[str, Column]) -> str:
@@ -188,8 +203,7 @@ class RowOptions:
         frame_stack: Frames in a stack, by key; the rows hold single frames.
         padding: What stands before the first frame of an episode: that frame (`reset`) or zeros (`zero`).
         dedup_next: Keep `next_<key>` once, as the `<key>` of the row that follows.
-        links_episodes: Keep which row follows which in any case, for a sampler that needs it.
-        counts_steps: Keep the place of each row in its episode in any case.
+        walks: Keep in any case which row follows which, and the place of each in its episode: a sampler needs it.
     """
 
     n_step: int = 1
@@ -197,19 +211,14 @@ class RowOptions:
     frame_stack: Mapping[str, int] = field(default_factory=dict)
     padding: Padding = "reset"
     dedup_next: bool = False
-    links_episodes: bool = False
-    counts_steps: bool = False
+    walks: bool = False
 
     def __post_init__(self) -> None:
         if self.n_step < 1:
             raise ConfigurationError(f"replay n_step is {self.n_step}; at least 1 row is needed")
         if not 0 <= self.gamma <= 1:
             raise ConfigurationError(f"replay gamma is {self.gamma}; it must be from 0 to 1")
-        if self.padding not in PADDINGS:
-            raise ConfigurationError(
-                f"replay padding {self.padding!r} is unknown{did_you_mean(self.padding, PADDINGS)} "
-                f"(known: {', '.join(PADDINGS)})"
-            )
+        check_known(f"replay padding {self.padding!r}", self.padding, PADDINGS)
         for name, frames in self.frame_stack.items():
             if frames < 1:
                 raise ConfigurationError(f"replay frame_stack of {name!r} is {frames}; at least 1 frame is needed")
@@ -217,12 +226,14 @@ class RowOptions:
     @property
     def needs_episodes(self) -> bool:
         """Whether it matters where an episode ends."""
-        return bool(self.n_step > 1 or self.frame_stack or self.dedup_next or self.links_episodes)
+        return bool(self.n_step > 1 or self.frame_stack or self.dedup_next or self.walks)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All options as plain data."""
-        return {**asdict(self), "frame_stack": dict(self.frame_stack)}
+        """All options as plain data; saved states hold them, so their names stay."""
+        options = {**asdict(self), "frame_stack": dict(self.frame_stack)}
+        walks = options.pop("walks")
+        return {**options, "links_episodes": walks, "counts_steps": walks}
 
     @property
     def num_earlier(self) -> int:
@@ -258,11 +269,7 @@ class Layout:
         self.stored = [column for name, column in self.columns.items() if name not in self.paired]
         self.ends = [name for name in ENDS if name in self.columns]
         for name in options.frame_stack:
-            if name not in self.columns:
-                raise ConfigurationError(
-                    f"frame_stack key {name!r} is unknown{did_you_mean(name, self.columns)} "
-                    f"(known: {', '.join(self.columns)})"
-                )
+            check_known(f"frame_stack key {name!r}", name, self.columns)
         nexts = {PREFIX + name: frames for name, frames in options.frame_stack.items() if PREFIX + name in self.columns}
         self.stacks = {**options.frame_stack, **nexts}
         self.keys = [*self.columns, *(("discount", "n") if options.n_step > 1 else ())]

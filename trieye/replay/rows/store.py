@@ -40,8 +40,7 @@ def _arrays_in(memory: Memory, layout: Layout) -> tuple[Ring, EpisodeLinks | Non
     options, links = layout.options, None
     ring = Ring(layout.capacity, layout.stored, memory)
     if options.needs_episodes:
-        count_steps = options.counts_steps or options.num_earlier > 0
-        links = EpisodeLinks(layout.capacity, memory, count_steps=count_steps)
+        links = EpisodeLinks(layout.capacity, memory, count_steps=options.walks or options.num_earlier > 0)
     return ring, links, NextRows(layout.paired, layout.capacity, memory) if layout.paired else None
 
 

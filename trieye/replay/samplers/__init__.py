@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, TypeVar
 
-from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.samplers.base import RowSampler, Sampler, UniformSampler
+from trieye.replay.rows.schema import check_known
+from trieye.replay.samplers.base import Sampler, UniformSampler
 from trieye.replay.samplers.eligible import EligibleSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 from trieye.replay.samplers.sequence import SequenceSampler
@@ -59,19 +59,13 @@ def make_sampler(  # one place that knows what each sampler is made of
     Raises:
         ConfigurationError: The name or an option is unknown, an option is out of range, or bounds do not go with it.
     """
-    if name not in SAMPLERS:
-        raise ConfigurationError(
-            f"sampler {name!r} is unknown{did_you_mean(name, SAMPLERS)} (known: {', '.join(SAMPLERS)})"
-        )
+    check_known(f"sampler {name!r}", name, SAMPLERS)
     is_bounded = max_reuse is not None or max_staleness is not None
     if name == "sequence":
         if is_bounded:
             raise ConfigurationError("max_reuse and max_staleness bound single rows; sampler 'sequence' has neither")
         return _make_sequence(dict(options), capacity, links)
-    if name == "prioritized":
-        rows: RowSampler = _make(PrioritizedSampler, name, options, capacity)
-    else:
-        rows = _make(UniformSampler, name, options)
+    rows = _make(SAMPLERS[name], name, options, *(() if name == "uniform" else (capacity,)))
     if not is_bounded:
         return rows
     if not isinstance(rows, PrioritizedSampler):
@@ -92,9 +86,5 @@ def _make_sequence(options: dict[str, Any], capacity: int, links: EpisodeLinks |
 def _make(kind: Callable[..., _Made], name: str, options: Mapping[str, Any], *positional: Any) -> _Made:
     known = list(signature(kind).parameters)[len(positional) :]
     for key in options:
-        if key not in known:
-            raise ConfigurationError(
-                f"sampler {name!r}: option {key!r} is unknown{did_you_mean(key, known)} "
-                f"(known: {', '.join(known) or 'none'})"
-            )
+        check_known(f"sampler {name!r}: option {key!r}", key, known)
     return kind(*positional, **options)

@@ -113,6 +113,20 @@ def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
     return Draw(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
 
 
+def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return ids `[n]` and, as float64, their priorities `[n]`.
+
+    Raises:
+        ConfigurationError: The lengths differ.
+    """
+    known, values = np.asarray(ids), np.asarray(priorities, np.float64)
+    if known.shape != values.shape or known.ndim != 1:
+        raise ConfigurationError(
+            f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
+        )
+    return known, values
+
+
 def checked_priorities(
     ids: ArrayLike, priorities: ArrayLike, total: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -121,11 +135,7 @@ def checked_priorities(
     Raises:
         ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
     """
-    known, values = np.asarray(ids), np.asarray(priorities, np.float64)
-    if known.shape != values.shape or known.ndim != 1:
-        raise ConfigurationError(
-            f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
-        )
+    known, values = paired(ids, priorities)
     if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
         raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
     if known.size and (known.dtype.kind not in "iu" or known.min() < 0 or known.max() >= total):
