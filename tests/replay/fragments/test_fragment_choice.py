@@ -29,7 +29,7 @@ def test_every_ordered_pick_is_equally_likely():
 
 def test_prioritized_picks_follow_the_priorities_of_what_is_left():
     rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
-    choice = filled(PrioritizedChoice(alpha=0.5, beta=0.4), [mass**2 for mass in masses])
+    choice = filled(PrioritizedChoice(4, alpha=0.5, beta=0.4), [mass**2 for mass in masses])
     counts = Counter(tuple(choice.choose(2, rng)[0]) for _ in range(16_000))
     expected = {
         (first, second): 16_000 * masses[first] / 16 * masses[second] / (16 - masses[first])
@@ -39,7 +39,7 @@ def test_prioritized_picks_follow_the_priorities_of_what_is_left():
 
 
 def test_importance_weights_follow_the_formula():
-    choice = filled(PrioritizedChoice(alpha=1.0, beta=0.5), [1.0, 4.0, 5.0])
+    choice = filled(PrioritizedChoice(4, alpha=1.0, beta=0.5), [1.0, 4.0, 5.0])
     places, weights = choice.choose(3, np.random.default_rng(0))
     raw = {place: (3 * share) ** -0.5 for place, share in enumerate([0.1, 0.4, 0.5])}
     assert weights == pytest.approx([raw[place] / raw[0] for place in places])
@@ -55,10 +55,10 @@ def test_importance_weights_follow_the_formula():
     st.integers(0, 99),
 )
 def test_any_priorities_and_removals_give_distinct_places(priorities, changes, seed):
-    choice, size = filled(PrioritizedChoice(alpha=1.0, beta=1.0), priorities), len(priorities)
+    choice, size = filled(PrioritizedChoice(4, alpha=1.0, beta=1.0), priorities), len(priorities)
     for place, priority in changes:
         if place < size:
-            choice.update(place, priority)
+            choice.update([place], [priority])
         elif size > 1:
             size -= 1
             choice.remove(place % (size + 1))

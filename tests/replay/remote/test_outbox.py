@@ -107,7 +107,7 @@ class Ring:
         return self.ack(refused)
 
     def ack(self, refused=""):
-        return Ack(self.receipts.end("w"), self.receipts.saved("w"), refused, self.receipts.lost("w"))
+        return self.receipts.ack("w", refused)
 
     def save(self):
         self.snapshot = (self.receipts.state_dict(), list(self.rows))
@@ -189,8 +189,8 @@ def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_fo
     monkeypatch.setattr("trieye.replay.remote.delivery.MAX_CLIENTS", 2)
     receipts = Receipts()
     for client in ("a", "b", "a", "c"):
-        receipts.take(client, receipts.end(client), 1)
-    assert [receipts.end(client) for client in "abc"] == [2, 0, 1]
+        receipts.take(client, receipts.ack(client).end, 1)
+    assert [receipts.ack(client).end for client in "abc"] == [2, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class FragmentBuffer:
         """
         self.rules = rules
         self._seed, self._limiter, self._clock = seed, limiter, clock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the content, the line and the groups
         self._line = WaitingLine()
         self._groups = SavedGroups()
         self._is_closed = False

@@ -114,8 +114,8 @@ class Content:
         self.sessions = Sessions(rules.session_policy, rules.max_staleness)
         self.streams = Streams()
         self.early = EarlyFragments()
-        uniform = rules.sampler == "uniform"
-        self.pool = ChunkPool(UniformChoice() if uniform else PrioritizedChoice(rules.alpha, rules.beta))
+        by_priority = (rules.max_chunks, rules.alpha, rules.beta)
+        self.pool = ChunkPool(UniformChoice() if rules.sampler == "uniform" else PrioritizedChoice(*by_priority))
         self.leases = Leases(rules.lease_ttl_s)
         self.payloads = Payloads()
         self.figures = Figures(now)
@@ -204,13 +204,10 @@ class Content:
 
     def update_priorities(self, chunk_ids: Iterable[int], priorities: Iterable[float]) -> int:
         """Set priorities of the chunks that are still here; return their number."""
-        count = 0
-        for chunk_id, priority in zip(chunk_ids, priorities, strict=True):
-            if chunk_id in self.pool:
-                count += 1
-                self.pool.prioritize(self.pool[chunk_id], priority)
-                self.top_priority = max(self.top_priority, priority)
-        return count
+        known = [pair for pair in zip(chunk_ids, priorities, strict=True) if pair[0] in self.pool]
+        self.pool.prioritize(dict(known))
+        self.top_priority = max([self.top_priority, *(priority for _, priority in known)])
+        return len(known)
 
     def metrics(self, now: float) -> dict[str, float]:
         """Return sizes and figures."""

@@ -2,11 +2,13 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trieye.replay.samplers.sum_tree import SumTree, weights_of
 
 
 class UniformChoice:
@@ -25,7 +27,7 @@ class UniformChoice:
         del place
         self._size -= 1
 
-    def update(self, place: int, priority: float) -> None:
+    def update(self, places: Sequence[int], priorities: Sequence[float]) -> None:
         """Do nothing."""
 
     def choose(self, n: int, rng: np.random.Generator) -> tuple[list[int], NDArray[np.float32]]:
@@ -44,68 +46,46 @@ class PrioritizedChoice:
 
     The weights are (N P(i))^-beta, divided by the largest of the draw, with P(i) as it was for the first of the draw
     (Schaul et al. 2016, proportional variant; there rows are drawn with replacement, for which this is exact).
+
+    Args:
+        capacity: Places that there usually are at most; more cost a copy.
+        alpha: Exponent of the priorities.
+        beta: Exponent of the weights.
     """
 
-    def __init__(self, alpha: float, beta: float) -> None:
+    def __init__(self, capacity: int, alpha: float, beta: float) -> None:
         self._alpha, self._beta = alpha, beta
         self._size = 0
-        self._leaves = 1  # a power of two
-        self._sums = [0.0, 0.0]  # node i has the children 2i and 2i + 1; leaves are the second half
+        self._tree = SumTree(capacity)
 
     def append(self, priority: float) -> None:
         """Add a place at the end."""
-        if self._size == self._leaves:
-            self._grow()
+        if self._size == self._tree.capacity:
+            before, self._tree = self._tree, SumTree(2 * self._size)
+            self._tree.load(0, before.weights)
         self._size += 1
-        self.update(self._size - 1, priority)
+        self.update([self._size - 1], [priority])
 
     def remove(self, place: int) -> None:
         """Move the last place to this one, and forget the last."""
         self._size -= 1
-        last = self._sums[self._leaves + self._size]
-        self._set(place, last)
-        self._set(self._size, 0.0)
+        moved = self._tree.weights[self._size]
+        self._tree.set(np.array([place, self._size]), np.array([moved, 0.0]))  # of equal places the last one counts
 
-    def update(self, place: int, priority: float) -> None:
-        """Set the priority of a place."""
-        self._set(place, priority**self._alpha)
+    def update(self, places: Sequence[int], priorities: Sequence[float]) -> None:
+        """Set the priorities of places; of equal ones the last one counts."""
+        self._tree.set(np.array(places, np.int64), weights_of(np.array(priorities), self._alpha))
 
     def choose(self, n: int, rng: np.random.Generator) -> tuple[list[int], NDArray[np.float32]]:
         """Return `n` distinct places and their importance weights."""
-        total, places, masses = self._sums[1], [], []
-        for share in rng.random(n).tolist():
-            place = self._find(share * self._sums[1])
-            places.append(place)
-            masses.append(self._sums[self._leaves + place])
-            self._set(place, 0.0)
-        for place, mass in zip(places, masses, strict=True):
-            self._set(place, mass)
-        weights = (self._size * np.array(masses) / total) ** -self._beta
-        return places, (weights / weights.max()).astype(np.float32)
-
-    def _set(self, place: int, mass: float) -> None:
-        node = self._leaves + place
-        self._sums[node] = mass
-        while node > 1:  # sums are computed anew, never adjusted, so that they depend on the leaves alone
-            node //= 2
-            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
-
-    def _find(self, rest: float) -> int:
-        node = 1
-        while node < self._leaves:
-            node *= 2
-            left = self._sums[node]
-            if not left or (rest >= left and self._sums[node + 1] > 0):
-                rest -= left
-                node += 1
-        return node - self._leaves
-
-    def _grow(self) -> None:
-        masses = self._sums[self._leaves :]
-        self._leaves *= 2
-        self._sums = [0.0] * self._leaves + masses + [0.0] * len(masses)
-        for node in range(self._leaves - 1, 0, -1):
-            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
+        places, masses = np.empty(0, np.int64), np.empty(0)
+        while len(places) < n:  # with replacement, without those that came before: as if one were drawn at a time
+            found, mass = self._tree.find(rng.random(n - len(places)))
+            first = np.sort(np.unique(found, return_index=True)[1])
+            places, masses = np.append(places, found[first]), np.append(masses, mass[first])
+            self._tree.set(found[first], np.zeros(len(first)))
+        self._tree.set(places, masses)
+        return places.tolist(), ((masses / masses.min()) ** -self._beta).astype(np.float32)
 
 
 @dataclass(slots=True)
@@ -201,10 +181,11 @@ class ChunkPool:
         places, weights = self._choice.choose(n, rng)
         return [self._by_place[place] for place in places], weights
 
-    def prioritize(self, chunk: HeldChunk, priority: float) -> None:
-        """Set the priority of a chunk, above 0."""
-        chunk.priority = priority
-        self._choice.update(chunk.place, priority)
+    def prioritize(self, priorities: Mapping[int, float]) -> None:
+        """Set the priorities of chunks by their ids, each above 0."""
+        for chunk_id, priority in priorities.items():
+            self[chunk_id].priority = priority
+        self._choice.update([self[chunk_id].place for chunk_id in priorities], list(priorities.values()))
 
     def order(self) -> list[int]:
         """Return the ids by place; `restore` takes them."""
@@ -216,7 +197,7 @@ class ChunkPool:
         self._by_place[:] = chunks
         for place, chunk in enumerate(chunks):
             chunk.place = place
-            self._choice.update(place, chunk.priority)
+        self._choice.update(range(len(chunks)), [chunk.priority for chunk in chunks])
 
     def _drop_empty_versions(self) -> None:
         while self._versions and not self._by_version[self._versions[0]]:

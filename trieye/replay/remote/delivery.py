@@ -172,17 +172,9 @@ class Receipts:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def end(self, client: str) -> int:
-        """Return how many rows of a writer were taken."""
-        return self._ends.get(client, 0)
-
-    def saved(self, client: str) -> int:
-        """Return how many of them a snapshot holds."""
-        return self._saved.get(client, 0)
-
-    def lost(self, client: str) -> int:
-        """Return how many were taken once and are gone."""
-        return self._lost.get(client, 0)
+    def ack(self, client: str, refused: str = "") -> Ack:
+        """Tell a writer how far it has come, and why nothing was taken this time."""
+        return Ack(self._ends.get(client, 0), self._saved.get(client, 0), refused, self._lost.get(client, 0))
 
     def judge(self, client: str, first: int, oldest: int) -> Literal["next", "known", "early"]:
         """Tell what to do with a batch.
@@ -192,7 +184,7 @@ class Receipts:
             first: Number of the first row of the batch.
             oldest: Number of the oldest row that the writer can still send.
         """
-        end = self.end(client)
+        end = self._ends.get(client, 0)
         if first < end:
             return "known"
         return "next" if first in {end, oldest} else "early"
@@ -201,7 +193,7 @@ class Receipts:
         """Note that a batch was taken."""
         gap = first - self._ends.pop(client, 0)
         if gap:
-            self._lost[client] = self.lost(client) + gap
+            self._lost[client] = self._lost.get(client, 0) + gap
             self.num_lost += gap
         self._ends[client] = first + count  # at the end of the dict: the order is that of the last words
         if len(self._ends) > MAX_CLIENTS:
@@ -209,9 +201,8 @@ class Receipts:
 
     def forget(self, client: str) -> None:
         """Forget a writer that will send nothing more."""
-        self._ends.pop(client, None)
-        self._saved.pop(client, None)
-        self._lost.pop(client, None)
+        for numbers in (self._ends, self._saved, self._lost):
+            numbers.pop(client, None)
 
     def are_saved(self, ends: Mapping[str, int]) -> None:
         """Note that a snapshot holds what had been taken when `state_dict` returned these ends."""

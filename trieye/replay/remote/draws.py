@@ -87,8 +87,7 @@ class NearRows:
     """
 
     def __init__(self, channel: Channel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
-        self.generation = ""
-        self.num_redrawn = 0
+        self.generation, self.num_redrawn = "", 0
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
         self._view: AttachedReplay

@@ -50,7 +50,7 @@ class Server(ABC):
         self.name = name
         self.num_written = self.num_failed = 0
         self._directory = directory
-        self._writing = threading.Lock()  # of a snapshot
+        self._writing = threading.Lock()  # held while a snapshot is written; the locks of tables are taken inside it
         self._is_closing = threading.Event()
         self._timer: threading.Thread | None = None
         if directory is not None and has_parts(directory):

@@ -52,7 +52,7 @@ class Table:
         self._edge = Edge(buffer.capacity)
         self._end = 0  # id of the next row
         self._version = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards all fields, the buffer and the limiter included
         self._receipts = Receipts()
         self._env_codes: dict[str, dict[int, int]] = {}
         self._num_envs = self._num_duplicates = self._num_late = 0
@@ -78,13 +78,13 @@ class Table:
                     self._take(client, rows)
                     self._receipts.take(client, first, len(rows))
                     self._changed.notify_all()
-            return self._ack(client, refused)
+            return self._receipts.ack(client, refused)
 
     def await_insert(self, client: str, count: int, timeout_s: float) -> Ack:
         """Say how far the rows of a writer have come, once there is room for so many more or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: not self._refusal(count), timeout_s)
-            return self._ack(client, self._refusal(count))
+            return self._receipts.ack(client, self._refusal(count))
 
     def leave(self, client: str) -> None:
         """Forget a writer that will send nothing more."""
@@ -212,10 +212,6 @@ class Table:
         with self._changed:
             self._buffer.close()
             self._changed.notify_all()
-
-    def _ack(self, client: str, refused: str) -> Ack:
-        receipts = self._receipts
-        return Ack(receipts.end(client), receipts.saved(client), refused, receipts.lost(client))
 
     def _take(self, client: str, rows: Rows) -> None:
         versions = rows.versions

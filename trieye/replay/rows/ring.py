@@ -190,7 +190,8 @@ class UnreadRows:
             ids = np.arange(max(first, low), first + row_count(rows))
             self._is_unread[ids % capacity] = True
         self.count = int(np.count_nonzero(self._is_unread))
-        self._lock = threading.Lock()  # a thread that copies batches ahead reads rows too
+        # guards `_is_unread` and `count`, and the slots that are filled: a thread that copies batches ahead reads, too
+        self._lock = threading.Lock()
 
     def forget(self, first: int, count: int) -> None:
         """Take note that slots, around the end of the ring, are overwritten."""

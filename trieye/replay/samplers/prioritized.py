@@ -8,10 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.samplers.base import Draw, Ids
-from trieye.replay.samplers.sum_tree import SumTree
+from trieye.replay.samplers.sum_tree import SumTree, weights_of
 
 Chances = NDArray[np.float32]
-_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 
 
 class PrioritizedSampler:
@@ -154,8 +153,7 @@ class PrioritizedSampler:
 
     def _weights(self, priorities: NDArray[np.float64]) -> Chances:
         shifted = priorities + self.epsilon
-        # kept in the range of float32: never infinite, and 0 only where the priority is
-        weights = np.minimum(np.maximum(shifted**self.alpha, _SMALLEST), _LARGEST).astype(np.float32)
+        weights = weights_of(shifted, self.alpha)
         if not self.epsilon:
             weights[shifted == 0] = 0
         return weights

@@ -12,6 +12,7 @@ _SHIFT = 4
 # A top level of so many sums is searched at once: one more level costs as much as summing up 4000 numbers.
 _MAX_TOP = 4096
 _BELOW_ONE = 1 - 2**-52
+_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 # children @ _BEFORE are the sums of all children before each one; five times as fast as np.cumsum
 _BEFORE = np.triu(np.ones((_WIDTH, _WIDTH)), 1)
 
@@ -99,6 +100,12 @@ class SumTree:
         for blocks, sums in zip(self._blocks[:-1], self._levels[1:], strict=True):
             start, end = start >> _SHIFT, (end - 1 >> _SHIFT) + 1
             sums[start:end] = _sums(blocks[start:end])
+
+
+def weights_of(priorities: Reals, alpha: float) -> NDArray[np.float32]:
+    """Return priorities to the power of alpha, in the range of float32: neither 0 nor infinite."""
+    with np.errstate(over="ignore"):
+        return np.minimum(np.maximum(priorities**alpha, _SMALLEST), _LARGEST).astype(np.float32)
 
 
 def _padded(count: int) -> int:
