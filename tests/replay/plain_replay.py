@@ -48,14 +48,14 @@ class Reference:
 
     def __init__(self, capacity):
         self.capacity, self.total, self.low = capacity, 0, 0
-        self.rows, self.envs, self.before = {}, {}, {}
+        self.rows, self.before, self.after = {}, {}, {}
         self._newest = {}
 
     def add(self, env, row):
         """Add a row."""
         last = self._newest.pop(env, None)
-        self.rows[self.total], self.envs[self.total] = row, env
-        self.before[self.total] = last
+        self.rows[self.total], self.before[self.total] = row, last
+        self.after[last] = self.total
         if not (row["terminated"] or row["truncated"]):
             self._newest[env] = self.total
         self.total += 1
@@ -72,12 +72,11 @@ class Reference:
         self._newest.clear()
 
     def window(self, row_id, n):
-        """Return the rows that an n-step return sums over."""
-        after = {before: row for row, before in self.before.items() if before is not None}
-        rows = [row_id]
-        while len(rows) < n and rows[-1] in after:
-            rows.append(after[rows[-1]])
-        return [self.rows[row] for row in rows]
+        """Return the ids of the rows that an n-step return sums over."""
+        ids = [row_id]
+        while len(ids) < n and ids[-1] in self.after:
+            ids.append(self.after[ids[-1]])
+        return ids
 
     def stack(self, row_id, frames, padding):
         """Return the newest frames of an episode, oldest first; None if one was overwritten."""

@@ -30,12 +30,6 @@ def rows(stream):
     return data, links_of(stream, count_steps=False)
 
 
-def episode_of(stream, row):
-    """The rows of the same episode, in order."""
-    start = PlainLinks(stream).start
-    return [other for other in range(len(stream)) if start[other] == start[row]]
-
-
 def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):
     data, links = rows(stream)
     drawn = {key: array[ids] for key, array in data.items()}
@@ -52,8 +46,9 @@ def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed
     ids = np.arange(min(low, len(stream) - 1), len(stream))
     drawn, is_new = relabelled(stream, ids, strategy, low=ids[0], seed=seed)
     assert is_new.sum() == round(len(ids) * 0.8)
+    start = PlainLinks(stream).start
     for place, row in enumerate(ids.tolist()):
-        goal, episode = int(drawn["desired_goal"][place, 0]), episode_of(stream, row)
+        goal, episode = int(drawn["desired_goal"][place, 0]), [other for other in start if start[other] == start[row]]
         if not is_new[place]:
             assert goal == -5
             assert drawn["reward"][place] == -7

@@ -16,8 +16,8 @@ class Rows:
     """Rows in plain Python, with links to them."""
 
     def __init__(self, stream, rewards):
-        self.stream = stream
-        self.rewards = np.asarray(rewards)
+        self.stream, self.rewards = stream, np.asarray(rewards)
+        self.follow = PlainLinks([(env, end != "on") for env, end in stream]).next
         self.terminated = np.array([end == "terminated" for _, end in stream])
         self.links = links_of([(env, end != "on") for env, end in stream], count_steps=False)
 
@@ -27,9 +27,9 @@ class Rows:
 
     def slow(self, first, n, gamma):
         """Return last row, summed reward, discount and length of the window from a row on."""
-        follow, window = PlainLinks([(env, end != "on") for env, end in self.stream]).next, [first]
-        while len(window) < n and follow[window[-1]] >= 0:
-            window.append(follow[window[-1]])
+        window = [first]
+        while len(window) < n and self.follow[window[-1]] >= 0:
+            window.append(self.follow[window[-1]])
         total = sum(gamma**place * float(self.rewards[row]) for place, row in enumerate(window))
         discount = 0.0 if self.terminated[window[-1]] else gamma ** len(window)
         return window[-1], total, discount, len(window)

@@ -72,7 +72,8 @@ class Pair:
             assert len(view) == len(self.ours)
 
     def expected(self, row_id):
-        window = self.plain.window(row_id, self.options["n_step"])
+        ids = self.plain.window(row_id, self.options["n_step"])
+        window = [self.plain.rows[row] for row in ids]
         expected = {**self.plain.rows[row_id], "next_obs": window[-1]["next_obs"]}
         if self.options["n_step"] > 1:
             expected["reward"] = np.float32(sum(0.99**k * row["reward"] for k, row in enumerate(window)))
@@ -81,9 +82,8 @@ class Pair:
             expected["discount"] = np.float32(0.0 if expected["terminated"] else 0.99 ** len(window))
         if self.options["frame_stack"]:
             frames, padding = self.options["frame_stack"]["obs"], self.options["padding"]
-            last = next(row for row, held in self.plain.rows.items() if held is window[-1])
             expected["obs"] = self.plain.stack(row_id, frames, padding)
-            stack = self.plain.stack(last, frames, padding)
+            stack = self.plain.stack(ids[-1], frames, padding)
             expected["next_obs"] = np.concatenate((stack[1:], window[-1]["next_obs"][None]))
         return expected
 

@@ -6,7 +6,6 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers import SAMPLERS, make_sampler
 from trieye.replay.samplers.base import RowSampler, Sampler, UniformSampler
-from trieye.replay.samplers.eligible import EligibleSampler
 
 OPTIONS = {"sequence": {"length": 3}}
 
@@ -22,18 +21,6 @@ def test_each_sampler_is_made_by_its_name(name):
     assert isinstance(sampler, Sampler if name == "sequence" else RowSampler)
     sampler.added(0, 20)
     assert len(sampler.draw(5, 0, 20, rng())) == 5
-
-
-@pytest.mark.parametrize("name", ["uniform", "prioritized"])
-def test_bounds_go_with_single_rows(name):
-    sampler = make_sampler(name, {}, capacity=20, max_reuse=2)
-    assert isinstance(sampler, EligibleSampler)
-    assert isinstance(sampler, Sampler)
-    sampler.added(0, 20)
-    draw = sampler.draw(40, 0, 20, rng())
-    assert np.bincount(draw.ids).tolist() == [2] * 20
-    if name == "uniform":
-        assert draw.weights.tolist() == [1.0] * 40
 
 
 def test_sequences_can_start_by_priority():

@@ -73,12 +73,12 @@ def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, 
 
 def test_sums_do_not_drift_over_many_updates():
     rng, tree = np.random.default_rng(0), SumTree(5000)
-    for _ in range(2000):
+    for _ in range(1000):
         slots = rng.integers(0, 5000, 64)
         tree.set(slots, rng.random(64) * 10.0 ** rng.integers(-6, 7))
     fresh = SumTree(5000)
     fresh.load(0, tree.weights)
-    shares = np.linspace(0, 1, 1_000_000, endpoint=False)  # many places near borders, which a sum that drifts moves
+    shares = np.linspace(0, 1, 200_000, endpoint=False)  # many places near borders, which a sum that drifts moves
     assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
 
 
