@@ -2,12 +2,14 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trieye.exceptions import ConfigurationError
 
 Array = NDArray[np.generic]
 
@@ -57,6 +59,18 @@ class Batch:
     def keys(self) -> list[str]:
         """Return the keys, so that `dict(batch)` works."""
         return list(self.data)
+
+    def check(self, n: int, shape: tuple[int, ...], keys: Iterable[str]) -> None:
+        """Check that a batch of `n` rows, with ids of this shape and these keys, can be written into this one.
+
+        Raises:
+            ConfigurationError: It has another size, or other keys.
+        """
+        if self.ids.shape != shape or list(self) != list(keys):
+            raise ConfigurationError(
+                f"sample({n}): `out` holds {len(self)} rows of {', '.join(self)}; reuse a batch of the same size and "
+                "keys"
+            )
 
 
 class BatchMemory:

@@ -166,6 +166,15 @@ def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_i
     assert buffer.metrics()["replay/early"] == 0
 
 
+def test_fragments_behind_one_that_stays_early_wait_with_it():
+    buffer = make_buffer(fragments_per_chunk=2)
+    assert [add(buffer, 0, version=1), add(buffer, 1)] == [["early"], ["early"]]
+    buffer.set_version("s", 0)
+    assert buffer.metrics()["replay/early"] == 2
+    buffer.set_version("s", 1)
+    assert numbers(buffer.fetch(1, timeout_s=0)) == [[0, 1]]
+
+
 def test_what_came_after_a_fragment_is_not_given_up_for_it():
     buffer = make_buffer(session="a", fragments_per_chunk=1)
     assert add(buffer, 1, session="b") == ["early"]
@@ -284,12 +293,17 @@ def test_only_the_newest_workers_are_remembered(monkeypatch):
 
 
 def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
-    buffer = make_buffer(fragments_per_chunk=3, max_bytes=4 * FRAGMENT_BYTES)
-    for worker, fid in (("a", 0), ("b", 0), ("a", 1), ("c", 0), ("d", 0), ("a", 2)):
+    buffer = make_buffer(fragments_per_chunk=2, max_bytes=3 * FRAGMENT_BYTES)
+    finished = []
+    for worker, fid in (("a", 0), ("b", 0), ("c", 0), ("d", 0), ("b", 1), ("d", 1)):  # d leaves no room for a, b for c
         assert add(buffer, fid, worker=worker) == ["accepted"]
-    assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
+        if fid == 1:
+            lease = buffer.fetch(1, timeout_s=0)
+            finished += [(lease.chunks[0].fragments[0].meta.worker, *numbers(lease)[0])]
+            buffer.release(lease)
+    assert finished == [("b", 0, 1), ("d", 0, 1)]
     found = buffer.metrics()
-    assert (found["replay/dropped/evicted"], found["replay/partial_chunks"]) == (2, 1)
+    assert (found["replay/dropped/evicted"], found["replay/partial_chunks"]) == (2, 0)
 
 
 def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():

@@ -15,17 +15,9 @@ from trieye.replay.rows.schema import check_keys, check_known
 Array = NDArray[Any]
 
 AddStatus = Literal[
-    "accepted",
-    "gap",
-    "early",
-    "duplicate",
-    "old_incarnation",
-    "stale",
-    "wrong_session",
-    "future_version",
-    "rejected",
+    "accepted", "gap", "early", "duplicate", "old_incarnation", "stale", "wrong_session", "future_version", "rejected",
     "full",
-]
+]  # fmt: skip
 
 Policy = Literal["discard", "resume"]
 SamplerName = Literal["uniform", "prioritized"]

@@ -193,8 +193,6 @@ class Sessions:
             if self.policy == "discard":
                 self._past |= self._continued
                 self._continued = {}
-            for left in (self._past, self._continued):
-                left.pop(session, None)
             while len(self._past) > _MAX_PAST:
                 del self._past[next(iter(self._past))]
         self.session, self.version = session, version

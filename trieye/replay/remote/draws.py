@@ -212,10 +212,7 @@ class FarRows:
         if out is None:  # what was sent is read-only
             batch.data = {key: np.array(array) for key, array in batch.data.items()}
             return batch
-        if len(out) != n or list(out) != list(batch):
-            raise ConfigurationError(
-                f"sample({n}): `out` holds {len(out)} rows of {', '.join(out)}; reuse a batch of the same size and keys"
-            )
+        out.check(n, batch.ids.shape, batch)
         for key, array in batch.data.items():
             np.copyto(out.data[key], array)
         batch.data, batch.records = out.data, out.records

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from trieye.replay.rows.memory import RamMemory
 from trieye.replay.rows.ring import Ring
@@ -102,6 +102,12 @@ def below(draw: Draw, low: int) -> NDArray[np.bool_]:
     return found
 
 
+_ASIDE: Mapping[str, tuple[DTypeLike, float]] = {
+    "env_ids": (np.int64, 0), "priorities": (np.float64, np.nan), "versions": (np.int64, -1)
+}  # fmt: skip
+"""What `Rows` has beside the columns: dtype, and the value of rows that were given none."""
+
+
 class Block:
     """Memory for `capacity` rows, filled from the front.
 
@@ -114,9 +120,7 @@ class Block:
         self.capacity = capacity
         self.count = 0
         self._ring = Ring(capacity, columns, RamMemory(prefault=False))
-        self._env_ids: Ids | None = None
-        self._priorities: NDArray[np.float64] | None = None
-        self._versions: NDArray[np.int64] | None = None
+        self._aside: dict[str, NDArray[Any]] = {}  # of `_ASIDE`, what at least one row was given
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -131,10 +135,10 @@ class Block:
     def add(self, row: Mapping[str, Any], env_id: int, version: int | None) -> None:
         """Copy one row in; nothing is written if one of its values is refused."""
         self._ring.write_row(self.count, row)
-        if env_id or self._env_ids is not None:
-            self._envs()[self.count] = env_id
+        if env_id:
+            self._note("env_ids", 1, env_id)
         if version is not None:
-            self._note_version(1, version)
+            self._note("versions", 1, version)
         self.count += 1
 
     def extend(
@@ -143,19 +147,14 @@ class Block:
         """Copy rows in, arrays `[n, ...]` with `n` not above `room`; nothing is written if one of them is refused."""
         arrays, count = self._ring.conform(rows)
         self._ring.write_rows(self.count, arrays, count)
-        if env_ids is not None:
-            self._envs()[self.count : self.count + count] = env_ids
-        if priorities is not None:
-            if self._priorities is None:
-                self._priorities = np.full(self.capacity, np.nan)
-            self._priorities[self.count : self.count + count] = priorities
-        if version is not None:
-            self._note_version(count, version)
+        for name, values in (("env_ids", env_ids), ("priorities", priorities), ("versions", version)):
+            if values is not None:
+                self._note(name, count, values)
         self.count += count
 
     def reuse(self) -> None:
         """Forget the rows."""
-        self.count, self._env_ids, self._priorities, self._versions = 0, None, None, None
+        self.count, self._aside = 0, {}
 
     def rows(self) -> Rows:
         """Return the rows in it, as views of this memory."""
@@ -163,13 +162,7 @@ class Block:
         columns: Any = {name: cells[: self.count] for name, cells in ring.cells.items()}
         if ring.records is not None:
             columns = ring.records[: self.count]
-        envs, priorities, versions = self._env_ids, self._priorities, self._versions
-        return Rows(
-            columns,
-            None if envs is None else envs[: self.count],
-            None if priorities is None else priorities[: self.count],
-            None if versions is None else versions[: self.count],
-        )
+        return Rows(columns, **{name: values[: self.count] for name, values in self._aside.items()})
 
     @property
     def size_bytes(self) -> int:
@@ -177,12 +170,9 @@ class Block:
         ring = self._ring
         return ring.records.nbytes if ring.records is not None else sum(cells.nbytes for cells in ring.cells.values())
 
-    def _envs(self) -> Ids:
-        if self._env_ids is None:
-            self._env_ids = np.zeros(self.capacity, np.int64)
-        return self._env_ids
-
-    def _note_version(self, count: int, version: int) -> None:
-        if self._versions is None:
-            self._versions = np.full(self.capacity, -1)
-        self._versions[self.count : self.count + count] = version
+    def _note(self, name: str, count: int, values: Any) -> None:
+        """Write what the next rows were given."""
+        if name not in self._aside:
+            dtype, default = _ASIDE[name]
+            self._aside[name] = np.full(self.capacity, default, dtype)
+        self._aside[name][self.count : self.count + count] = values

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch, BatchMemory
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.next_rows import NextRows
@@ -52,12 +51,8 @@ class RowReader:
             keys = self._layout.keys
         elif not set(keys) <= set(self._layout.keys):
             check_keys([*self._layout.keys, *keys], self._layout.keys)
-        if out is not None and (out.ids.shape != draw.ids.shape or list(out) != list(keys)):
-            raise ConfigurationError(
-                f"sample({len(draw)}): `out` holds {len(out)} rows of {', '.join(out)}; reuse a batch of the same size "
-                "and keys"
-            )
         if out is not None:
+            out.check(len(draw), draw.ids.shape, keys)
             return self._batch(draw, low, keys, out.records, out.data)
         signature = draw.ids.shape, *keys
         memory = self._memory.arrays(signature)
