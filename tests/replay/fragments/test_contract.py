@@ -7,31 +7,6 @@ import pytest
 from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload, versions
 
 from trieye.exceptions import ConfigurationError, LeaseExpiredError
-from trieye.replay.fragments import FragmentBuffer
-
-
-def test_a_lost_or_repeated_fragment_does_not_stop_its_worker():
-    buffer = make_buffer(fragments_per_chunk=3)
-    assert add(buffer, 0, 1, 1, 3, 4, 5) == ["accepted", "accepted", "duplicate", "gap", "accepted", "accepted"]
-    assert numbers(buffer.fetch(1)) == [[3, 4, 5]]
-    assert buffer.metrics()["replay/dropped/gap"] == 2
-    assert buffer.metrics()["replay/bytes"] == 3 * FRAGMENT_BYTES
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_a_gap_between_two_chunks_is_noticed(length):
-    buffer = make_buffer(fragments_per_chunk=length)
-    assert add(buffer, *range(length)) == ["accepted"] * length
-    assert add(buffer, length + 1) == ["gap"]
-    assert add(buffer, 0) == ["duplicate"]
-    assert buffer.metrics()["replay/gaps"] == 1
-
-
-def test_a_stale_fragment_costs_no_chunk_its_place():
-    buffer = make_buffer(max_chunks=1, max_staleness=1, version=5)
-    add(buffer, 0, worker="fresh", version=5)
-    assert add(buffer, 1, worker="slow", version=3) == ["stale"]
-    assert numbers(buffer.fetch(1)) == [[0]]
 
 
 def test_a_fetch_that_waited_gets_no_chunk_that_became_stale_meanwhile():
@@ -80,21 +55,6 @@ def test_a_fetch_of_an_impossible_number_of_chunks_says_what_is_possible(n):
     buffer = make_buffer(max_chunks=10, fragments_per_chunk=3)
     with pytest.raises(ConfigurationError, match="from 1 to max_chunks=10 chunks can be fetched at once, each of 3"):
         buffer.fetch(n, timeout_s=0)
-
-
-def test_a_restarted_buffer_goes_on_where_the_old_one_was(tmp_path):
-    buffer = make_buffer(fragments_per_chunk=2, max_reuse=3, seed=7)
-    for worker in "abcdef":
-        add(buffer, 0, 1, 2, worker=worker)
-    buffer.release(buffer.fetch(3))
-    buffer.save(tmp_path / "replay")
-    restarted = FragmentBuffer(buffer.rules, seed=1)
-    restarted.load(tmp_path / "replay")
-    for one in (buffer, restarted):
-        assert add(one, 2, 3, worker="a") == ["duplicate", "accepted"]
-    for _ in range(5):
-        assert numbers(restarted.fetch(2)) == numbers(buffer.fetch(2))
-    assert restarted.metrics()["replay/reuse_mean"] == 3
 
 
 def test_the_same_seed_gives_the_same_chunks():
@@ -170,17 +130,6 @@ def test_bytes_are_bounded_and_writers_are_told_to_wait():
     buffer.release(lease)
     assert buffer.add(payload(6), meta("late")).status == "accepted"
     assert buffer.metrics()["replay/pushed_back"] == 1
-
-
-def test_a_fragment_that_is_not_taken_leaves_nothing_behind():
-    buffer = make_buffer(max_staleness=1, version=5, max_early=0)
-    add(buffer, 0, version=5)
-    assert add(buffer, 0, version=5) == ["duplicate"]
-    assert add(buffer, 1, version=3) == ["stale"]
-    assert add(buffer, 2, version=6) == ["future_version"]
-    assert buffer.add({"obs": 1}, meta("x", version=5)).status == "rejected"
-    found = buffer.metrics()
-    assert (found["replay/fragments"], found["replay/bytes"]) == (1, FRAGMENT_BYTES)
 
 
 def test_single_columns_are_read_without_copying_the_rest():

@@ -122,18 +122,6 @@ def test_a_restored_buffer_links_what_it_was_restored_from(tmp_path):
     assert before.items() < files(path).items()
 
 
-def test_unfinished_chunks_and_early_fragments_come_back(tmp_path, clock):
-    buffer = make_buffer(fragments_per_chunk=3, clock=clock, partial_ttl_s=100)
-    add(buffer, 0, 1)
-    add(buffer, 4, 5, worker="early", version=1)
-    clock.now += 60
-    other = restored(buffer, tmp_path / "replay")
-    assert add(other, 1, 2) == ["duplicate", "accepted"]
-    assert add(other, 5, 6, worker="early", version=1) == ["duplicate", "early"]
-    other.set_version("s", 1)
-    assert sorted(numbers(other.fetch(2))) == [[0, 1, 2], [4, 5, 6]]
-
-
 def test_the_age_of_an_unfinished_chunk_goes_on(tmp_path, clock):
     buffer = make_buffer(fragments_per_chunk=2, clock=clock, partial_ttl_s=100)
     add(buffer, 0)
@@ -146,16 +134,6 @@ def test_the_age_of_an_unfinished_chunk_goes_on(tmp_path, clock):
     assert other.metrics()["replay/partial_chunks"] == 1
     clock.now += 2
     assert other.metrics()["replay/partial_chunks"] == 0
-
-
-def test_leases_end_but_what_they_hold_counts_as_used(tmp_path):
-    buffer = make_buffer(max_reuse=2)
-    fill(buffer, 4)
-    lease = buffer.fetch(4)
-    other = restored(buffer, tmp_path / "replay")
-    assert other.release(lease) is False
-    assert {chunk.num_uses for chunk in other.fetch(4).chunks} == {2}
-    assert len(other) == 0
 
 
 def test_sessions_limiter_priorities_and_counts_come_back(tmp_path):

@@ -157,17 +157,23 @@ def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
 def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
     reward, keys = lambda _achieved, desired, _info: np.zeros(len(desired)), {"goal_keys": ("goal",)}
     her = Hindsight(reward, strategy=strategy, achieved_key="achieved", **keys)
-    # all episodes have 7 rows, and so have the holes: rows before and after one look as if they were of one episode
-    before, parts = ReplayBuffer(400, her=her), {}
-    for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143)):
+
+    def add(buffer, first, end):
         numbers = np.arange(first, end)
         obs = np.stack([numbers // 7, numbers % 7], axis=1)
-        before.extend(
+        buffer.extend(
             {"obs": obs, "achieved": obs + 1, "goal": obs * 0, "reward": numbers * 0.0, "done": numbers % 7 == 6}
         )
+
+    # all episodes have 7 rows, and so have the holes: rows before and after one look as if they were of one episode
+    before, parts = ReplayBuffer(400, her=her), {}
+    for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143), (143, 145)):
+        add(before, first, end)
         parts |= before.state_parts(parts).new
-    encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 3))
-    drawn = loaded(encoded, her=her).sample(4000)
+    encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 4))
+    after = loaded(encoded, her=her)
+    add(after, 145, 150)  # the episode that goes on began in the last hole
+    drawn = after.sample(4000)
     relabelled = drawn["goal"].any(axis=1)
     assert relabelled.sum() > 1000
     assert np.array_equal(drawn["goal"][relabelled, 0] - 1, drawn["obs"][relabelled, 0])
