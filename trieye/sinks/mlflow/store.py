@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import fsync_directory
 
 log = logging.getLogger("trieye.sinks")
 
@@ -183,6 +184,7 @@ def _create(path: Path) -> None:
         for suffix in _SIDE_FILES:  # of a database that was taken away: SQLite would apply it to the new one
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         draft.replace(path)
+        fsync_directory(path.parent)
     finally:
         _remove_drafts(path)
 
