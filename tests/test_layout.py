@@ -250,7 +250,7 @@ def test_the_tree_in_architecture_is_that_of_the_docstrings():
 def test_files_and_functions_stay_small():
     for path in MODULES.values():
         text = path.read_text()
-        assert text.count("\n") <= 400, f"{path} is longer than 400 lines"
+        assert text.count("\n") <= 500, f"{path} is longer than 500 lines"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 doc = ast.get_docstring(node) or ""

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from trieye.exceptions import JournalFullError, RunClosedError, SequenceGapError
-from trieye.run.delivery import Delivery
+from trieye.run.flusher import Delivery
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import LogText
 

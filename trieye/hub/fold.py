@@ -285,7 +285,7 @@ class Fold:
             case "operation":
                 self.write([from_bytes(payload)])
             case "points":
-                self.write([_point(*row) for row in msgspec.msgpack.decode(payload)])
+                self.write([Point.from_row(row) for row in msgspec.msgpack.decode(payload)])
 
     def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
         """Queue the events of a record, and count what was dropped."""
@@ -341,11 +341,7 @@ def counts_again(record: Record) -> bool:
 
 def points_payload(points: Sequence[Point]) -> bytes:
     """Return the payload of a record of points."""
-    return msgspec.msgpack.encode([[p.metric, p.value, p.step, p.wall_time, p.log_to, p.count] for p in points])
-
-
-def _point(metric: str, value: float, step: int, wall_time: float, log_to: list[str], count: int) -> Point:
-    return Point(metric, value, step, wall_time, tuple(log_to), count)
+    return msgspec.msgpack.encode([point.to_row() for point in points])
 
 
 def _windows(config: StatsConfig, mark: AttemptMark | None) -> Aggregator:

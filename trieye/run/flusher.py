@@ -1,8 +1,10 @@
-"""Flusher: takes logged values from the threads that log and brings them to the hub in batches."""
+"""Flusher: takes logged values from the threads that log, and sends them in batches until the hub has accepted them."""
 
 import atexit
 import os
 import threading
+import time
+import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -11,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from trieye.config import RuntimeConfig
-from trieye.exceptions import ProcessingError, RunClosedError
+from trieye.exceptions import JournalError, ProcessingError, RunClosedError, SequenceGapError
 from trieye.hub.hub import Channel
 from trieye.process.progress import say
+from trieye.process.waiting import Backoff
 from trieye.process.worker import Worker
-from trieye.run.delivery import Delivery
 from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.operations import LogImage, LogText, Medium
+from trieye.stats.operations import LogImage, LogText, Medium, Operation
 
 MAX_BATCH_EVENTS = 10_000
 
@@ -26,6 +28,100 @@ MAX_PENDING_MEDIA_BYTES = 64 << 20
 
 MAX_LATEST_NAMES = 10_000
 """Names whose last value is remembered; no terminal shows more."""
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 2.0
+
+
+class Delivery:
+    """One sender: it numbers what it sends, and repeats a call with the same content and number until the hub answers.
+
+    All methods but `give_up` belong to one thread, which no signal interrupts; so nothing is lost or sent twice. What a
+    hub has acknowledged is in its journal: one call is under way at a time, and nothing is kept after its answer. Rows
+    of a replay buffer need more (`trieye.replay.remote.delivery`): an actor may lose them until its next snapshot.
+
+    Args:
+        channel: The way to the hub.
+
+    Attributes:
+        client: Name of the sender, different from every other one's.
+        trouble: Why the hub does not take what is being sent; None while it does.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.client = uuid.uuid4().hex
+        self.trouble: Exception | None = None
+        self._channel = channel
+        self._seq = 0
+        self._num_keys = 0
+        self._given_up = threading.Event()
+
+    def log(self, batch: EventBatch) -> None:
+        """Hand over events, as the batch that follows the one before.
+
+        Raises:
+            TrieyeError: The hub will never take it, or nobody waits for that any more.
+        """
+        self._seq += 1
+        while True:
+            try:
+                self._until_accepted(lambda: self._channel.log(batch, client=self.client, seq=self._seq))
+            except SequenceGapError as gap:
+                self._renumber(gap)
+            else:
+                return
+
+    def count_dropped(self, reason: str, count: int) -> None:
+        """Report events that are not sent; raises as `log` does."""
+        key = self._next_key()
+        self._until_accepted(lambda: self._channel.count_dropped(reason, count, key=key))
+
+    def log_operation(self, operation: Operation) -> None:
+        """Hand over a histogram, a picture or a text; raises as `log` does."""
+        key = self._next_key()
+        self._until_accepted(lambda: self._channel.log_operation(operation, key=key))
+
+    def give_up(self) -> None:
+        """Begin no further call."""
+        self._given_up.set()
+
+    def _next_key(self) -> str:
+        self._num_keys += 1
+        return f"{self.client}:{self._num_keys}"
+
+    def _renumber(self, gap: SequenceGapError) -> None:
+        # one batch is under way at a time, so none was skipped: a journal that was damaged has forgotten some
+        if gap.expected == self._seq:
+            raise gap
+        say(
+            f"run {self._channel.run_name!r}: the hub has forgotten values that it had accepted, because its journal "
+            f"was damaged (batches {gap.expected} to {self._seq - 1} of this process); those that follow are logged"
+        )
+        self._seq = gap.expected
+
+    def _until_accepted(self, call: Callable[[], None]) -> None:
+        began, backoff = time.monotonic(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while self._given_up.is_set() or not self._try(call):
+            if self._given_up.wait(backoff.failed()):
+                raise RunClosedError(f"run {self._channel.run_name!r} is closed")
+        if self.trouble is not None:
+            self.trouble = None
+            say(f"run {self._channel.run_name!r} takes values again, after {time.monotonic() - began:.1f} s")
+
+    def _try(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except SequenceGapError:
+            raise
+        except (ConnectionError, JournalError) as error:
+            if self.trouble is None:
+                say(
+                    f"run {self._channel.run_name!r} takes no values now ({error}); "
+                    "they are kept, and sent again until it does"
+                )
+            self.trouble = error
+            return False
+        return True
 
 
 class Flusher:
@@ -51,6 +147,7 @@ class Flusher:
         self._delivery = Delivery(channel)
         self._media: deque[Medium] = deque()
         self._num_accepted = self._num_sending = 0
+        # guards `_num_dropped`, which the threads that log raise and the worker takes; no other lock is taken inside it
         self._num_dropped, self._dropped_lock = 0, threading.Lock()
         self._is_closing = self._told_full = False
         self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -243,7 +340,7 @@ def _size_bytes(medium: Medium) -> int:
 
 
 _flushers: dict[str, Flusher] = {}
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards `_flushers`; no other lock is taken inside it
 
 
 def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:

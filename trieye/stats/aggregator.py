@@ -13,9 +13,8 @@ from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
 from trieye.stats.point import Point
-from trieye.stats.reducers import Ints
 from trieye.stats.window_kinds import EmaWindows, QuantileWindows, RateWindows
-from trieye.stats.windows import MetricWindows
+from trieye.stats.windows import Ints, MetricWindows
 
 KINDS: Mapping[str, type[MetricWindows]] = {"rate": RateWindows, "quantile": QuantileWindows, "ema": EmaWindows}
 """Windows of the aggregations that need more than those of the others."""

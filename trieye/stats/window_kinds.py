@@ -15,8 +15,7 @@ import numpy as np
 from trieye.config import MetricConfig
 from trieye.stats.details import Sample, Smoothed
 from trieye.stats.point import Point
-from trieye.stats.reducers import Accumulator, Floats, Ints
-from trieye.stats.windows import AttemptTimes, MetricWindows, merged
+from trieye.stats.windows import Accumulator, AttemptTimes, Floats, Ints, MetricWindows, merged
 
 
 class QuantileWindows(MetricWindows):
