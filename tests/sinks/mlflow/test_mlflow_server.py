@@ -3,7 +3,11 @@
 import contextlib
 import dataclasses
 import http.client
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,21 +15,33 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.sinks.mlflow.conftest import free_port
-from tests.waiting import wait_until
+from tests.waiting import LONG_S, wait_until
 from trieye.run import media
 from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import MemorySource, make_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 NUM_MEMBERS = 8
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store, start_server):
-    root, port = tmp_path_factory.mktemp("server"), free_port()
+def port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store, port):
+    """Start a server, which has all it stores in a directory, at the first use."""
+    root = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, root / "server.db")
-    process = start_server(port, root)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{root / 'server.db'}"]
+    command += ["--artifacts-destination", str(root / "files")]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **nowhere)
 
     def answers():
         assert process.poll() is None, "the server did not start"
@@ -34,7 +50,9 @@ def server(tmp_path_factory, empty_store, start_server):
             return True
 
     wait_until(answers, within_s=120.0)
-    return f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{port}"
+    os.killpg(process.pid, signal.SIGTERM)  # it has workers
+    process.wait(30)
 
 
 @pytest.fixture
@@ -47,18 +65,40 @@ def client(server):
     return MlflowClient(tracking_uri=server)
 
 
+def points(num):
+    return [Point("loss", step * 0.25, step, 1.7e9 + step * 0.01) for step in range(num)]
+
+
 def opened(run, **options):
     sink = MlflowSink(**options)
     sink.open(run)
     return sink
 
 
-@pytest.mark.slow
+def test_points_arrive_when_the_server_comes_up(tmp_path, port, request):  # the first test: no other has started one
+    run, source = make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{port}"), MemorySource(points(1200))
+    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)  # an attempt that never sees the server
+    sink = MlflowSink()
+    source.append(points(1500)[1200:])
+    second = SinkThread(sink, run, source)
+    assert not second.flush(2)
+
+    client = MlflowClient(tracking_uri=request.getfixturevalue("server"))
+    assert second.flush(LONG_S)
+    (tmp_path / "one.txt").write_text("1")
+    sink.log_artifact(tmp_path / "one.txt", "sub")
+    assert second.close("FINISHED", 20)
+    history = client.get_metric_history(sink.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(1500))
+    assert client.get_run(sink.run_id).info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
+    assert source.cursor("mlflow").index == 1500
+
+
 def test_what_comes_again_is_there_once(run, client):
-    points = [Point("loss", step * 0.25, step, 1.7e9 + step * 0.01) for step in range(2500)]
     sink = opened(run)
     for first, end in ((0, 1000), (1000, 2000), (500, 1500), (2000, 2500), (0, 1000), (1200, 2200)):
-        sink.write(points[first:end])
+        sink.write(points(2500)[first:end])
     history = client.get_metric_history(sink.run_id, "loss")
     assert sorted((metric.value, metric.step) for metric in history) == [(step * 0.25, step) for step in range(2500)]
     assert client.get_run(sink.run_id).data.metrics == {"loss": 2499 * 0.25}

@@ -17,7 +17,7 @@ from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import set_environment
 from trieye.testing import make_run
 
-NUM_PROCESSES = 3
+NUM_PROCESSES = 2
 PROGRAM = """
 import json, sys
 from pathlib import Path
