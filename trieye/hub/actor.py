@@ -87,7 +87,7 @@ def this_job() -> str:
 
 
 class Drivers:
-    """The drivers of a hub; made in its process, where the first one is the one that started it."""
+    """The drivers of a hub, in whose process this is made: the first driver is the one that started the hub."""
 
     def __init__(self) -> None:
         self._jobs = {this_job()}
@@ -138,8 +138,9 @@ class TrieyeActor:
     """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a process of its own.
 
     Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. Heavy libraries are imported in
-    the background, so the actor answers at once. Besides the methods below it has one for each request of
-    `ActorLogic`, such as `log_event`, `process_and_log`, `save_run_config` and `health`, with the same arguments.
+    the background, so the actor answers at once. Besides the methods below, the actor has a method for each request
+    (`trieye.hub.requests`) of `ActorLogic`, `Ledger`, `Tracking` and `HubStatus`, with the same name and arguments:
+    `log_event`, `process_and_log`, `log_columns`, `set_tags`, `progress` and so on.
 
     Args:
         config: The config of the run.

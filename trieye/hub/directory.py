@@ -84,6 +84,7 @@ class HubFiles:
         self.mirror: Mirror | None = None
         self._config = config
         self._serializer = serializer
+        # against other writers of the run, and against a hub of this run that has not ended yet; taken in this order
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._log_file: logging.FileHandler | None = None

@@ -38,7 +38,7 @@ class ActorState:
 
     def __init__(self) -> None:
         self.drops = Drops()
-        self._lock = threading.Lock()  # guards all of these; nothing else is taken while a thread holds it
+        self._lock = threading.Lock()  # guards all fields below; a thread that holds it takes only that of `drops`
         self._rows: list[EventRow | tuple[Any, ...]] = []
         self._batches: list[EventBatch] = []
         self._num_pending = 0
@@ -213,8 +213,8 @@ class Fold:
         num_accepted: Events accepted, over all attempts.
         num_processed: Events put into windows.
         has_news: Whether a pass may find windows that are complete.
-        next_index: Index of the next item; what is before the end of the history is there already, as it is when
-            records are replayed that gave it before the death of a hub.
+        next_index: Index of the next item. The history holds an item before its end already: a hub that died had
+            applied the record that this one replays.
     """
 
     def __init__(self, config: StatsConfig, history: History, queue: ActorState) -> None:
@@ -226,7 +226,7 @@ class Fold:
         self.begin(config)
 
     def begin(self, config: StatsConfig, mark: AttemptMark | None = None) -> None:
-        """Begin with empty windows, those of an attempt."""
+        """Begin with the empty windows of an attempt."""
         self._config, self.stats = config, _windows(config, mark)
 
     def adopt(self, config: StatsConfig, mark: AttemptMark) -> None:
@@ -237,7 +237,7 @@ class Fold:
         self.stats.restore(before)
 
     def load(self, state: LedgerState) -> None:
-        """Go on from a state; what is queued now is forgotten."""
+        """Go on from a state, and forget the events that are queued now."""
         self.queue.take()
         self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
         self.stats.restore(state.aggregator)
@@ -319,7 +319,7 @@ class Fold:
             self.stats.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
 
     def skip_to(self, index: int) -> None:
-        """Give the next item this index or a higher one; what gave the items before it is lost."""
+        """Give the next item this index or a higher one; the records of the items between are lost."""
         self._history.skip_to(index)
         self.next_index = max(self.next_index, index)
 

@@ -83,7 +83,7 @@ class Hub(Channel):
 
     @abstractmethod
     def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Make a request in the background, after those that were begun before; the future has its answer."""
+        """Make a request in the background, after the requests that were begun before; the future has the answer."""
 
     @abstractmethod
     def progress(self) -> str:
@@ -98,7 +98,7 @@ class SaveThread:
     """Makes calls one after the other in a daemon thread.
 
     Not a `ThreadPoolExecutor`: Python waits for its threads when it ends, however long a write takes, and a second
-    signal is to end the program at once. What was being written then has a temporary name.
+    signal is to end the program at once. A checkpoint that is half written then has a temporary name.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class SaveThread:
         self._thread.start()
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Make a call after those before it; the future has its result."""
+        """Make a call after the calls before; the future has its result."""
         future: Future[T] = Future()
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""RayHub: the hub as an actor in a process of its own; a detached one that no driver uses any more gives the run up."""
+"""RayHub: the hub as an actor in a process of its own; `take_over` ends a detached hub without a living driver."""
 
 import contextlib
 import hashlib
@@ -27,13 +27,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""At least: a hub that starts cannot say how far it is."""
+"""How long a start may take at least: a hub that starts cannot tell its progress."""
 
 ANSWER_TIMEOUT_S = 5.0
 """For the question how far the hub is."""
 
 CALL_TIMEOUT_S = 60.0
-"""For an answer that is there."""
+"""How long it may take to fetch an answer that Ray has."""
 
 SEND_TIMEOUT_S = 10.0
 """After which the user is told that the hub does not answer, and it is asked again."""
@@ -239,7 +239,7 @@ def take_over(config: TrieyeConfig, lock: RunLock) -> None:
             "wait for it, stop it, or choose another run_name"
         )
     say(f"run {config.run_name!r}: its hub has no driver any more; this process takes the run over")
-    # what it cannot deliver is in the journal; it is gone for good then, which is an error elsewhere
+    # the journal keeps what the hub cannot deliver; `terminate` ends the actor, which `answer` takes for an error
     with contextlib.suppress(TrieyeError, ConnectionError):
         channel = RayChannel(hub, config.run_name, "")
         channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, tells=True)

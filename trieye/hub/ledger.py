@@ -70,8 +70,8 @@ class Ledger:
         self._journal, self._history, self._queue = journal, history, queue
         self._fold = Fold(self._config, history, queue)
         self._clock, self._wall_clock = clock, wall_clock
-        # guards the fold, its queue and all below: what one thread appends to the journal is applied before another one
-        # appends. Those of the queue, of the journal and of the history's tail are taken inside it
+        # guards the fold, its queue and all fields below: a thread applies its record before another one appends. A
+        # thread that holds it may take the locks of the queue, of the drops, of the journal and of the history's tail
         self._lock = threading.RLock()
         self._zero = clock()
         self._mark: AttemptMark
@@ -80,7 +80,7 @@ class Ledger:
         self._is_finished = False
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
-        """Bring everything up to where the journal ends, and begin an attempt unless it is this one that goes on.
+        """Apply the records up to the end of the journal, and begin an attempt unless this very attempt goes on.
 
         Args:
             attempt: Number of the attempt.
@@ -146,18 +146,18 @@ class Ledger:
 
     @request("ingest")
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> bool:
-        """Accept a batch of a client; when this returns it survives the death of every process.
+        """Accept a batch of a client; an accepted batch survives the death of every process.
 
         Args:
             batch: The events.
-            client: Who sends it; empty: it is not sent again.
+            client: Name of the sender; empty: nobody sends the batch again.
             seq: Number of the batch, one more than that of the client's last one; None: `client` is used once.
 
         Returns:
-            False if it was accepted before.
+            False if the ledger had accepted the batch before.
 
         Raises:
-            JournalFullError, RunClosedError, SequenceGapError: It was not accepted.
+            JournalFullError, RunClosedError, SequenceGapError: The ledger did not accept the batch.
         """
         return self._accept("events", batch, (), client=client, seq=seq)
 
@@ -165,9 +165,9 @@ class Ledger:
         """Accept events of the drop-in API; see `log_columns`.
 
         Args:
-            rows: The events; one that does not fit into a batch is counted, and costs nothing else.
-            drops: What was dropped before.
-            key: The same when the call is repeated, and never again; empty: it is not repeated.
+            rows: The events; the ledger counts those that no batch can hold, and accepts the others.
+            drops: Events that the caller dropped.
+            key: The same text when the caller repeats the call, and for no other call; empty: the caller does not.
         """
         batch, refused = batch_of(rows)
         return self._accept("rows", batch, [*drops, *refused], client=key, seq=None)
@@ -198,7 +198,7 @@ class Ledger:
             self._append("points", points_payload(points))
 
     def advance(self, *, step: int | None = None, force: bool = False) -> None:
-        """Put what was accepted into windows, and close those that are complete.
+        """Put the accepted events into windows, and close the windows that are complete.
 
         Args:
             step: The step that is complete; None: the one before each metric's highest.
@@ -221,7 +221,7 @@ class Ledger:
                 self._is_finished = True
 
     def ingest(self) -> None:
-        """Put what was accepted into windows and close none, so that memory stays bounded."""
+        """Put the accepted events into windows and close none, so that memory stays bounded."""
         with self._lock:
             self._append_pass(Pass(ingest_only=True))
 
@@ -229,7 +229,7 @@ class Ledger:
         self._append("pass", msgspec.structs.replace(asked, index=self._history.end).to_bytes())
 
     def _append(self, kind: Kind, payload: bytes, client: str = "", seq: int | None = None) -> bool:
-        """Store a record and apply it; return False if it was taken before."""
+        """Store a record and apply it; return False if the journal has taken it before."""
         at = self._at()
         pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
         if self._journal.last_pos - self._applied > (pos is not None):  # a call before failed, and its record is there
@@ -240,7 +240,7 @@ class Ledger:
         return pos is not None
 
     def compact(self) -> bool:
-        """Take a snapshot and free what it makes superfluous, if it is time; return whether one was taken.
+        """Take a snapshot if one is due, and free the records that it stands for; return whether it was due.
 
         Raises:
             JournalFullError: Nothing was freed.
@@ -323,10 +323,10 @@ class Ledger:
 
         Args:
             state: The state; empty, or that of another run, for the very beginning of this one.
-            key: The same when the call is repeated, and never again; empty: it is not repeated.
+            key: The same text when the caller repeats the call, and for no other call; empty: the caller does not.
 
         Returns:
-            The first index that is shown and was not, or was and is not any more; None if there is none.
+            The first index whose item the rewind shows or hides; None if there is no such item.
 
         Raises:
             JournalFullError: Nothing was changed.
@@ -377,11 +377,11 @@ class Ledger:
 
     @property
     def stats(self) -> Aggregator:
-        """Windows and summary of the run, for those who have the lock: see `read`; change nothing there."""
+        """Windows and summary of the run, for code that holds the lock (see `read`) and changes nothing."""
         return self._fold.stats
 
     def read(self, what: Callable[[Aggregator], Seen]) -> Seen:
-        """Return what is found in windows and summary while nothing changes there."""
+        """Return what a function finds in windows and summary; nothing changes there meanwhile."""
         with self._lock:
             return what(self._fold.stats)
 

@@ -35,7 +35,8 @@ SYNC_TIMEOUT_S = 3.0
 class ActorLogic:
     """Collect events, close windows, feed the sinks, save and restore; used by the Ray actor and by the thread alike.
 
-    Logging never waits for a save: they share the ledger's lock only, which is held for arithmetic and small writes.
+    Logging and saving share the ledger's lock only, which a thread holds for arithmetic and small writes, so that no
+    log call waits for a save.
 
     Args:
         config: The config of the run.
@@ -78,7 +79,7 @@ class ActorLogic:
     ) -> "ActorLogic":
         """Begin an attempt: directories, identity, journal, sinks and the timer; heavy imports happen in their threads.
 
-        What an earlier hub accepted and did not log is logged now.
+        The hub logs now what an earlier hub accepted and did not log.
 
         Args:
             owns_run: Take the run's lock and count a new attempt here; False if the driver did.
@@ -119,15 +120,15 @@ class ActorLogic:
 
     @request("ingest")
     def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
-        """Accept one event; anything else than an event is counted and warned about.
+        """Accept one event; the hub counts anything else, and warns about it.
 
         Args:
             event: The event.
-            key: The same when the call is repeated; empty: it is not.
+            key: The same text when the caller repeats the call; empty: the caller does not.
 
         Raises:
             RunClosedError: The run was shut down.
-            JournalFullError: It cannot be stored now.
+            JournalFullError: The journal cannot store the event now.
         """
         self.log_batch_events(event if isinstance(event, SentEvents) else [event], key=key)
 
@@ -166,7 +167,7 @@ class ActorLogic:
 
     @request("ingest")
     def force_process_and_log(self, current_global_step: int) -> None:
-        """Log everything up to a step now, open windows too; returns when the sinks that work have it."""
+        """Log everything up to a step now, open windows too; returns when the sinks that work have the points."""
         self._pass(step=current_global_step, force=True)
         self._sinks.flush(SYNC_TIMEOUT_S, working_only=True)
 
@@ -271,16 +272,16 @@ class ActorLogic:
     ) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and where it comes from; open windows go on as they were.
 
-        What was logged after that state is superseded; without one the run begins anew, and all that earlier attempts
-        logged is.
+        The hub supersedes everything that was logged after that state; without a state the run begins anew, and the hub
+        supersedes everything that earlier attempts logged.
 
         Args:
             group: The sweep that the run belongs to; its other members are never resumed.
-            config_hash: Only a run with the same one is resumed.
+            config_hash: The hub resumes no run with another hash.
             key: See `log_event`.
 
         Raises:
-            CheckpointError: There are checkpoints, and none of them is whole.
+            CheckpointError: The run has checkpoints, and none of them is whole.
         """
         self._check_open()
         with self.status.doing("reading a checkpoint"):
@@ -311,7 +312,7 @@ class ActorLogic:
     def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:
         """Go on where `get_state` left off; an empty state is that of a run that begins.
 
-        What came since is superseded: the history and TensorBoard show it no more.
+        The hub supersedes everything that was logged since then: the history and TensorBoard show it no more.
         """
         self._check_open()
         kept = self._ledger.rewind(state, key=key)
@@ -359,7 +360,7 @@ class ActorLogic:
             self._close(status, patient=patient)
 
     def _last_pass(self, status: RunStatus) -> None:
-        """Log what is left; after a preemption another attempt closes the open windows, with what is still to come."""
+        """Log what is left; after a preemption the next attempt closes the open windows, which get its events, too."""
         self._ledger.finish(force=not (status == "KILLED" and self.files.states.has_checkpoint))
         if status == "FINISHED" and (final := self.files.states.final(self._ledger.stats.highest_step)):
             self._ledger.note_final(final)

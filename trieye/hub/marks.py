@@ -71,13 +71,13 @@ class AttemptMark(_Stored, frozen=True):
         at: Journal time in seconds.
         started: Unix time in seconds.
         elapsed: Seconds of the run's life before it.
-        decided: Whether its first events need not be kept any more, because it is known what it goes on from, or
-            because they are too many.
-        resumed: Whether it is known what it goes on from.
+        decided: Whether the journal may drop the attempt's first events: the hub knows from which state the attempt
+            goes on, or the events are too many.
+        resumed: Whether the hub knows from which state the attempt goes on.
         config: The metrics, as JSON.
         run_id: Identity of the run.
-        key: Key of the call that said what it goes on from.
-        dead: Indices that no checkpoint brings back: the journal had lost them when one was gone on from.
+        key: Key of the call that said from which state the attempt goes on.
+        dead: Indices that no checkpoint brings back: the journal had lost them when the run went on from a checkpoint.
     """
 
     number: int
@@ -138,7 +138,7 @@ class AttemptMark(_Stored, frozen=True):
         )
 
     def is_of(self, run_id: str, number: int) -> bool:
-        """Tell whether it is that of an attempt."""
+        """Tell whether this is the mark of an attempt."""
         return (self.run_id, self.number) == (run_id, number)
 
     def place(self, *, index: int, at: float, superseded: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Starting a Ray that outlives the signals of a scheduler, or joining the one that is there; where in it a hub is."""
+"""Starting a Ray that outlives the signals of a scheduler, or joining a running one; on which node a hub lives."""
 
 import contextlib
 import logging
@@ -59,7 +59,7 @@ def _start_ray(**options: Any) -> None:
 
 
 def keep_token_private() -> None:
-    """Let nobody else read the token with which one may run code in this Ray; it writes that open to all."""
+    """Let nobody else read the token that lets its reader run code in this Ray; Ray writes the file open to all."""
     given = os.environ.get("RAY_AUTH_TOKEN_PATH")
     path = Path(given) if given else Path.home() / ".ray" / "auth_token"
     with contextlib.suppress(OSError, RuntimeError):  # there is none, or it is another user's
@@ -82,7 +82,7 @@ def _preloaded(module: str) -> Iterator[None]:
 
 
 def _make_mortal(process: Any, *, is_raylet: bool) -> None:
-    """Let Ray end a process that SIGTERM does not reach: it sends that, waits 1 s, and then kills it.
+    """Let Ray end a process that SIGTERM does not reach: Ray sends SIGTERM, waits 1 s, and then kills the process.
 
     Workers use that second of the raylet to leave. Its agents would try for a minute to report that it was killed.
     """

@@ -28,7 +28,7 @@ class Saved(NamedTuple):
 
     Attributes:
         path: Its directory.
-        damaged: Names of its parts that are damaged, among those whose turn it was to be read; they must not be linked.
+        damaged: Names of damaged parts, among those that the hub has read again; later checkpoints must not link them.
     """
 
     path: str

@@ -41,7 +41,6 @@ CLOSE_TIMEOUT_S = 10.0
 KILLED_CLOSE_TIMEOUT_S = 6.0
 """A scheduler that sends SIGTERM waits 30 s before it kills, and saving takes its time, too."""
 
-
 CHECKPOINTS_PATH = "checkpoints"
 """Folder for checkpoints among the artifacts of a run."""
 
@@ -53,7 +52,7 @@ class Recording(Protocol):
     """Puts an operation into the history of the run, once for each key."""
 
     def __call__(self, operation: Operation, *, key: str = "") -> None:
-        """Put it there."""
+        """Put an operation there."""
 
 
 class Tracking:
@@ -64,7 +63,7 @@ class Tracking:
         sinks: The sinks of the run.
         files: The files of the run.
         check_open: Raises if the run is closed.
-        config: What is handed to the trackers, and when the hub was asked for, if another process did.
+        config: Says which checkpoints the trackers get, and when another process asked for the hub, if one did.
     """
 
     def __init__(
@@ -194,9 +193,11 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Artifacts:
-    """Makes copies: of checkpoints, which never change, with the same bytes; of all else, shared where the disk can.
+    """Holds copies of what the trackers are to get, until every tracker has it.
 
-    Each copy is alone in a directory, so that it keeps its name. Safe to use from several threads.
+    A copy of a checkpoint, whose files never change, consists of links; a copy of any other file shares its bytes with
+    the file where the file system can. Each copy is alone in a directory, so that it keeps its name. Safe to use from
+    several threads.
 
     Args:
         directory: Where the copies are; made by the first.

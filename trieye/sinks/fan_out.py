@@ -37,13 +37,13 @@ LAST_WORDS_S = 2.0
 
 
 class FanOut:
-    """All sinks of a run; nothing here waits for a sink except what has a timeout.
+    """All sinks of a run; only the methods with a timeout wait for a sink.
 
-    Sinks start to open at once, each on its own thread, and read the history from where each of them is.
+    Each sink begins to open at once, on its own thread, and reads the history from its own cursor on.
 
     Args:
         sinks: The sinks, not yet open.
-        run: What they may know.
+        run: What the sinks may know of the run.
         source: The history of the run.
 
     Raises:
@@ -54,17 +54,17 @@ class FanOut:
         self._threads = [SinkThread(sink, run, source) for sink in sinks]
 
     def wake(self) -> None:
-        """Let every sink look at what was appended to the history; returns at once."""
+        """Let every sink look for new items of the history; returns at once."""
         for thread in self._threads:
             thread.wake()
 
     def rewind(self, kept: int) -> None:
-        """Let every sink go on although the history has superseded what it held from `kept` on; returns at once."""
+        """Tell every sink that the history has superseded what it held from `kept` on; returns at once."""
         for thread in self._threads:
             thread.rewind(kept)
 
     def flush(self, timeout_s: float, *, working_only: bool = False) -> bool:
-        """Wait until every sink has what is in the history now, and tell whether all have.
+        """Wait until every sink has all items that the history holds now, and tell whether all have.
 
         Args:
             timeout_s: Seconds to wait at most.

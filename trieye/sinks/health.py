@@ -1,4 +1,4 @@
-"""How a sink is: what it refused, its outages, in which a call is repeated, and how far it is behind."""
+"""How a sink is: what it refused, why its newest call failed and when that call is repeated, how far it is behind."""
 
 import logging
 import time
@@ -26,9 +26,9 @@ class SinkHealth:
 
     Attributes:
         name: Name of the sink.
-        error: Why it does not work at the moment, or None.
-        backlog: Items of the history that it has not got.
-        lag_s: Seconds since the oldest of them was there; 0.0 if it has everything.
+        error: Why the sink does not work at the moment, or None.
+        backlog: Items of the history that the sink has not got.
+        lag_s: Age of the oldest of these items, seconds; 0.0 if there are none.
         refused: Points, and other operations, that the sink refused for good.
     """
 
@@ -40,16 +40,16 @@ class SinkHealth:
 
 
 class Lag:
-    """Remembers when the history was how long.
+    """Remembers when the history reached which index.
 
-    Not safe to use from several threads at once.
+    Not safe to use from several threads at once: `SinkThread` holds its lock around each call.
     """
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, float]] = deque()
 
     def note(self, end: int) -> None:
-        """Say that the history ends at this index now."""
+        """Note that the history ends at this index now."""
         marks = self._marks
         if marks and marks[-1][0] >= end:
             return
@@ -67,7 +67,7 @@ class Lag:
 
 
 class Retry:
-    """Makes calls of one sink.
+    """Makes the calls of one sink, and remembers why the newest one failed.
 
     Args:
         name: Name of the sink.
@@ -89,13 +89,14 @@ class Retry:
         """Repeat the call until it works or is refused.
 
         Args:
-            call: What to do.
-            weight: How much is refused, if it is refused; 0 if a refusal makes no sense and means "not now".
+            call: Calls the sink.
+            weight: How many points or operations count as refused if the sink refuses the call; 0: a refusal means "not
+                now".
             again: Called after each failure, with the number of failures and the seconds to wait; waits, and tells
                 whether to try again.
 
         Returns:
-            Whether the call is settled; False if given up.
+            Whether the sink took or refused the call; False if `again` gave it up.
         """
         backoff = Backoff(self._first_delay_s, LONGEST_DELAY_S, spread=_SPREAD)
         while not self._try(call, weight):

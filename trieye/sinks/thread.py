@@ -31,9 +31,9 @@ class Call(NamedTuple):
     """One call of a sink.
 
     Attributes:
-        make: Makes it.
-        weight: How many points it brings; 1 for anything else.
-        end: Everything before this index has arrived when it was made; None: that is not known before a later call.
+        make: Makes the call.
+        weight: How many points the call brings; 1 for any other operation.
+        end: After the call the sink has every item before this index; None: a later call tells.
     """
 
     make: Callable[[], None]
@@ -42,10 +42,10 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """What a sink gets of what a run records.
+    """Turns items of the history into the calls that a sink gets.
 
-    A sink named like a `LogTarget` gets the points whose `log_to` names it, any other one every point. What it has no
-    method for it does not get.
+    A sink named like a `LogTarget` gets the points whose `log_to` names it, any other sink every point. A sink gets no
+    operation for which it has no method.
 
     Args:
         sink: The sink.
@@ -113,10 +113,11 @@ class Calls:
 
 
 class SinkThread:
-    """Brings what the history of a run holds to a sink, on a daemon thread, which starts at once.
+    """Brings the items of a run's history to a sink, on a daemon thread, which starts at once.
 
-    It begins at the sink's cursor. Nobody ever waits for the sink: what it does not take stays in the history and is
-    tried again with growing pauses, in order; what it has not got at the end it gets first in the next attempt.
+    The thread begins at the sink's cursor. Nobody ever waits for the sink: items that the sink does not take stay in
+    the history, and the thread tries them again in order, after growing pauses; items that the sink has not got at the
+    end come first in the next attempt.
 
     Args:
         sink: The sink, not yet open.
@@ -136,8 +137,8 @@ class SinkThread:
         self._bookmark = make_bookmark(sink, source, self._calls.meant)
         self._due: deque[Call] = deque()
         self._after = 0
-        # guards `_lag` and all from `_num_wishes` to `_has_ended`, and wakes the thread, to which the rest belongs; the
-        # lock of the history's tail is taken inside it, and no other one
+        # guards `_lag` and the fields from `_num_wishes` to `_has_ended`, and wakes the thread, to which all other
+        # fields belong; a thread that holds it takes the lock of the history's tail, and no other one
         self._changed = threading.Condition()
         self._retry = Retry(sink.name, first_delay_s)
         self._ready = threading.Event()
@@ -177,15 +178,15 @@ class SinkThread:
         return SinkHealth(self.sink.name, self.error, self.backlog, lag_s, self.refused)
 
     def wake(self) -> None:
-        """Look at what was appended to the history; returns at once."""
+        """Let the thread look for new items of the history; returns at once."""
         with self._changed:
             self._lag.note(self._source.end)
             self._changed.notify_all()
 
     def rewind(self, kept: int) -> None:
-        """Go on although the history has superseded everything from `kept` to its end; returns at once.
+        """Tell the thread that the history has superseded everything from `kept` to its end; returns at once.
 
-        A `Resumable` sink begins anew if it shows some of that; a `Rerunning` one is told.
+        The thread clears a `Resumable` sink that shows superseded items, and tells a `Rerunning` one of them.
         """
         with self._changed:
             self._kept = kept if self._kept is None else min(kept, self._kept)
@@ -197,9 +198,9 @@ class SinkThread:
         return self._ready.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the sink has all that is in the history now, and tell whether it has.
+        """Wait until the sink has every item that the history holds now, and tell whether it has.
 
-        A sink that does not work is tried at once and goes on being retried until the time is over.
+        The thread tries a sink that does not work at once, and again and again until the time is over.
         """
         return self.wait_flushed(self.request_flush(), time.monotonic() + timeout_s)
 
@@ -229,7 +230,7 @@ class SinkThread:
     def request_close(self, status: RunStatus, timeout_s: float) -> None:
         """Let the sink finish within about `timeout_s`, without waiting; the first status and the last time count.
 
-        What is appended to the history later is not sent.
+        The thread does not send items that are appended to the history later.
         """
         with self._changed:
             if self._closing is None:
@@ -239,7 +240,7 @@ class SinkThread:
             self._wish()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread, and tell whether that has come."""
+        """Wait for the end of the thread, and tell whether the thread has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -253,7 +254,7 @@ class SinkThread:
         return not self._is_abandoned and self._num_missing == 0
 
     def _wish(self) -> None:
-        """Let the thread look up, from a pause too; for those who hold the lock."""
+        """Wake the thread, from a pause, too; the caller holds the lock."""
         self._num_wishes += 1
         self._changed.notify_all()
 
@@ -352,7 +353,7 @@ class SinkThread:
         return True
 
     def _store(self) -> str | None:
-        """Store the cursor, and return why that is not possible: then it is only a little behind, for another try."""
+        """Store the cursor, or return why the journal cannot: the cursor stays a little behind until another try."""
         try:
             self._bookmark.store()
         except (TrieyeError, OSError) as error:

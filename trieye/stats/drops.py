@@ -33,8 +33,8 @@ class Drops:
     """Counts of events that were not logged, by reason; safe to use from several threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all fields below; a thread that holds it takes no other lock
         self.by_reason: Counter[str] = Counter()
-        self._lock = threading.Lock()
         self._reported: Counter[str] = Counter()
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
 

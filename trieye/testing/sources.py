@@ -19,9 +19,9 @@ class MemorySource:
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self.cursors: dict[str, Cursor] = {}
+        self._lock = threading.Lock()  # guards the two fields below; a thread that holds it takes no other lock
         self._items: list[Item] = list(items)
         self._superseded: set[int] = set()
-        self._lock = threading.Lock()
 
     @property
     def end(self) -> int:
