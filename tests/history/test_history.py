@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import JournalError
+from trieye.history import history as history_module
 from trieye.history import store as history_store
-from trieye.history import tail as history_tail
 from trieye.history.columns import Columns
 from trieye.history.history import History
 from trieye.journal.journal import Chunk, Journal, Snapshot
@@ -33,8 +33,8 @@ def written(tmp_path):
 @pytest.fixture
 def small(monkeypatch):
     """Make everything so small that few items pass through all of it."""
-    monkeypatch.setattr(history_tail, "KEPT_ITEMS", 20)
-    monkeypatch.setattr(history_tail, "CHUNK_ITEMS", 7)
+    monkeypatch.setattr(history_module, "KEPT_ITEMS", 20)
+    monkeypatch.setattr(history_module, "CHUNK_ITEMS", 7)
     monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 60)
 

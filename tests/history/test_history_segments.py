@@ -10,7 +10,7 @@ from trieye.stats.operations import LogParams
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 64)
-    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 64)
+    monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 64)
     made = Written(tmp_path)
     yield made
     made.close()
@@ -48,7 +48,7 @@ def test_a_file_under_another_name_is_refused(written):
 
 def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 65_536)
-    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 10_000)
+    monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 10_000)
     items = [point for n in range(9000) for point in points(n, n + 1)]
     items = [type(p)(f"{p.step:0200d}", p.value, p.step, p.wall_time) for p in items]
     assert drain(written.segment(items).reopen().history) == items

@@ -14,7 +14,7 @@ from trieye.history import store as history_store
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 64)
-    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 64)
+    monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 64)
     made = Written(tmp_path)
     yield made
     made.close()
@@ -72,7 +72,7 @@ def test_chunks_of_an_earlier_attempt_are_rolled_at_once(written):
 
 
 def test_a_reader_whose_chunk_goes_into_a_file_meanwhile_loses_nothing(written, monkeypatch):
-    monkeypatch.setattr("trieye.history.tail.KEPT_ITEMS", 0)
+    monkeypatch.setattr("trieye.history.history.KEPT_ITEMS", 0)
     written.append(points(0, 50)).commit()
     has_missed, found = threading.Event(), []
     read_chunk, replace_chunks = written.journal.read_chunk, written.journal.replace_chunks

@@ -64,7 +64,7 @@ def test_a_run_without_points_has_an_empty_table(written):
 
 def test_large_histories_come_in_parts(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
-    monkeypatch.setattr("trieye.history.tail.CHUNK_ITEMS", 50)
+    monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 50)
     written.segment(points(0, 950))
     assert [table.num_rows for table in iter_history(written.run_dir)] == [100] * 9 + [50]
 

@@ -306,7 +306,7 @@ def test_threads_may_append_and_read_at_once(reopened):
 def test_a_record_whose_storing_was_interrupted_is_kept(journal):
     journal.append("events", b"noted", at=0.0, client="a", seq=1)
     # as if a signal had come right after the row was stored
-    journal._store.add("records", (2, "events", 4.0, "a", 2, b"stored"))
+    journal._add("records", (2, "events", 4.0, "a", 2, b"stored"))
     assert journal.append("events", b"stored", at=5.0, client="a", seq=2) is None
     assert journal.append("events", b"next", at=6.0, client="a", seq=3) == 3
     assert [record.payload for record in journal.records(0)] == [b"noted", b"stored", b"next"]

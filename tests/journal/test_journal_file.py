@@ -1,30 +1,18 @@
 import logging
 import os
-import signal
-import subprocess
-import sys
+import resource
+import sqlite3
 import threading
 
 import pytest
 
+from tests.forked import in_a_child, said_until_killed
 from tests.waiting import wait_until
-from trieye.exceptions import JournalError
+from trieye.exceptions import JournalError, JournalFullError
 from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
-from trieye.journal.journal import Journal, Snapshot
+from trieye.journal.journal import Chunk, Journal, Snapshot
 from trieye.journal.look import connect_read_only
-
-WRITE_UNTIL_KILLED = """
-import os, sys
-from pathlib import Path
-from trieye.files import filesystem
-from trieye.journal.journal import Journal
-filesystem.MOUNTINFO = Path(sys.argv[2])
-journal = Journal(Path(sys.argv[1]))
-print(journal.num_lost, *journal.damage, flush=True)
-while True:
-    os.write(1, b"%d\\n" % journal.append("events", bytes(2800), at=0.0))
-"""
 
 
 @pytest.fixture
@@ -51,7 +39,7 @@ def test_on_a_network_file_system_there_is_no_write_ahead_log_and_one_warning(tm
     (text,) = [record.getMessage() for record in caplog.records]
     assert "is on a network file system (nfs4)" in text
     assert "root_data_dir to a directory on a local disk" in text
-    (mode,) = journal._store._connection.execute("PRAGMA synchronous").fetchone()
+    (mode,) = journal._connection.execute("PRAGMA synchronous").fetchone()
     assert mode == 2, "FULL"
     journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=20)
     journal.close()
@@ -86,17 +74,19 @@ def test_others_can_read_while_it_is_written_on_a_network_file_system(tmp_path, 
 
 def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_path, mounts):
     path = tmp_path / "journal.db"
+
+    def write(say):
+        journal = Journal(path)
+        say(f"{journal.num_lost} {journal.damage}")
+        while True:
+            say(journal.append("events", bytes(2800), at=0.0))
+
     acknowledged = 0
     for count in (1, 37, 5):
-        command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path), str(mounts)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout.readline() == b"0\n", "damage"
-            lines = [process.stdout.readline() for _ in range(count)]
-            process.kill()
-            lines += process.stdout.readlines()
-        assert process.returncode == -signal.SIGKILL
-        assert int(lines[0]) in {acknowledged + 1, acknowledged + 2}
-        acknowledged = int([line for line in lines if line.endswith(b"\n")][-1])
+        opened, *said = said_until_killed(write, 1 + count)
+        assert opened == "0 []"
+        assert int(said[0]) in {acknowledged + 1, acknowledged + 2}
+        acknowledged = int(said[-1])
     journal = Journal(path)
     assert (journal.damage, journal.num_lost) == ([], 0)
     assert len(list(journal.records(0))) in {acknowledged, acknowledged + 1}
@@ -160,3 +150,77 @@ def test_the_thread_that_syncs_ends_with_the_journal(synced):
     assert "trieye-journal-sync" in names
     synced[0].close()
     assert "trieye-journal-sync" not in [thread.name for thread in threading.enumerate()]
+
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def is_refused(use):
+    try:
+        use()
+    except JournalFullError as error:
+        return "journal.db cannot grow" in str(error) and "make room" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("durability", ["process", "always"])
+@pytest.mark.parametrize("size", [60_000, 300_000])
+def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, durability, size):
+    path, said = tmp_path / "journal.db", tmp_path / "last"
+    parts = {"chunks": [Chunk(0, 9, b"chunk")], "meta": {"key": b"value"}}
+
+    def fill_up():
+        journal = Journal(path, durability=durability)
+
+        def append():
+            assert journal.append("events", bytes(2800), at=0.0, client="a", seq=journal.last_pos + 1)
+
+        limit(size)
+        num_refused = 0
+        while num_refused < 10:  # it is asked again and again; the first refusals let it use the rest of the room
+            num_refused += is_refused(append)
+        last = journal.last_pos
+        big = Snapshot(last, 9, 0.0, bytes(2 * size))
+        assert is_refused(lambda: journal.commit(big, keep_after=last, **parts))
+        assert (journal.snapshot(), journal.chunks(), journal.meta("key")) == (None, [], None)
+        assert [record.pos for record in journal.records(0)] == list(range(1, last + 1)), "what was accepted is there"
+        limit(resource.RLIM_INFINITY)
+        for _ in range(3):
+            append()
+        journal.commit(big, keep_after=last, **parts)
+        limit(journal.size_bytes)
+        while not is_refused(append):
+            pass
+        limit(resource.RLIM_INFINITY)
+        said.write_text(str(journal.last_pos))  # and ends as if it was killed
+
+    assert in_a_child(fill_up) == 0
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost) == ([], 0)
+    assert [record.pos for record in journal.records(0)] == list(range(1, int(said.read_text()) + 1))
+    assert len(journal.snapshot().payload) == 2 * size
+    assert journal.read_chunk(0) == b"chunk"
+    journal.close()
+
+
+def test_a_journal_that_is_full_from_the_beginning_says_so(tmp_path):
+    def begin():
+        limit(5000)
+        with pytest.raises(JournalFullError, match="the journal"):
+            Journal(tmp_path / "journal.db")
+
+    assert in_a_child(begin) == 0
+    journal = Journal(tmp_path / "journal.db")
+    assert journal.damage == []
+    journal.close()
+
+
+def test_a_row_that_is_damaged_while_the_journal_is_open_is_not_given_out(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    with sqlite3.connect(tmp_path / "journal.db") as other:
+        other.execute("INSERT INTO meta VALUES ('key', x'00', 12345)")
+    other.close()
+    with pytest.raises(JournalError, match=r"a row of meta has a wrong checksum.*start the run again"):
+        journal.meta("key")
+    journal.close()

@@ -1,26 +1,31 @@
+import functools
 import random
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from trieye.journal.journal import Journal
+from tests.forked import forked, said_until_killed
+from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.look import inspect
 
-WRITER = Path(__file__).with_name("journal_kill_writer.py")
 
-
-def written_until_killed(path, durability, num_acknowledged):
-    """Let a process write and kill it; return what it said when it began, and the last position it acknowledged."""
-    command = [sys.executable, str(WRITER), str(path), durability]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        opened = process.stdout.readline().split()
-        lines = [process.stdout.readline() for _ in range(num_acknowledged)]
-        process.kill()
-        lines += process.stdout.readlines()
-    assert process.returncode == -signal.SIGKILL
-    return opened, int([line for line in lines if line.endswith(b"\n")][-1])
+def write(path, durability, seed, say):
+    """Write to a journal until this process is killed, and say what is acknowledged."""
+    journal = Journal(path, durability=durability)
+    say(f"{journal.last_pos} {journal.num_lost} {' '.join(journal.damage)}")
+    source = random.Random(seed)
+    seq = journal.last_pos  # nobody else sends anything
+    last = journal.snapshot()
+    index = 0 if last is None else last.index
+    while True:
+        seq += 1
+        payload = b"%d:" % seq + bytes(source.choice([10, 2800, 9000]))
+        pos = journal.append("events", payload, at=float(seq), client="writer", seq=seq)
+        say(pos)
+        if source.random() < 0.01:
+            chunk = Chunk(index, index + 1, b"%d" % index)
+            index += 1
+            journal.commit(Snapshot(pos, index, float(seq), bytes(20_000)), chunks=[chunk], keep_after=pos)
+            journal.set_cursor("sink", index, None)
 
 
 @pytest.mark.parametrize(("durability", "most"), [("process", 2000), ("interval", 2000), ("always", 200)])
@@ -28,13 +33,14 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
     source = random.Random(durability)
     path = tmp_path / "journal.db"
     acknowledged = 0
-    for _ in range(5):
-        opened, last = written_until_killed(path, durability, source.randrange(1, most))
+    for seed in range(5):
+        work = functools.partial(write, path, durability, seed)
+        opened, *said = said_until_killed(work, 1 + source.randrange(1, most))
+        begun, *damage = opened.split()
         # of the batch that was under way nobody knows whether it was accepted
-        assert opened[0] == b"open"
-        assert acknowledged <= int(opened[1]) <= acknowledged + 1
-        assert opened[2:] == [b"0"], "damage"
-        acknowledged = last
+        assert acknowledged <= int(begun) <= acknowledged + 1
+        assert damage == ["0"]
+        acknowledged = int(said[-1])
     journal = Journal(path)
     assert (journal.damage, journal.num_lost) == ([], 0)
     assert acknowledged <= journal.last_pos <= acknowledged + 1
@@ -47,3 +53,19 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
         b"%d" % index for index in range(journal.snapshot().index if journal.snapshot() else 0)
     ]
     journal.close()
+
+
+def test_a_journal_that_is_being_written_is_whole(tmp_path):
+    path = tmp_path / "journal.db"
+    with forked(functools.partial(write, path, "process", 1)) as said:
+        said.readline()
+        last_pos = 0
+        for _ in range(20):
+            acknowledged = int(said.readline())
+            found = inspect(path)
+            assert found.damage == []
+            assert found.last_pos >= max(acknowledged, last_pos)
+            assert found.num_records <= found.last_pos
+            last_pos = found.last_pos
+            for _ in range(100):
+                said.readline()

@@ -1,9 +1,6 @@
 import contextlib
 import shutil
 import sqlite3
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +9,6 @@ from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
 from trieye.journal.look import connect_read_only, inspect, read_cursors, read_meta
-
-WRITER = Path(__file__).with_name("journal_kill_writer.py")
 
 
 @pytest.fixture
@@ -89,22 +84,6 @@ def test_what_is_no_journal_is_named(tmp_path):
     (tmp_path / "journal.db").write_text("something else")
     with pytest.raises(JournalError, match=f"^{tmp_path}/journal.db is no journal of a run"):
         inspect(tmp_path / "journal.db")
-
-
-def test_a_journal_that_is_being_written_is_whole(path):
-    with subprocess.Popen([sys.executable, str(WRITER), str(path), "process"], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        last_pos = 0
-        for _ in range(20):
-            acknowledged = int(process.stdout.readline())
-            found = inspect(path)
-            assert found.damage == []
-            assert found.last_pos >= max(acknowledged, last_pos)
-            assert found.num_records <= found.last_pos
-            last_pos = found.last_pos
-            for _ in range(100):
-                process.stdout.readline()
-        process.kill()
 
 
 def test_values_are_read_while_they_are_written(path):

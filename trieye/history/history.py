@@ -1,26 +1,36 @@
 """History: every point and operation of a run, each with an index.
 
-What is new is in memory; with the next snapshot it goes into chunks of the journal, later into Parquet files. Whoever
-reads finds it by its index, wherever it is.
+A new item is in memory first. The next snapshot takes it into a chunk of the journal, and `roll` moves chunks into a
+Parquet file. A reader asks for an index, and the history finds the item in whichever of the three places it is.
 """
 
 import logging
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trieye.exceptions import SerializationError
-from trieye.history.columns import Columns
+from trieye.history.columns import BLANK, Columns, cut
 from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
-from trieye.history.tail import Tail
+from trieye.journal.event_payloads import to_bytes
 from trieye.journal.journal import Chunk, Journal
 from trieye.journal.ranges import Range, is_in, merged, overlapping, uncovered
 from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
+
+KEPT_ITEMS = 50_000
+"""Items that stay in memory, for readers that keep up."""
+
+KEPT_BYTES = 16 << 20
+"""Bytes of the operations among them."""
+
+CHUNK_ITEMS = 10_000
+CHUNK_BYTES = 4 << 20
 
 _OF_THE_RUN = (LogParams, SetTags, LogArtifact)
 """What a rewind does not take back: it belongs to the run, not to a branch of it."""
@@ -48,14 +58,18 @@ class History:
         self._gap = min(journal.num_lost, 1)
         self.dead: Sequence[Range] = ()
         self._superseded = journal.superseded()
-        self._tail = Tail(self._store.end)
         self._chunks: list[Chunk] = []
         self._unknown: set[int] = set()
+        self._first = self._stored_end = self._store.end
+        self._items: list[Item] = []  # those in memory, from `_first` on; a blank in the place of one that is lost
+        self._sizes: list[tuple[int, int]] = []  # index and bytes of each operation among them
+        self._lock = threading.Lock()  # guards these four; a thread that holds it takes no other lock
 
     @property
     def end(self) -> int:
         """Index after the last item."""
-        return self._tail.end
+        with self._lock:
+            return self._first + len(self._items)
 
     @property
     def next_index(self) -> int:
@@ -68,7 +82,7 @@ class History:
     @property
     def num_pending(self) -> int:
         """Items that are in memory only."""
-        return self._tail.num_pending
+        return self.end - self._stored_end
 
     @property
     def num_lost(self) -> int:
@@ -90,18 +104,40 @@ class History:
 
     def append(self, items: Sequence[Item]) -> None:
         """Add items with the next indices; readers see them at once."""
-        self._tail.append(items)
+        operations = [(offset, item) for offset, item in enumerate(items) if not isinstance(item, Point)]
+        sizes = [(offset, len(to_bytes(item))) for offset, item in operations]
+        with self._lock:
+            end = self._first + len(self._items)
+            self._items += items
+            self._sizes += [(end + offset, size) for offset, size in sizes]
 
     def skip_to(self, index: int) -> None:
-        """Make sure that the next item has this index or a higher one; what is left out counts as lost."""
-        if index > self.end:
-            self._store.note_lost((self.end, index), "journal", "a snapshot or a sink has seen more than is stored")
-            self._tail.skip_to(index)
+        """Make sure that the next item has this index or a higher one; the indices between count as lost."""
+        if index <= self.end:
+            return
+        self._store.note_lost((self.end, index), "journal", "a snapshot or a sink has seen more than is stored")
+        with self._lock:
+            end = self._first + len(self._items)
+            if self._stored_end < end:
+                self._items += [BLANK] * (index - end)
+            else:
+                self._items, self._sizes = [], []
+                self._first = self._stored_end = index
 
     def pending(self) -> list[Chunk]:
         """Return what is in memory only, for `Journal.commit`; it stays pending until `committed` is called."""
-        pending = self._tail.pending(self._store.lost)
-        self._chunks = [Chunk(columns.first, columns.end, columns.to_chunk()) for columns in pending]
+        with self._lock:
+            first, end = self._stored_end, self._first + len(self._items)
+            items = self._items[first - self._first :]
+            sizes = [(index, size) for index, size in self._sizes if index >= first]
+        self._chunks = []
+        for low, high in uncovered(first, end, self._store.lost):
+            start = low
+            while start < high:
+                stop = cut((start, min(high, start + CHUNK_ITEMS)), sizes, max_bytes=CHUNK_BYTES)
+                columns = Columns.from_items(start, items[start - first : stop - first])
+                self._chunks.append(Chunk(start, stop, columns.to_chunk()))
+                start = stop
         return self._chunks
 
     def committed(self, end: int) -> None:
@@ -109,7 +145,15 @@ class History:
         self._store.add([chunk for chunk in self._chunks if chunk.end <= end])
         self._chunks = []
         self._gap = 0
-        self._tail.stored(end)
+        with self._lock:
+            self._stored_end = end
+            first = max(self._first, self._first + len(self._items) - KEPT_ITEMS)
+            if sum(size for _, size in self._sizes) > KEPT_BYTES:
+                first = end
+            first = min(first, end)  # what is not stored yet stays, however much it is
+            del self._items[: first - self._first]
+            self._sizes = [(index, size) for index, size in self._sizes if index >= first]
+            self._first = first
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Leave out the points and media with indices in these ranges, no others; the journal has to know it, too."""
@@ -154,12 +198,13 @@ class History:
         (first, end), *_ = uncovered(start, start + limit, self._store.lost) or [(start + limit, start + limit)]
         if first > start:
             return [], first
-        recent = self._tail.read(start, end - start)
-        if recent is not None:
-            return recent, start + len(recent)
+        with self._lock:
+            if start >= self._first:
+                recent = self._items[start - self._first : end - self._first]
+                return recent, start + len(recent)
         found = self._store.load(start)
         if not isinstance(found, Columns):
-            return [], self._tail.first if found is None else found[1]
+            return [], self._first if found is None else found[1]
         end = min(found.end, end)
         try:
             return found.part(start, end).items(), end

@@ -1,14 +1,34 @@
 """Journal: the durable, ordered log of what a run accepted, in one SQLite file."""
 
+import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trieye.exceptions import JournalError
-from trieye.journal.file import Durability
+import msgspec
+
+from trieye.exceptions import JournalError, JournalFullError
+from trieye.journal.file import Durability, IntervalSync, open_for_writing, wal_path, worded
 from trieye.journal.keys import TakenKeys
-from trieye.journal.schema import STATE, Chunk, Connection, Record, Segment, Snapshot, State, put
-from trieye.journal.store import JournalStore
+from trieye.journal.repair import prepare
+from trieye.journal.schema import (
+    REPAIR,
+    STATE,
+    Chunk,
+    Connection,
+    Record,
+    Row,
+    Segment,
+    Snapshot,
+    State,
+    identity,
+    insert,
+    is_whole,
+    put,
+    row_crc,
+    select,
+)
 from trieye.journal.witness import Expected, Witness, WitnessFile, read_witness
 
 __all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
@@ -19,10 +39,13 @@ _READ_AHEAD = 64
 class Journal:
     """Keeps records until a snapshot has made them superfluous, and what else must survive with them.
 
-    Safe to use from several threads. One process writes it; others may read the file meanwhile. What is found damaged
-    when it is opened is set aside as `<name>.damaged-<n>`, and all that is whole in it is kept. So is a journal that
-    another run wrote, or that ends before what the witness beside it says; the newest transactions can be cut off
-    unnoticed only if they came after the witness was written.
+    Any thread may call its methods; `commit` only one at a time. One process writes the file, others may read it
+    meanwhile. Every change is one transaction, so that a kill leaves all of it or nothing, and every row that is read
+    is compared with its checksum.
+
+    A journal that is damaged when this process opens it is set aside as `<name>.damaged-<n>`, and every whole row goes
+    into a new file. So is a journal that another run wrote, or that ends before the position that the witness beside it
+    names; only transactions that came after the last line of the witness can be cut off unnoticed.
 
     Args:
         path: The file; it is made if it is missing. None: in memory.
@@ -43,41 +66,56 @@ class Journal:
         self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
         known = (expected or Expected())._replace(witness=None if path is None else read_witness(path))
-        self._store = JournalStore(path, durability, known)
+        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_taken`; taken after `WitnessFile.lock`
+        self._lock = threading.RLock()
+        self._path, self._is_clean = path, True
+        if path is not None:
+            prepare(path, known)
+        self._connection = open_for_writing(path, durability)
+        self._sync = None if path is None or durability != "interval" else IntervalSync(wal_path(path))
         self._witness = None if path is None else WitnessFile(path)
-        self._lock = self._store.lock  # guards last_pos, last_at and _taken, too: they change with the file
         self._taken = TakenKeys()
         try:
-            self._identity = self._store.identity
+            self._identity = identity(self._connection)
             self._state = State.from_bytes(self.meta(STATE))
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
             self._load_taken()
             self._testify()
-            self.damage, self.num_lost = self._store.take_report()  # last: a kill before it leaves the report
+            self.damage, self.num_lost = self._take_report()  # last: a kill before it leaves the report
         except BaseException:
-            self._store.close()
+            self.close()
             raise
 
     def _load_taken(self) -> None:
-        for client, seq, pos in self._store.rows("clients"):
+        for client, seq, pos in self._rows("clients"):
             self._taken.add(client, seq, pos)
-        for pos, task in self._store.rows("calls", "ORDER BY pos"):
+        for pos, task in self._rows("calls", "ORDER BY pos"):
             self._taken.add(task, 0, pos)
         self._saved_to = self._state.deleted_to  # of what a repair lost, the records may know
         self._note_records()
 
     def _note_records(self) -> None:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
-        for pos, at, client, seq in self._store.read(query, self._state.deleted_to):
+        for pos, at, client, seq in self._read(query, self._state.deleted_to):
             self._taken.add(client, seq, pos)
             # the newest ones may have been lost
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
+
+    def _take_report(self) -> tuple[list[str], int]:
+        """Return what a repair found, in words, and the number of records it lost; only the first call does."""
+        report = self.meta(REPAIR)
+        if report is None:
+            return [], 0
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
+        text, num_lost = msgspec.msgpack.decode(report)
+        return [text], num_lost
 
     def _testify(self) -> None:
         """Write down beside the journal how far it reaches."""
         if self._witness is not None:
             with self._witness.lock:
-                cursors = {sink: (index, position) for sink, index, position in self._store.rows("cursors")}
+                cursors = {sink: (index, position) for sink, index, position in self._rows("cursors")}
                 superseded = tuple(self.superseded())
                 held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
                 self._witness.write(held)
@@ -107,7 +145,7 @@ class Journal:
             # as SQLite returns them: it knows no negative zero
             row = (self.last_pos + 1, kind, float(at) + 0.0, client, seq or 0, payload)
             try:
-                self._store.add("records", row)
+                self._add("records", row)
             except JournalError as error:
                 if not isinstance(error.__cause__, sqlite3.IntegrityError):
                     raise
@@ -143,7 +181,7 @@ class Journal:
         Raises:
             JournalFullError: There is no room now; nothing was changed.
         """
-        with self._store.transaction() as connection:
+        with self._transaction() as connection:
             older = self._put_snapshot(connection, snapshot, alone=discontinuous or superseded is not None)
             for chunk in chunks:
                 put(connection, "chunks", tuple(chunk))
@@ -194,43 +232,43 @@ class Journal:
 
     def supersede(self, first: int, end: int) -> None:
         """Leave the indices from `first` up to and without `end` out of the history."""
-        with self._store.transaction() as connection:
+        with self._transaction() as connection:
             self._put_superseded(connection, first, end)
         self._testify()
 
     def replace_chunks(self, segment: Segment) -> None:
         """Register a file of the history, complete and on the disk, in place of the chunks whose items it has."""
-        with self._store.transaction() as connection:
+        with self._transaction() as connection:
             connection.execute("DELETE FROM chunks WHERE first >= ? AND last <= ?", (segment.first, segment.end))
             put(connection, "segments", tuple(segment))
 
     def set_cursor(self, sink: str, index: int, position: str | None) -> None:
         """Remember how far a sink is."""
-        with self._store.transaction() as connection:
+        with self._transaction() as connection:
             put(connection, "cursors", (sink, index, position))
         self._testify()
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Store a value by name; names that begin with `journal.` are the journal's own."""
-        with self._store.transaction() as connection:
+        with self._transaction() as connection:
             put(connection, "meta", (key, value))
 
     # reading
 
     def records(self, after: int) -> Iterator[Record]:
         """Yield the records after a position, in order."""
-        while rows := self._store.rows("records", "WHERE pos > ? ORDER BY pos LIMIT ?", after, _READ_AHEAD):
+        while rows := self._rows("records", "WHERE pos > ? ORDER BY pos LIMIT ?", after, _READ_AHEAD):
             yield from (Record(*row) for row in rows)
             after = rows[-1][0]
 
     def snapshot(self) -> Snapshot | None:
         """Return the newest snapshot."""
-        rows = self._store.rows("snapshots", "ORDER BY number DESC LIMIT 1")
+        rows = self._rows("snapshots", "ORDER BY number DESC LIMIT 1")
         return Snapshot(*rows[0][1:]) if rows else None
 
     def chunks(self) -> list[tuple[int, int]]:
         """Return first index and index after the last one of each chunk, in order."""
-        return self._store.read("SELECT first, last FROM chunks ORDER BY first")
+        return self._read("SELECT first, last FROM chunks ORDER BY first")
 
     def read_chunk(self, first: int) -> bytes:
         """Return the payload of a chunk.
@@ -238,40 +276,110 @@ class Journal:
         Raises:
             JournalError: There is none that begins there.
         """
-        for _, _, payload in self._store.rows("chunks", "WHERE first = ?", first):
+        for _, _, payload in self._rows("chunks", "WHERE first = ?", first):
             return bytes(payload)
         raise JournalError(f"the journal has no chunk of the history at index {first}")
 
     def segments(self) -> list[Segment]:
         """Return the files that hold items of the history, in order."""
-        return [Segment.of(row) for row in self._store.rows("segments", "ORDER BY first")]
+        return [Segment.of(row) for row in self._rows("segments", "ORDER BY first")]
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return index and position of a sink; None if it was never there."""
-        for _, index, position in self._store.rows("cursors", "WHERE sink = ?", sink):
+        for _, index, position in self._rows("cursors", "WHERE sink = ?", sink):
             return index, position
         return None
 
     @property
     def shown_to(self) -> int:
         """The highest index that a sink was given, as far as known."""
-        return max((index for _, index, _ in self._store.rows("cursors")), default=0)
+        return max((index for _, index, _ in self._rows("cursors")), default=0)
 
     def superseded(self) -> list[tuple[int, int]]:
         """Return the ranges of indices that rewinds left out, ascending and apart from each other."""
-        return [(first, end) for first, end in self._store.rows("superseded", "ORDER BY first")]
+        return [(first, end) for first, end in self._rows("superseded", "ORDER BY first")]
 
     def meta(self, key: str) -> bytes | None:
         """Return a value by name; None if there is none."""
-        for _, value in self._store.rows("meta", "WHERE name = ?", key):
+        for _, value in self._rows("meta", "WHERE name = ?", key):
             return bytes(value)
         return None
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the disk."""
-        return self._store.size_bytes
+        files = [] if self._path is None else [self._path, wal_path(self._path)]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
         """Give the file back; a second call does nothing."""
-        self._store.close()
+        if self._sync is not None:
+            self._sync.stop()
+        with self._lock:
+            self._connection.close()
+
+    # the file
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Do all that is in the block, or nothing.
+
+        Raises:
+            JournalFullError: There is no room; nothing was done.
+            JournalError: The file cannot be used.
+        """
+        with self._writing() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.rollback()
+
+    def _add(self, table: str, row: Row) -> None:
+        """Store a row whose key is not there yet, as a transaction of its own; raises as `_transaction` does."""
+        with self._writing() as connection:
+            connection.execute(insert(table, "INSERT"), (*row, row_crc(table, row, connection.seed)))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._lock:
+            try:
+                self._clean_up()
+                yield self._connection
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+            if self._sync is not None:
+                self._sync.note_written()
+
+    def _clean_up(self) -> None:
+        """Begin the log anew after a write that failed: it may have left frames there that were never committed."""
+        if not self._is_clean:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._is_clean = True
+
+    def _failed(self, error: sqlite3.Error) -> JournalError:
+        found = worded(error, self._path)
+        if isinstance(found, JournalFullError):
+            self._is_clean = False
+        return found
+
+    def _rows(self, table: str, condition: str = "", *values: object) -> list[Row]:
+        """Return rows of a table without their checksums; `condition` is the rest of the query.
+
+        Raises:
+            JournalError: The file cannot be used, or a row was damaged since the journal was opened.
+        """
+        rows = self._read(select(table, condition), *values)
+        if not all(is_whole(table, row, self._connection.seed) for row in rows):
+            raise self._failed(sqlite3.DatabaseError(f"a row of {table} has a wrong checksum"))
+        return [row[:-1] for row in rows]
+
+    def _read(self, query: str, *values: object) -> list[Row]:
+        """Return what a query gives, without a look at checksums; raises JournalError if the file cannot be used."""
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from error

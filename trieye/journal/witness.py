@@ -80,7 +80,7 @@ class WitnessFile:
 
     def __init__(self, path: Path) -> None:
         self._path = witness_path(path)
-        self.lock = threading.Lock()  # guards the order of the lines; taken before JournalStore.lock
+        self.lock = threading.Lock()  # guards the order of the lines; taken before the lock of the `Journal`
 
     def write(self, witness: Witness) -> None:
         """Add a line; where there is no room, the one before stays the newest."""
