@@ -1,16 +1,15 @@
 """Saves killed with SIGKILL: at each file operation, and at random moments."""
 
+import itertools
 import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.forked import in_a_child, killed_at_each
+from tests.forked import in_a_child, killed_at_each, said_until_killed
+from trieye.checkpoints.retention import Retention
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import SerializationError
 from trieye.snapshot.encode import encode
@@ -45,34 +44,21 @@ def test_a_save_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path,
     assert number > 10
 
 
-SAVE_IN_A_LOOP = """
-import itertools, pathlib, sys
-import numpy as np
-from trieye.checkpoints.store import CheckpointStore
-from trieye.snapshot.encode import encode
-from trieye.checkpoints.retention import Retention
-store = CheckpointStore(pathlib.Path(sys.argv[1]))
-for step in itertools.count(int(sys.argv[2])):
-    for version in (1, 2):
-        store.save(step, encode({"step": step, "version": version, "a": np.full(200_000, step)}))
-        print(step, flush=True)
-    store.prune(Retention(keep_last=2))
-"""
-
-
 def test_no_save_that_was_reported_is_lost_when_the_process_is_killed(tmp_path):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")  # noqa: T201 - to run a failure again
     chance = random.Random(seed)
-    reported = 0
+    store, reported = CheckpointStore(tmp_path / "c"), 0
+
+    def save(say):
+        for step in itertools.count(reported + 1):
+            for version in (1, 2):
+                store.save(step, encode({"step": step, "version": version, "a": np.full(200_000, step)}))
+                say(step)
+            store.prune(Retention(keep_last=2))
+
     for _ in range(6):
-        command = [sys.executable, "-c", SAVE_IN_A_LOOP, str(tmp_path / "c"), str(reported + 1)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            for _ in range(chance.randrange(1, 8)):
-                reported = int(process.stdout.readline())
-            process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().split()
-        reported = int(lines[-1]) if lines else reported
+        reported = int(said_until_killed(save, chance.randrange(1, 8))[-1])
         store = CheckpointStore(tmp_path / "c")
         entry = store.latest()
         loaded = store.load(entry.path)

@@ -1,12 +1,14 @@
+import os
+import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from history_run import NOW, Written, point, points
 
+from tests.forked import in_a_child
 from trieye.exceptions import JournalError
 from trieye.history import segments as history_segments
 from trieye.history import store as history_store
@@ -86,14 +88,6 @@ def test_a_superseded_branch_is_not_in_the_table_which_files_alone_give(written)
     assert state_of(written.run_dir) == before
 
 
-KILLED = """
-import os, pathlib, signal, sys
-sys.path.insert(0, sys.argv[2])
-from history_run import Written, points
-Written(pathlib.Path(sys.argv[1])).segment(points(0, 10)).append(points(10, 20)).commit()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 READ = """
 import os, sys
 import pyarrow.compute, pyarrow.parquet
@@ -108,7 +102,12 @@ print(os.access(sys.argv[1], os.W_OK), read_history(sys.argv[1]).num_rows)
 
 def test_a_killed_run_can_be_read_without_write_access(tmp_path):
     run_dir = tmp_path / "run"
-    subprocess.run([sys.executable, "-c", KILLED, str(run_dir), str(Path(__file__).parent)], timeout=60)
+
+    def write():
+        Written(run_dir).segment(points(0, 10)).append(points(10, 20)).commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_a_child(write) == -signal.SIGKILL
     before = state_of(run_dir)
     assert run_dir / "journal.db-wal" in before
     for path in [run_dir, run_dir / "history", *before]:
