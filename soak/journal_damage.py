@@ -27,11 +27,10 @@ from producer import Producer, figures
 import trieye
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "journal"))
-from journal_damage_cases import damaged, problems
+from journal_damage_cases import KINDS, damaged, problems
 
 WINDOW = 100
 RATE = 5_000
-LIVE_S = 3.0
 
 
 def config_of(root: Path) -> trieye.TrieyeConfig:
@@ -66,12 +65,12 @@ class _Ones:
         self._run.log(name, 1.0, step=step)
 
 
-def killed_run(root: Path) -> int:
+def killed_run(root: Path, live_s: float) -> int:
     """Make a run that was killed while it logged, and return how many events were acknowledged."""
     (root / "notes").mkdir(parents=True)
     process = subprocess.Popen([sys.executable, __file__, "--child", "--root", str(root)], stderr=subprocess.DEVNULL)
     wait_for_acknowledgement(root / "notes", 0)
-    time.sleep(LIVE_S)
+    time.sleep(live_s)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     return figures(root / "notes", "value", 0)[0]
@@ -124,9 +123,12 @@ def problems_of_run(root: Path, before: dict[str, Curve], acknowledged: int, *, 
 def main() -> int:
     """Print one JSON line; the exit code says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stride", type=int, default=1, help="cut at every so manieth byte (default: 1)")
+    parser.add_argument(
+        "--stride", type=int, default=1, help="cut at every so manieth byte (default: 1); 0: damage whole runs only"
+    )
     parser.add_argument("--bits", type=int, default=4, help="bits flipped in each page, one at a time (default: 4)")
     parser.add_argument("--runs", type=int, default=60, help="how many whole runs are damaged (default: 60)")
+    parser.add_argument("--live", type=float, default=3.0, help="seconds for which the run logs (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
@@ -134,10 +136,11 @@ def main() -> int:
     if options.child:
         log_ones(options.root)
     with tempfile.TemporaryDirectory() as scratch:
-        files = list(problems(Path(scratch), stride=options.stride, bits=options.bits, seed=options.seed))
+        kinds = KINDS if options.stride else ()
+        files = list(problems(Path(scratch), kinds, stride=options.stride, bits=options.bits, seed=options.seed))
     print(f"the journal by itself: {len(files)} problems", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
-        acknowledged = killed_run(Path(scratch) / "original")
+        acknowledged = killed_run(Path(scratch) / "original", options.live)
         runs = list(damaged_runs(Path(scratch) / "original", Path(scratch), options.runs, options.seed))
     found: dict[str, Any] = {
         "journal": files[:10],

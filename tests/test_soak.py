@@ -73,6 +73,11 @@ def test_a_replay_actor_killed_at_work_leaves_a_snapshot_that_draws_what_it_woul
 
 
 @pytest.mark.slow
+def test_a_run_with_a_damaged_journal_logs_no_wrong_value_and_reports_what_is_lost():
+    assert judged("journal_damage", "--stride", 0, "--live", 0.5, "--runs", 1)["acknowledged"] > 0
+
+
+@pytest.mark.slow
 def test_a_damaged_run_shows_nothing_wrong_says_what_is_lost_and_goes_on_from_its_model():
     options = ("--damages", 4, "--seed", 4, "--runs", "killed", "--no-mlflow")  # its log, and a part that is shared
     assert judged("run_damage", *options)["damages"] == 4
