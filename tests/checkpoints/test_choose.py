@@ -134,6 +134,11 @@ def test_only_a_run_with_the_same_config_is_resumed_from(app):
     assert "with the same config" in point.reason
     assert where(app.choose()) == ("unknown", 3)
     assert app.choose(config_hash="new") is None
+    app.run("sibling", 5, config_hash="h", group="sweep")  # whose members do not resume each other
+    assert where(app.choose(config_hash="h", group="sweep")) == ("same", 1), (
+        "members of a sweep do not resume each other"
+    )
+    assert where(app.choose(config_hash="h", group="another sweep")) == ("sibling", 5)
 
 
 def test_the_own_damaged_checkpoint_is_set_aside_for_the_older_one(app, caplog):

@@ -65,3 +65,8 @@ def test_the_checksum_sees_each_field(field):
     changed[2] = Point(**{**values, field: other[field]})
     assert Columns.from_items(0, changed).checksum() != Columns.from_items(0, items).checksum()
     assert Columns.from_items(1, items).checksum() != Columns.from_items(0, items).checksum()
+
+
+def test_names_that_do_not_occur_any_more_are_forgotten():
+    whole = Columns.from_items(0, [point(n, metric=f"m{n}") for n in range(100)])
+    assert Columns.joined([whole.part(10, 11), whole.part(11, 13)]).names == ["m10", "m11", "m12"]

@@ -4,7 +4,7 @@ from history_run import Written, drain, exact, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
 from trieye.history.segments import SegmentFile
-from trieye.stats.operations import LogParams
+from trieye.stats.operations import LogImage, LogParams
 
 
 @pytest.fixture
@@ -38,6 +38,15 @@ def test_a_segment_is_plain_parquet(written):
     assert table["index"].to_pylist() == [0, 1, 2, 3], "what is superseded is kept"
     with (written.directory / "points-0-4.parquet").open("rb") as file:
         assert SegmentFile(file, (0, 4)).about.superseded == [(2, 3)]
+
+
+def test_chunks_and_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
+    monkeypatch.setattr("trieye.history.segments.GROUP_BYTES", 1000)
+    monkeypatch.setattr("trieye.history.history.CHUNK_BYTES", 1000)
+    written.append([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
+    assert [chunk[:2] for chunk in written.history.pending()] == [(n, n + 1) for n in range(10)]
+    written.commit().roll()
+    assert pq.read_metadata(written.path_of(0)).num_row_groups == 10
 
 
 def test_a_file_under_another_name_is_refused(written):

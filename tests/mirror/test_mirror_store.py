@@ -1,5 +1,8 @@
+import importlib.util
+
 import pytest
 
+from trieye.exceptions import ConfigurationError
 from trieye.mirror.store import MirrorStore
 
 
@@ -50,3 +53,9 @@ def test_a_failure_says_where_it_was_and_a_directory_that_cannot_be_read_is_not_
         store.put(file, "x")
     with pytest.raises(ConnectionError, match="cannot list: NotADirectoryError"):
         store.list()
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"the package adlfs is missing; pip install adlfs"):
+        MirrorStore("az://container")
