@@ -6,14 +6,15 @@ resumes from them, whose curves have to be those of a run that was never killed.
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,27 @@ def train(root: Path, total: int) -> None:
                 run.save(step=step)
 
 
-def child(*arguments: str) -> "subprocess.Popen[bytes]":
-    """Start this script again in another role."""
-    return subprocess.Popen([sys.executable, __file__, *arguments], stderr=subprocess.DEVNULL)
+def begin(life: Callable[..., None], *arguments: Any, fork: bool) -> BaseProcess:
+    """Start a life of a run in a process of its own."""
+    context = multiprocessing.get_context("fork" if fork else "spawn")
+    process = context.Process(target=silently, args=(life, *arguments))  # type: ignore[attr-defined]  # of both
+    process.start()
+    return process
 
 
-def kill_after(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def silently(life: Callable[..., None], *arguments: Any) -> None:
+    """Live without progress bars."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    life(*arguments)
+
+
+def kill_after(process: BaseProcess, seconds: float) -> bool:
     """Kill a process after some time; return False if it had ended before."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        return True
-    return False
+    process.join(seconds)
+    is_alive = process.is_alive()
+    process.kill()
+    process.join()
+    return is_alive
 
 
 def wait_for_acknowledgement(notes: Path, life: int) -> None:
@@ -91,16 +99,20 @@ def wait_for_acknowledgement(notes: Path, life: int) -> None:
         time.sleep(0.02)
 
 
-def soak_logging(root: Path, *, kills: int, rate: int, calm_s: float) -> dict[str, Any]:
-    """Kill a run that only logs, and return what is wrong with its curves."""
+def kill_loggers(root: Path, *, kills: int, rate: int, calm_s: float, fork: bool) -> None:
+    """Kill a run that only logs, again and again."""
     notes = root / "notes"
     notes.mkdir()
     for life in range(kills):
-        process = child("--child", "log", "--root", str(root), "--life", str(life), "--rate", str(rate))
+        process = begin(log_for_ever, root, life, rate, fork=fork)
         wait_for_acknowledgement(notes, life)
         kill_after(process, random.uniform(0, calm_s))
         print(f"{life + 1} of {kills} kills of a run that logs", file=sys.stderr)
-    run_dir = deliver(config_of(root, "logs")).dir
+
+
+def judge_logging(root: Path, *, kills: int) -> dict[str, Any]:
+    """Return what is wrong with the curves of the run that only logged."""
+    notes, run_dir = root / "notes", deliver(config_of(root, "logs")).dir
     problems = []
     for place, curves in places(run_dir).items():
         for life in range(kills):
@@ -113,19 +125,22 @@ def soak_logging(root: Path, *, kills: int, rate: int, calm_s: float) -> dict[st
     return {"kills": kills, "events": events, "problems": problems}
 
 
-def soak_training(root: Path, *, kills: int, total: int, calm_s: float) -> dict[str, Any]:
-    """Kill a run that saves and resumes, let it finish, and compare its curves with those of a run left in peace."""
+def kill_trainers(root: Path, *, kills: int, total: int, calm_s: float, fork: bool) -> tuple[int, int | None]:
+    """Kill a run that saves and resumes, and let it finish; return how often, and the exit code of its last life."""
     num_kills = 0
     while True:
-        process = child("--child", "train", "--root", str(root), "--total", str(total))
-        was_killed = num_kills < kills and kill_after(process, random.uniform(1.0, 1.0 + calm_s))
-        if not was_killed:
-            process.wait()
-            break
+        process = begin(train, root, total, fork=fork)
+        if num_kills == kills or not kill_after(process, random.uniform(1.0, 1.0 + calm_s)):
+            process.join()
+            return num_kills, process.exitcode
         num_kills += 1
         print(f"{num_kills} of {kills} kills of a run that trains", file=sys.stderr)
+
+
+def judge_training(root: Path, *, kills: int, total: int, exit_code: int | None) -> dict[str, Any]:
+    """Compare the curves of the run that trained with those of a run left in peace."""
     run_dir = deliver(config_of(root, "trains")).dir
-    problems = [] if process.returncode == 0 else [f"the last process ended with {process.returncode}"]
+    problems = [f"the last process ended with {exit_code}"] if exit_code else []
     events = total * EVENTS_PER_STEP
     for place, curves in places(run_dir).items():
         expected = [(step, 100.0) for step in range(100, total + 1, 100)]
@@ -134,7 +149,7 @@ def soak_training(root: Path, *, kills: int, total: int, calm_s: float) -> dict[
         counts = [(step, float(WINDOW)) for step in range(WINDOW, events + 1, WINDOW)]
         if curves["value/count"] != counts:
             problems.append(f"{place}: value/count is {curves['value/count'][:5]} ...")
-    return {"kills": num_kills, "events": events, "problems": problems}
+    return {"kills": kills, "events": events, "problems": problems}
 
 
 def main() -> int:
@@ -144,19 +159,15 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=20_000, help="events a second")
     parser.add_argument("--calm", type=float, default=3.0, help="a process is killed within so many seconds")
     parser.add_argument("--total", type=int, default=LIFE_STEPS, help="steps of the run that trains")
-    parser.add_argument("--child", choices=("log", "train"), help=argparse.SUPPRESS)
-    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
     options = parser.parse_args()
-    if options.child == "log":
-        log_for_ever(options.root, options.life, options.rate)
-    if options.child == "train":
-        train(options.root, options.total)
-        return 0
-    with tempfile.TemporaryDirectory() as root:
-        logging = soak_logging(Path(root), kills=options.kills, rate=options.rate, calm_s=options.calm)
-    with tempfile.TemporaryDirectory() as root:
-        training = soak_training(Path(root), kills=options.kills, total=options.total, calm_s=options.calm)
+    common = {"kills": options.kills, "calm_s": options.calm, "fork": options.fork}
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        kill_loggers(Path(one), rate=options.rate, **common)
+        num_kills, exit_code = kill_trainers(Path(two), total=options.total, **common)
+        # after all forks: MLflow and pyarrow begin threads of their own
+        logging = judge_logging(Path(one), kills=options.kills)
+        training = judge_training(Path(two), kills=num_kills, total=options.total, exit_code=exit_code)
     met = not logging["problems"] and not training["problems"]
     print(json.dumps({"benchmark": "local_kills", "logging": logging, "training": training, "met": met}))
     return 0 if met else 1

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 SOAK = Path(__file__).parents[1] / "soak"
 
 
-def judged(script, *arguments, timeout_s=240):
+WITH_RAY = ("hub_kills", "driver_kills", "replay_server_kills")
+
+
+def judged(script, *arguments):
     """Run a soak script and return its figures; its exit code is its judgment."""
-    done = subprocess.run(
-        [sys.executable, str(SOAK / f"{script}.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    command = [str(SOAK / f"{script}.py"), *map(str, arguments)]
+    if script in WITH_RAY:
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
+    else:
+        done = warm.run(command, SOAK)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr[-3000:]
     figures = json.loads(lines[-1])
@@ -41,7 +45,7 @@ def test_killing_the_driver_and_all_that_is_his_loses_and_doubles_nothing():
 
 @pytest.mark.slow
 def test_killing_the_only_process_of_a_local_run_loses_and_doubles_nothing():
-    figures = judged("local_kills", "--kills", 1, "--calm", 0.5, "--total", 200)
+    figures = judged("local_kills", "--kills", 1, "--calm", 0.5, "--total", 200, "--fork")
     assert figures["logging"]["events"] > 0
     assert figures["training"]["events"] == 4000
 
@@ -85,7 +89,7 @@ def test_a_damaged_run_shows_nothing_wrong_says_what_is_lost_and_goes_on_from_it
 
 @pytest.mark.slow
 def test_a_full_disk_costs_nothing_that_was_accepted():
-    figures = judged("disk_full", "--full", 2)
+    figures = judged("disk_full", "--full", 2, "--rate", 10_000)
     assert [run["overflow"] for run in figures["runs"]] == ["block", "drop"]
 
 
