@@ -406,7 +406,9 @@ def test_an_interrupted_episode_is_not_continued():
     assert by_id(batch, "next_obs")[3] == [3, 4]
     buffer.interrupt()
     buffer.add(6, obs=14.0, next_obs=15.0, reward=1.0, done=False)
-    assert buffer.rows(Draw(np.array([16, 15]), np.ones(2, np.float32)))["obs"].tolist() == [[14, 14], [12, 13]]
+    rows = buffer.rows(Draw(np.array([16, 15]), np.ones(2, np.float32)))
+    assert rows["obs"].tolist() == [[14, 14], [12, 13]]
+    assert rows["next_obs"].tolist() == [[14, 15], [13, 14]]
 
 
 def test_prioritized_rows_are_drawn_by_what_was_set_and_never_by_what_came_too_late():

@@ -36,6 +36,7 @@ class TorchBatches:
         """
         import torch
 
+        self._torch: Any = torch  # some of its functions have no types
         try:
             self._device = torch.device(device)
             torch.empty(0, device=self._device)
@@ -43,7 +44,7 @@ class TorchBatches:
             raise ConfigurationError(f"device {device!r} cannot be used: {error}") from error
         self._stream: Any = None
         if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch 2.13 has no types
+            self._stream = self._torch.cuda.Stream(self._device)
 
     def staged(self, batch: Batch) -> Batch:
         """Return a batch of the same content whose memory copies to the device quickly; it may be `batch` itself."""
@@ -64,22 +65,18 @@ class TorchBatches:
             The batch with tensors in `data`, `weights` and `mask`, and arrays as before otherwise; and an event after
             which the memory of the argument may be written to again, or None if it is in use, or free, already.
         """
-        import torch
-
         if self._stream is None:
             return self._moved(batch), None
-        with torch.cuda.stream(self._stream):
+        with self._torch.cuda.stream(self._stream):
             moved = self._moved(batch)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch 2.13 has no types
+            event = self._torch.cuda.Event()
             event.record(self._stream)
         return moved, event
 
     def received(self, batch: Batch, event: Any) -> Batch:
         """Return a batch that was copied, for use on the current stream of the calling thread."""
-        import torch
-
         if event is not None:
-            current = torch.cuda.current_stream(self._device)
+            current = self._torch.cuda.current_stream(self._device)
             current.wait_event(event)
             for tensor in (*batch.data.values(), batch.weights, batch.mask):
                 if tensor is not None:  # the allocator must not hand the memory out before this stream is done with it
@@ -97,15 +94,11 @@ class TorchBatches:
         return Batch(data, batch.ids, weights, batch.info, mask)
 
     def _tensor(self, array: NDArray[Any]) -> Any:
-        import torch
-
         writeable = array if array.flags.writeable else array.copy()  # torch knows no read-only tensors, and warns
-        return torch.from_numpy(writeable).to(self._device, non_blocking=self._stream is not None)
+        return self._torch.from_numpy(writeable).to(self._device, non_blocking=self._stream is not None)
 
     def _pinned(self, array: NDArray[Any]) -> NDArray[Any]:
-        import torch
-
-        memory = torch.empty(array.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        memory = self._torch.empty(array.nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
         pinned: NDArray[Any] = memory.view(array.dtype).reshape(array.shape)
         pinned[...] = array
         return pinned

@@ -15,7 +15,7 @@ from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.fragments.content import Content
-from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease
+from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease, lease_id
 from trieye.replay.fragments.readers import Ticket, WaitingLine
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.limiter import Limiter
@@ -201,12 +201,12 @@ class FragmentBuffer:
         if not 0 <= rank < world:
             raise ConfigurationError(f"read: rank={rank} of world={world} is expected to be from 0 to {world - 1}")
         with self._lock:
-            return self._swept().leases.read(_id(lease), self._clock()).chunks[rank::world]
+            return self._swept().leases.read(lease_id(lease), self._clock()).chunks[rank::world]
 
     def release(self, lease: Lease | str) -> bool:
         """End a lease, and return whether it was open; the memory of chunks that nothing else holds is given back."""
         with self._lock:
-            return not self._is_closed and self._swept().release(_id(lease))
+            return not self._is_closed and self._swept().release(lease_id(lease))
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
         """Set the priorities of chunks; those that have left meanwhile are passed over.
@@ -359,10 +359,6 @@ class FragmentBuffer:
         if lease is not None:
             content.figures.waited(now - ticket.began)
         return lease
-
-
-def _id(lease: Lease | str) -> str:
-    return lease if isinstance(lease, str) else lease.id
 
 
 def _deadline(timeout_s: float | None) -> float | None:

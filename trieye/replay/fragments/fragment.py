@@ -150,6 +150,11 @@ class Lease:
         return stack(self.chunks, keys)
 
 
+def lease_id(lease: Lease | str) -> str:
+    """Return the id of a lease, or of what is one already."""
+    return lease if isinstance(lease, str) else lease.id
+
+
 def stack(chunks: Iterable[Chunk], keys: Iterable[str] | None = None) -> dict[str, Array]:
     """Copy chunks into new arrays `[chunks, fragments, ...]`.
 

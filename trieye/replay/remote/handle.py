@@ -12,6 +12,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.replay.buffer import arguments_of
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
+from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Channel, Deadline, ask, group_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
@@ -223,11 +224,11 @@ class RemoteFragments(Remote[FragmentServer]):
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
         """Return the chunks of one of several ranks; see `FragmentBuffer.read`."""
-        return self.ask(FragmentServer.read, _id(lease), rank, world)
+        return self.ask(FragmentServer.read, lease_id(lease), rank, world)
 
     def release(self, lease: Lease | str) -> bool:
         """End a lease, and return whether it was open."""
-        return self.ask(FragmentServer.release, _id(lease))
+        return self.ask(FragmentServer.release, lease_id(lease))
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
         """Set the priorities of chunks; see `FragmentBuffer.update_priorities`."""
@@ -236,7 +237,3 @@ class RemoteFragments(Remote[FragmentServer]):
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers, ready to be logged; see `FragmentBuffer.metrics`."""
         return self.ask(FragmentServer.metrics, reset=reset)
-
-
-def _id(lease: Lease | str) -> str:
-    return lease if isinstance(lease, str) else lease.id
