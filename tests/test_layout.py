@@ -235,9 +235,9 @@ def tree():
     lines = []
     for room in ROOMS:
         lines += ["", f"### {room}", ""]
-        for name, path in MODULES.items():
+        for path in (path for name, path in MODULES.items() if "." in name and room_of(name) == room):
             module = ast.parse(path.read_text())
-            if "." in name and room_of(name) == room and not (path.name == "__init__.py" and len(module.body) == 1):
+            if path.name != "__init__.py" or len(module.body) > 1:
                 lines.append(f"- `{path.relative_to(PACKAGE)}`: {ast.get_docstring(module).splitlines()[0]}")
     return "\n".join(lines) + "\n"
 
