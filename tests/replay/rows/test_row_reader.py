@@ -49,15 +49,6 @@ def test_returns_are_those_of_a_walk_through_each_episode(stream, n, gamma):
         assert returns.discount[first] == pytest.approx(discount)
 
 
-def test_a_truncated_episode_is_bootstrapped_from_and_a_terminated_one_is_not():
-    rows = Rows([(0, "on"), (0, "truncated"), (0, "on"), (0, "terminated"), (0, "on")], [1.0, 2.0, 4.0, 8.0, 16.0])
-    returns = rows.returns(3, 0.5)
-    assert returns.reward.tolist() == [2.0, 2.0, 8.0, 8.0, 16.0]
-    assert returns.discount.tolist() == [0.25, 0.5, 0.0, 0.0, 0.5]
-    assert returns.last.tolist() == [1, 1, 3, 3, 4]
-    assert returns.n.tolist() == [2, 1, 2, 1, 1]
-
-
 def test_rewards_keep_their_dtype_and_shape():
     stream = [(0, "on")] * 3
     for rewards, dtype in [
