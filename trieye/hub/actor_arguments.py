@@ -24,8 +24,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 LIGHT_BYTES = 8 << 20
 """An object up to this size is unpickled by the actor itself, in some milliseconds; another process has to start."""
 
-_STATES = {"nn_state_dict": 0, "optimizer_state_dict": 1, "user_data": 10}
-_REFERENCES = {**_STATES, "buffer_content": 2}
+# arguments of `save_training_state`, by name and place
+_USER_DATA = {"user_data", 10}
+_STATES = {"nn_state_dict", 0, "optimizer_state_dict", 1, *_USER_DATA}
+_REFERENCES = {*_STATES, "buffer_content", 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,52 +37,46 @@ class _Later:
     reference: Any
 
 
-# `__ray_invocation_decorator__` is what Ray wraps around the call of a method by a handle, in the caller's process; its
-# documentation does not name it. Without it all arrives as Ray itself sends it, and test_actor_arguments.py fails.
-
-
 def sent_plainly(method: Method) -> Method:
     """Let the only argument of a method, an event or a list of events, travel as `SentEvents`."""
-    method.__ray_invocation_decorator__ = _sending_plainly  # type: ignore[attr-defined]
+    return _sent(method, _plain)
+
+
+def sent_lightly(method: Method) -> Method:
+    """Let the states that a method is given travel with their tensors as arrays, and references as they are."""
+    return _sent(method, _light)
+
+
+def _sent(method: Method, converted: Callable[[str | int, Any], Any]) -> Method:
+    """Let each argument of a method travel as a function makes it, which is given its place or name as well."""
+
+    def converting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
+            return call(
+                [converted(place, value) for place, value in enumerate(args)],
+                {name: converted(name, value) for name, value in kwargs.items()},
+            )
+
+        return send
+
+    # what Ray wraps around the call of a method by a handle, in the caller's process; its documentation does not name
+    # it. Without it all arrives as Ray itself sends it, and test_actor_arguments.py fails
+    method.__ray_invocation_decorator__ = converting  # type: ignore[attr-defined]
     return method
 
 
-def _sending_plainly(call: Callable[..., Any]) -> Callable[..., Any]:
-    def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
-        return call([_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()})
-
-    return send
-
-
-def _plain(value: Any) -> Any:
+def _plain(_: str | int, value: Any) -> Any:
     if isinstance(value, RawMetricEvent):
         return SentEvents.of([value])
     return SentEvents.of(value) if type(value) in {list, tuple} else value
 
 
-def sent_lightly(method: Method) -> Method:
-    """Let the states that a method is given travel with their tensors as arrays, and references as they are."""
-    method.__ray_invocation_decorator__ = _sending_lightly  # type: ignore[attr-defined]
-    return method
-
-
-def _sending_lightly(call: Callable[..., Any]) -> Callable[..., Any]:
-    def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
-        at = {position: name for name, position in _REFERENCES.items()}
-        return call(
-            [_light(at.get(position, ""), value) for position, value in enumerate(args)],
-            {name: _light(name, value) for name, value in kwargs.items()},
-        )
-
-    return send
-
-
-def _light(name: str, value: Any) -> Any:
-    if name in _REFERENCES and isinstance(value, ray.ObjectRef):
+def _light(place: str | int, value: Any) -> Any:
+    if place in _REFERENCES and isinstance(value, ray.ObjectRef):
         return _Later(value)
-    if name not in _STATES:  # a list of many items takes less time as it is
+    if place not in _STATES:  # a list of many items takes less time as it is
         return value
-    if name != "user_data" and not isinstance(value, Mapping) and callable(getattr(value, "state_dict", None)):
+    if place not in _USER_DATA and not isinstance(value, Mapping) and callable(getattr(value, "state_dict", None)):
         value = value.state_dict()
     return _packed(value)
 

@@ -13,6 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
+from trieye.process.worker import settle
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -109,16 +110,7 @@ class SaveThread:
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Make a call after the calls before; the future has its result."""
         future: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                result = call(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._queue.put(work)
+        self._queue.put(lambda: settle(future, lambda: call(*args, **kwargs)))
         return future
 
     def close(self) -> None:

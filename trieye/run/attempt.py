@@ -19,6 +19,7 @@ from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
+from trieye.process.worker import settle
 from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
 from trieye.run.saves import PendingSaves
@@ -191,19 +192,10 @@ def _done_within(patience_s: float | None, work: Callable[[], None], tell: Calla
         Whether it was done in time.
     """
     outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
     try:
-        threading.Thread(target=run, name="trieye-close", daemon=True).start()
+        threading.Thread(target=settle, args=(outcome, work), name="trieye-close", daemon=True).start()
     except RuntimeError:  # the interpreter is ending and starts no threads any more
-        run()
+        settle(outcome, work)
     while not wait([outcome], TELL_EVERY_S if patience_s is None else patience_s).done:
         if patience_s is not None:
             return False

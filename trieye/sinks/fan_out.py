@@ -87,11 +87,7 @@ class FanOut:
         if patient:
             self._close_patiently(status, timeout_s)
             timeout_s = LAST_WORDS_S
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.request_close(status, timeout_s)
-        closed = [thread.wait_closed(deadline) for thread in self._threads]  # each of them, also after a failure
-        return all(closed)
+        return _closed(self._threads, status, timeout_s)
 
     def _close_patiently(self, status: RunStatus, timeout_s: float) -> None:
         for thread in self._threads:
@@ -107,13 +103,9 @@ class FanOut:
 
     def close_sink(self, name: str, timeout_s: float) -> bool:
         """Let one sink finish while the others go on, and tell whether it got everything; it gets nothing more."""
-        deadline = time.monotonic() + timeout_s
         closing = [thread for thread in self._threads if thread.sink.name == name]
         self._threads = [thread for thread in self._threads if thread.sink.name != name]
-        for thread in closing:
-            thread.request_close("FINISHED", timeout_s)
-        closed = [thread.wait_closed(deadline) for thread in closing]
-        return all(closed)
+        return _closed(closing, "FINISHED", timeout_s)
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
         """Wait for the MLflow run and return its id; None without MLflow, or while it is unreachable."""
@@ -131,6 +123,14 @@ class FanOut:
     def health(self) -> list[SinkHealth]:
         """Return how each sink is."""
         return [thread.health for thread in self._threads]
+
+
+def _closed(threads: Sequence[SinkThread], status: RunStatus, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.request_close(status, timeout_s)
+    closed = [thread.wait_closed(deadline) for thread in threads]  # each of them, also after a failure
+    return all(closed)
 
 
 def make_sinks(
