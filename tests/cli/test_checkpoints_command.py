@@ -93,6 +93,20 @@ def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
     assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
 
 
+def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
+    directory = run_dir / "checkpoints" / "checkpoint_step_30"
+    (directory / "state.json").unlink()
+    (directory / "state.safetensors").write_bytes(b"")
+    flip(part(run_dir, 30))
+    names = ("state.json", "state.safetensors", f"parts/{part(run_dir, 30).name}")
+    problems = listed(run_dir, capsys, "--verify")[2][30]["problems"]
+    assert [sum(str(directory / name) in problem for problem in problems) for name in names] == [1, 1, 1]
+    assert main(["verify", str(run_dir)]) == 1
+    shown = "".join(capsys.readouterr().out.split())
+    assert all(f"checkpoint_step_30/{name}isdamaged" in shown for name in names)
+    assert "ofstep20,isusedinstead" in shown
+
+
 def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):
     flip(part(run_dir, 10))
     code, found, _ = listed(run_dir, capsys, "--verify")

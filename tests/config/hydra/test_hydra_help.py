@@ -112,9 +112,11 @@ def test_help_explains_the_keys_of_a_metric(helped):
     text = helped("stats.metrics")
     options = "latest, mean, sum, rate, min, max, std, count, quantile, ema"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
+    assert "metrics=[] logs every undeclared event as it comes, see stats.undeclared" in helped("metrics")
 
 
-def test_help_explains_a_group_and_its_keys(helped):
+def test_help_explains_a_group_and_its_keys_but_those_that_another_key_sets(helped):
+    assert "persistence.run_name" not in helped("persistence")
     lines = helped("loop").splitlines()
     assert lines[0].startswith("  loop: ")
     assert "  loop.steps = null" in lines
