@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.forked import in_a_child, killed_at_each, said_until_killed
-from trieye.checkpoints.retention import Retention
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import SerializationError
 from trieye.snapshot.encode import encode
 

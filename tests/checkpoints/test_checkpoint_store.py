@@ -11,8 +11,7 @@ from tests.snapshot.growing import Log
 from trieye.checkpoints import directory as state_directory
 from trieye.checkpoints import store as checkpoints
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
-from trieye.checkpoints.retention import Retention
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files import checksum
 from trieye.snapshot.encode import encode

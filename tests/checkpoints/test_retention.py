@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from trieye.checkpoints.retention import Retention
+from trieye.checkpoints.store import Retention
 
 
 @dataclass(frozen=True)

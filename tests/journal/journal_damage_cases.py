@@ -86,7 +86,7 @@ class Writer:
             value = self._random.randbytes(200)
             self.journal.set_meta(key, value)
             self.truth.meta[key].append(value)
-        self.journal.supersede(self._index - 5, self._index)
+        self.journal.set_superseded([*self.journal.superseded(), (self._index - 5, self._index)])
         self.truth.superseded.append((self._index - 5, self._index))
 
     def roll(self) -> None:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from trieye.checkpoints.path_manager import PathManager
-from trieye.checkpoints.retention import Retention
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.config import PersistenceConfig
 from trieye.files.run_files import BUFFER_PREFIX
 from trieye.files.run_record import RunRecord, open_run_record

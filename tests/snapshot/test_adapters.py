@@ -7,7 +7,7 @@ import torch
 
 import trieye
 from trieye.exceptions import ConfigurationError
-from trieye.snapshot.adapters import stateful
+from trieye.snapshot.environments import stateful
 
 
 class Sampler:

@@ -13,8 +13,7 @@ from trieye.checkpoints.directory import (
     save_parts,
 )
 from trieye.checkpoints.manifest import read_manifest
-from trieye.checkpoints.retention import Retention
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.atomic import _HOST
 from trieye.snapshot.encode import decode, encode

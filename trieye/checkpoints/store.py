@@ -1,16 +1,15 @@
-"""CheckpointStore: the saved states in one directory, newest and best, damaged ones set aside."""
+"""CheckpointStore: the saved states in one directory, newest and best; which are kept, which are damaged."""
 
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trieye.checkpoints.directory import load_state, parts_in, save_state
 from trieye.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest, verify
-from trieye.checkpoints.retention import Mode, Retention
 from trieye.exceptions import CheckpointError
 from trieye.files.atomic import recover, remove_directory, replaced
 from trieye.files.checksum import Checksum
@@ -22,6 +21,9 @@ logger = logging.getLogger(__name__)
 _DAMAGED = ".damaged"
 
 _Mark = tuple[int, int, int]
+
+Mode = Literal["max", "min"]
+"""Whether a higher or a lower objective is better."""
 
 Which = Literal["best", "latest"] | int
 """The best state by its objective, the newest one, or that of a step."""
@@ -69,6 +71,37 @@ class CheckpointEntry:
     def is_best(self) -> bool:
         """Whether it was the best one when it was saved."""
         return bool(self.metadata.get("is_best"))
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which states are kept: the newest, the best, and one every so many steps.
+
+    Attributes:
+        keep_last: Newest states kept; 0 = all.
+        keep_best: Best states kept besides, by their objective.
+        keep_every_steps: A state whose step is a multiple of it stays for ever; 0 = none.
+        mode: Whether a higher or a lower objective is better.
+    """
+
+    keep_last: int = 0
+    keep_best: int = 1
+    keep_every_steps: int = 0
+    mode: Mode = "max"
+
+    def surplus(self, saved: Sequence[CheckpointEntry], ranked: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+        """Return the states to delete; the newest one is never among them.
+
+        Args:
+            saved: All states, the oldest first.
+            ranked: Those that say how good they are, the best first.
+        """
+        if not self.keep_last:
+            return []
+        best = ranked[: self.keep_best]
+        every = self.keep_every_steps
+        older = saved[: -self.keep_last]
+        return [state for state in older if state not in best and not (every and state.step % every == 0)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -36,20 +35,15 @@ NOT_NOW = {
 """What says nothing about a file: it could not be read, and is not set aside for that."""
 
 
-class ChecksumFile:
-    """A new file that counts its bytes and sums them up; it is on the disk when the block ends.
-
-    Args:
-        path: The file.
-        checksum: Which sums are wanted.
+class _Sums:
+    """Size and sums of the bytes that pass, and the file that they pass to or from.
 
     Attributes:
-        size_bytes: Bytes written.
+        size_bytes: Bytes that passed.
         crc32: Their CRC-32.
     """
 
-    def __init__(self, path: Path, checksum: Checksum = "crc32") -> None:
-        self._file = path.open("xb", buffering=1 << 20)
+    def __init__(self, checksum: Checksum) -> None:
         self.size_bytes = 0
         self.crc32 = 0
         self._sha256 = hashlib.sha256() if checksum == "sha256" else None
@@ -59,53 +53,56 @@ class ChecksumFile:
         """SHA-256 in hexadecimal, if that was wanted."""
         return None if self._sha256 is None else self._sha256.hexdigest()
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; a memoryview is of bytes and contiguous."""
-        self._file.write(data)
+    def _add(self, data: bytes | memoryview) -> None:
         self.size_bytes += len(data)
         self.crc32 = zlib.crc32(data, self.crc32)
         if self._sha256 is not None:
             self._sha256.update(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class ChecksumFile(_Sums):
+    """A new file that counts its bytes and sums them up; it is on the disk when the block ends.
+
+    Args:
+        path: The file.
+        checksum: Which sums are wanted.
+    """
+
+    def __init__(self, path: Path, checksum: Checksum = "crc32") -> None:
+        super().__init__(checksum)
+        self._file = path.open("xb", buffering=1 << 20)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes; a memoryview is of bytes and contiguous."""
+        self._file.write(data)
+        self._add(data)
 
     def write_array(self, array: NDArray[np.generic]) -> None:
         """Append the bytes of a C-contiguous array without copying them."""
         if array.nbytes:
             self.write(array.reshape(-1).view("u1").data)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if kind is None:
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
 
-class ChecksumReader:
+class ChecksumReader(_Sums):
     """A file that counts its bytes and sums them up while they are read, from the first to the last one.
 
     Args:
         path: The file; opening it raises OSError if it is a link.
         checksum: Which sums are wanted.
-
-    Attributes:
-        size_bytes: Bytes read.
-        crc32: Their CRC-32.
     """
 
     def __init__(self, path: Path, checksum: Checksum = "crc32") -> None:
+        super().__init__(checksum)
         self._file = open(path, "rb", buffering=0, opener=_no_link)  # noqa: SIM115 - closed by `__exit__`
-        self.size_bytes = 0
-        self.crc32 = 0
-        self._sha256 = hashlib.sha256() if checksum == "sha256" else None
-
-    @property
-    def sha256(self) -> str | None:
-        """SHA-256 in hexadecimal, if that was wanted."""
-        return None if self._sha256 is None else self._sha256.hexdigest()
 
     def read(self, count: int) -> bytes:
         """Return the next bytes, fewer than `count` at the end only."""
@@ -116,11 +113,8 @@ class ChecksumReader:
         """Fill memory with the next bytes and return how many there were; a chunk is summed up while it is cached."""
         filled = 0
         while got := self._file.readinto(chunk := target[filled : filled + _CHUNK_BYTES]):
-            self.crc32 = zlib.crc32(chunk[:got], self.crc32)
-            if self._sha256 is not None:
-                self._sha256.update(chunk[:got])
+            self._add(chunk[:got])
             filled += got
-        self.size_bytes += filled
         return filled
 
     def finish(self) -> None:
@@ -129,12 +123,7 @@ class ChecksumReader:
         while self.readinto(rest):
             pass
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -171,8 +171,7 @@ class Store:
         """
         known = [*(segment[:2] for segment in self._journal.segments()), *self._journal.chunks()]
         if self._survey.adopted or self._journal.damage:
-            for span in self.superseded():
-                self._journal.supersede(*span)
+            self._journal.set_superseded(self.superseded())
         for segment in self._survey.adopted:
             logger.warning("%s was not known to the journal, and is part of the history again", segment.name)
             if not overlapping(*segment[:2], known):  # else it only fills gaps, and is found again next time

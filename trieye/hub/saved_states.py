@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
-from trieye.checkpoints.retention import Mode, Retention
 from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, Mode, Retention
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles

@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.journal.file import Durability, IntervalSync, open_for_writing, wal_path, worded
 from trieye.journal.keys import TakenKeys
+from trieye.journal.ranges import Range, merged
 from trieye.journal.repair import prepare
 from trieye.journal.schema import (
     REPAIR,
@@ -162,7 +163,7 @@ class Journal:
         *,
         chunks: Sequence[Chunk] = (),
         keep_after: int,
-        superseded: Sequence[tuple[int, int]] | None = None,
+        superseded: Iterable[Range] | None = None,
         meta: Mapping[str, bytes] | None = None,
         discontinuous: bool = False,
     ) -> None:
@@ -188,9 +189,7 @@ class Journal:
             for key, value in (meta or {}).items():
                 put(connection, "meta", (key, value))
             if superseded is not None:
-                connection.execute("DELETE FROM superseded")
-                for first, end in superseded:
-                    put(connection, "superseded", (first, end))
+                _put_superseded(connection, superseded)
             self._put_taken(connection)
             deleted_to = max(self._state.deleted_to, min(keep_after, older, self.last_pos))
             gaps = tuple(gap for gap in self._state.gaps if gap[1] > deleted_to)
@@ -223,17 +222,10 @@ class Journal:
             put(connection, "calls", call)
         connection.execute("DELETE FROM calls WHERE pos < ?", (self._taken.oldest_call,))
 
-    def _put_superseded(self, connection: Connection, first: int, end: int) -> None:
-        for other_first, other_end in self.superseded():
-            if other_first <= end and first <= other_end:
-                first, end = min(first, other_first), max(end, other_end)
-        connection.execute("DELETE FROM superseded WHERE first BETWEEN ? AND ?", (first, end))
-        put(connection, "superseded", (first, end))
-
-    def supersede(self, first: int, end: int) -> None:
-        """Leave the indices from `first` up to and without `end` out of the history."""
+    def set_superseded(self, ranges: Iterable[Range]) -> None:
+        """Leave the indices in these ranges out of the history, in place of the ranges before; they may overlap."""
         with self._transaction() as connection:
-            self._put_superseded(connection, first, end)
+            _put_superseded(connection, ranges)
         self._testify()
 
     def replace_chunks(self, segment: Segment) -> None:
@@ -383,3 +375,9 @@ class Journal:
                 return self._connection.execute(query, values).fetchall()
             except sqlite3.Error as error:
                 raise self._failed(error) from error
+
+
+def _put_superseded(connection: Connection, ranges: Iterable[Range]) -> None:
+    connection.execute("DELETE FROM superseded")
+    for span in merged(ranges):
+        put(connection, "superseded", span)

@@ -26,8 +26,8 @@ from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
-from trieye.snapshot.adapters import stateful
 from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import capture_all, restore_all
 from trieye.snapshot.parts import SavedParts
 

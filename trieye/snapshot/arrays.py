@@ -6,7 +6,7 @@ The dtypes that safetensors lacks travel as bytes with their description.
 import json
 import math
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -96,11 +96,8 @@ def _title(name: Any) -> Any:
     return tuple(name) if isinstance(name, list) else name
 
 
-_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {
-    "BF16": np.dtype("<u2"),
-    "F8_E4M3": np.dtype("u1"),
-    "F8_E5M2": np.dtype("u1"),
-}
+_BITS: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1")}
+_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | _BITS
 _LENGTH_BYTES = 8
 
 
@@ -145,7 +142,7 @@ def read_tensors(file: ChecksumReader, path: Path) -> tuple[dict[str, NDArray[An
         arrays = {name: _read_array(file, entry) for name, entry in entries}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
-    formats = {name: entry["dtype"] for name, entry in entries if _DTYPES[entry["dtype"]] not in _own(entry["dtype"])}
+    formats = {name: entry["dtype"] for name, entry in entries if entry["dtype"] in _BITS}
     return arrays, formats
 
 
@@ -173,15 +170,7 @@ def _mapped(path: Path, entry: dict[str, Any], start: int) -> NDArray[Any]:
     return np.memmap(path, dtype, "r", start + entry["data_offsets"][0], shape)
 
 
-def _own(format_name: str) -> set[np.dtype[Any]]:
-    return {dtype for dtype, name in FORMATS.items() if name == format_name}
-
-
-class _Readable(Protocol):
-    def read(self, count: int, /) -> bytes: ...
-
-
-def _read_header(file: _Readable, size_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > size_bytes - _LENGTH_BYTES:
         raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.names import is_text
 from trieye.exceptions import SerializationError
 from trieye.snapshot import arrays, objects, tensors
-from trieye.snapshot.adapters import stateful
 from trieye.snapshot.decode import decode
+from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import generator_state
-from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, is_text, join
+from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join
 
 __all__ = ["EncodedState", "Encoder", "decode", "encode"]
 
@@ -202,10 +203,6 @@ def _complex(value: complex) -> Node:
     return {KIND: "complex", "real": value.real.hex(), "imag": value.imag.hex()}
 
 
-def _list(encoder: Encoder, value: list[Any], path: str, depth: int) -> Node:
-    return encoder.nodes(value, path, depth)
-
-
 def _items(kind: str) -> "ContainerEncoder":
     def encode_items(encoder: Encoder, value: Iterable[Any], path: str, depth: int) -> Node:
         return {KIND: kind, "items": encoder.nodes(value, path, depth)}
@@ -260,7 +257,7 @@ _PLAIN: dict[type, Callable[[Any], Node]] = {
 }
 
 _CONTAINERS: dict[type, ContainerEncoder] = {
-    list: _list,
+    list: Encoder.nodes,
     tuple: _items("tuple"),
     set: _items("set"),
     frozenset: _items("frozenset"),

@@ -1,4 +1,7 @@
-"""EnvState: an environment of Gymnasium in the middle of an episode, saved without pickle where that is exact."""
+"""EnvState: an environment of Gymnasium in the middle of an episode, saved without pickle where that is exact.
+
+`stateful` gives environments, and random generators, the `state_dict` and `load_state_dict` that they lack.
+"""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -7,6 +10,7 @@ from typing import Any
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.snapshot.environment_objects import ObjectPutter, ObjectTaker
 from trieye.snapshot.environment_values import is_environment
+from trieye.snapshot.generators import generator_state, set_generator_state
 
 logger = logging.getLogger(__name__)
 
@@ -140,3 +144,39 @@ def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         logger.warning(text)
+
+
+class GeneratorState:
+    """A random generator as something with `state_dict` and `load_state_dict`.
+
+    Args:
+        generator: One that `generator_state` knows.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> Any:
+        """Return the generator, which the encoder knows."""
+        return self._generator
+
+    def load_state_dict(self, state: Any) -> None:
+        """Bring the generator to the state of another one, or to what `generator_state` returned.
+
+        Raises:
+            SerializationError: It is none of such a generator.
+        """
+        set_generator_state(self._generator, state)
+
+
+def stateful(value: Any) -> Any:
+    """Return what has the `state_dict` and `load_state_dict` of a value: an adapter, or the value itself.
+
+    Adapters exist for random generators of NumPy, Python and torch, and for environments of Gymnasium without such
+    methods of their own.
+    """
+    if any(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
+        return value
+    if generator_state(value) is not None:
+        return GeneratorState(value)
+    return EnvState(value) if is_environment(value) else value

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from trieye.config.names import is_text
 from trieye.files.checksum import FileEntry
 
 KIND = "$"
@@ -94,17 +95,6 @@ class Collector(Protocol):
 
     def add_object(self, path: str, data: bytes) -> str:
         """Keep a pickled part and return the name it got."""
-
-
-def is_text(value: str) -> bool:
-    """Tell whether a string is valid Unicode; lone surrogates do not survive JSON and UTF-8."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def join(path: str, key: object) -> str:
