@@ -1,6 +1,7 @@
 """The `trieye` command: one module for each subcommand, imported when that one is typed.
 
-The module has `add_arguments(parser)` and `run(options)`, which returns the exit code or raises a TrieyeError.
+The module has `add_arguments(parser)` and `run(options)`, which returns the exit code or raises a TrieyeError; what
+`run` needs is imported in it, so that `--help` is there at once.
 Its docstring is its help: after its first line, the description, and what stands below the options.
 """
 

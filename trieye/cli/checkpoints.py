@@ -14,16 +14,9 @@ Examples:
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
-from rich.console import Console
-
-from trieye.cli.given_run import SAVED_DIRECTORIES, add_run_argument, find_run, recorded_config
-from trieye.cli.saved import Saved, disk_bytes, saved_in
-from trieye.cli.views import render_saved
-from trieye.config import PersistenceConfig
-from trieye.exceptions import ConfigurationError
-from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD
+from trieye.cli.arguments import add_run_argument
 
 EXIT_DAMAGED = 1
 
@@ -37,6 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List what was saved, and return whether something is damaged."""
+    from rich.console import Console
+
+    from trieye.cli.given_run import SAVED_DIRECTORIES, find_run, recorded_config
+    from trieye.cli.saved import disk_bytes, marked, saved_in
+    from trieye.cli.views import render_saved
+    from trieye.config import PersistenceConfig
+    from trieye.exceptions import ConfigurationError
+    from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD
+
     run_dir = find_run(options.run_name, options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
     try:
         names = recorded_config(run_dir).persistence
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         names = PersistenceConfig()
     directories = [run_dir / names.checkpoint_save_dir_name, run_dir / names.buffer_save_dir_name]
     with Console(stderr=True).status(f"reading {run_dir.name}"):
-        checkpoints = _marked(saved_in(directories[0], CHECKPOINT_PREFIX, checksums=options.verify))
+        checkpoints = marked(saved_in(directories[0], CHECKPOINT_PREFIX, checksums=options.verify))
         buffers = saved_in(directories[1], BUFFER_PREFIX, checksums=options.verify)
         size_bytes = disk_bytes(*directories)
     if options.json:
@@ -53,16 +55,3 @@ def run(options: argparse.Namespace) -> int:
     else:
         Console().print(render_saved(run_dir, checkpoints, buffers, size_bytes))
     return EXIT_DAMAGED if any(saved.is_broken for saved in [*checkpoints, *buffers]) else 0
-
-
-def _marked(found: list[Saved]) -> list[Saved]:
-    """Mark what `load_checkpoint_path=latest` and `=best` mean; a run decides the same when it starts."""
-    usable = [saved for saved in found if saved.is_usable]
-    if not usable:
-        return found
-    latest = usable[-1]
-    sign = 1 if latest.mode == "max" else -1
-    rated = [saved for saved in usable if saved.objective is not None] or [s for s in usable if s.is_rated]
-    best = max(rated, key=lambda saved: (sign * (saved.objective or 0.0), saved.sequence), default=None)
-    marks = {"best": best, "latest": latest}
-    return [replace(row, marks=tuple(mark for mark, marked in marks.items() if marked is row)) for row in found]

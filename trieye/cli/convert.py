@@ -24,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, numbered_pickles
 from trieye.checkpoints.serializer import BufferData, CheckpointData, Serializer
 from trieye.checkpoints.store import CheckpointStore
-from trieye.cli.given_run import SAVED_DIRECTORIES, add_run_argument, find_run
+from trieye.cli.arguments import add_run_argument
+from trieye.cli.given_run import SAVED_DIRECTORIES, find_run
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD, step_in
 from trieye.process.lock import RunLock

@@ -1,6 +1,5 @@
 """The run that a command is given: its directory, its config, and whether a process writes to it."""
 
-import argparse
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,20 +16,7 @@ from trieye.sinks.fan_out import make_sinks
 
 CONFIGS = "configs.json"
 SAVED_DIRECTORIES = (CHECKPOINTS, BUFFERS)
-DEFAULT_ROOT = ".trieye_data"
 MAX_SHOWN = 10
-
-
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """Add RUN and --root to a command."""
-    parser.add_argument("run_name", metavar="RUN", help="directory of a run, or its name below --root: run or app/run")
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path(DEFAULT_ROOT),
-        metavar="DIR",
-        help=f"directory of all apps (default: {DEFAULT_ROOT})",
-    )
 
 
 def find_run(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:

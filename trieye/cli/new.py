@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 TEMPLATE = Path(__file__).resolve().parent.parent / "template"
@@ -112,6 +111,8 @@ def complaint_about(name: str, answer: str) -> str | None:
     """Say what is wrong with one answer, or None."""
     question = {question.name: question for question in questions()}[name]
     if question.choices and answer not in question.choices:
+        from trieye.config.base import did_you_mean
+
         known = ", ".join(question.choices)
         return f"{name} {answer!r} is unknown{did_you_mean(answer, question.choices)} (known: {known})"
     check = _rules().get(name)

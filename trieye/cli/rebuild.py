@@ -12,12 +12,8 @@ Examples:
 """
 
 import argparse
-from collections.abc import Sequence
 
-from trieye.cli.close import add_timeout, deliver, idle_run
-from trieye.cli.given_run import add_run_argument, find_run, sinks_of
-from trieye.config.base import did_you_mean
-from trieye.config.sinks import SinksConfig
+from trieye.cli.arguments import add_run_argument, add_timeout
 from trieye.exceptions import ConfigurationError
 
 SHOW_ALL_TWICE = ("wandb",)
@@ -35,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Let the sinks begin anew, and wait until they have everything."""
+    from trieye.cli.delivery import deliver, idle_run
+    from trieye.cli.given_run import find_run, sinks_of
+    from trieye.config.base import did_you_mean
+
     record, config = idle_run(find_run(options.run_name, options.root))
     known = sinks_of(config)
     chosen = options.sinks or [name for name in known if name not in SHOW_ALL_TWICE]
@@ -43,12 +43,6 @@ def run(options: argparse.Namespace) -> int:
             has = f"it has: {', '.join(known)}" if known else "it has none"
             raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, known)} ({has})")
     if record.status != "RUNNING":  # else all sinks are to be told how the run ended
-        config.sinks = _only(config.sinks, chosen)
+        held = {kind: sink.model_copy(update={"enabled": kind in chosen}) for kind, sink in config.sinks}
+        config.sinks = config.sinks.model_copy(update=held)
     return deliver(config, options.timeout, anew=chosen)
-
-
-def _only(sinks: SinksConfig, names: Sequence[str]) -> SinksConfig:
-    held = {kind: getattr(sinks, kind) for kind in SinksConfig.model_fields}
-    return sinks.model_copy(
-        update={kind: own.model_copy(update={"enabled": kind in names}) for kind, own in held.items()}
-    )

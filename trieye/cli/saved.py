@@ -157,3 +157,16 @@ def _files_below(directory: Path) -> Iterator[os.stat_result]:
             continue
         if stat.S_ISREG(about.st_mode):
             yield about
+
+
+def marked(found: list[Saved]) -> list[Saved]:
+    """Mark what `load_checkpoint_path=latest` and `=best` mean; a run decides the same when it starts."""
+    usable = [saved for saved in found if saved.is_usable]
+    if not usable:
+        return found
+    latest = usable[-1]
+    sign = 1 if latest.mode == "max" else -1
+    rated = [saved for saved in usable if saved.objective is not None] or [s for s in usable if s.is_rated]
+    best = max(rated, key=lambda saved: (sign * (saved.objective or 0.0), saved.sequence), default=None)
+    marks = {"best": best, "latest": latest}
+    return [replace(row, marks=tuple(mark for mark, marked in marks.items() if marked is row)) for row in found]

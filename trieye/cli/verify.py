@@ -14,11 +14,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from rich.console import Console
-
-from trieye.cli.given_run import add_run_argument, find_run
-from trieye.cli.inspect import check_run
-from trieye.cli.views import render_check
+from trieye.cli.arguments import add_run_argument
 
 EXIT_DAMAGED = 1
 
@@ -31,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the run, say what was found, and return whether something is damaged."""
+    from rich.console import Console
+
+    from trieye.cli.given_run import find_run
+    from trieye.cli.inspect import check_run
+    from trieye.cli.views import render_check
+
     run_dir = find_run(options.run_name, options.root)
     with Console(stderr=True).status(f"verifying {run_dir.name}"):
         found = check_run(run_dir)

@@ -13,13 +13,8 @@ import argparse
 import contextlib
 import sys
 import time
-from pathlib import Path
 
-from rich.console import Console
-from rich.live import Live
-
-from trieye.cli.given_run import add_run_argument, find_run
-from trieye.cli.views import read_view, render_run
+from trieye.cli.arguments import add_run_argument
 
 MIN_INTERVAL_S = 0.1
 
@@ -35,20 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the run until Ctrl-C."""
-    run_dir = find_run(options.run_name, options.root)
+    from rich.console import Console
+    from rich.live import Live
+
+    from trieye.cli.given_run import find_run
+    from trieye.cli.views import read_view, render_run
+
+    run_dir, console = find_run(options.run_name, options.root), Console()
     if options.once or not sys.stdout.isatty():
-        Console().print(render_run(read_view(run_dir, None)))
+        console.print(render_run(read_view(run_dir, None)))
         return 0
     with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
-        _look_on(run_dir, max(options.interval, MIN_INTERVAL_S))
+        view = read_view(run_dir, None)
+        with Live(render_run(view, console), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(max(options.interval, MIN_INTERVAL_S))
+                view = read_view(run_dir, view)
+                live.update(render_run(view, console), refresh=True)
     return 0
-
-
-def _look_on(run_dir: Path, interval_s: float) -> None:
-    console = Console()
-    view = read_view(run_dir, None)
-    with Live(render_run(view, console), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval_s)
-            view = read_view(run_dir, view)
-            live.update(render_run(view, console), refresh=True)
