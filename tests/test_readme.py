@@ -1,5 +1,6 @@
 """What the README shows works: its commands, its code, its links."""
 
+import json
 import os
 import re
 import shlex
@@ -36,6 +37,10 @@ def run(command, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
 
 
+def records(project):
+    return {path: json.loads(path.read_text()) for path in project.glob(".trieye_data/*/runs/*/run.json")}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_the_commands_run_one_after_the_other(tmp_path):
@@ -56,8 +61,15 @@ def test_the_commands_run_one_after_the_other(tmp_path):
             command += ["runtime=local"] if "runtime" not in line else []
             if not {"run_name", "sinks", "seed"} & set(re.findall(r"\w+", line)):
                 command += ["sinks=[]"]  # the others show MLflow often enough
+        before = records(folder)
         done = run(command, folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        if " -m seed=0,1 " in line:
+            jobs = [record for path, record in records(folder).items() if path not in before]
+            assert [job["status"] for job in jobs] == ["FINISHED"] * 4
+            assert len({job["mlflow_run_id"] for job in jobs} - {None}) == 4
+            num_swept = len(jobs)
+    assert num_swept == 4
 
 
 def test_a_mistake_is_one_message_and_exit_code_2(tmp_path):

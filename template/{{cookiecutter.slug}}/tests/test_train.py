@@ -80,14 +80,14 @@ def test_the_replay_buffer_is_saved_where_the_option_of_persistence_says_so(tmp_
     assert ("replay" in agent.save_checkpoint(tmp_path)) is saved
 
 
-def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path):
+def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     steps = 200
-    command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"loop.steps={steps}", "loop.evaluate_every_steps=0"]
-    command += [f"persistence.root_data_dir={tmp_path}", "persistence.keep_last=0"]
-    command.append("env.id=CartPole-v1")  # an exact resume needs an environment that can be saved inside an episode
-    subprocess.run([*command, "run_name=whole"], cwd=PROJECT, check=True, timeout=240)
+    typed = [f"loop.steps={steps}", "loop.evaluate_every_steps=0", "persistence.keep_last=0"]
+    typed.append("env.id=CartPole-v1")  # an exact resume needs an environment that can be saved inside an episode
+    trieye.run_experiment(DQN, compose(tmp_path, *typed, "run_name=whole"))
 
-    command.append("run_name=killed")
+    typed.append("run_name=killed")
+    command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"persistence.root_data_dir={tmp_path}", *typed]
     killed = subprocess.Popen(command, cwd=PROJECT)
     checkpoints = tmp_path / NAME / "runs" / "killed" / "checkpoints"
     deadline = time.monotonic() + 120
@@ -98,8 +98,8 @@ def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path):
     assert killed.wait() == -signal.SIGKILL
     assert not (checkpoints / f"checkpoint_step_{steps}").exists()
 
-    resumed = subprocess.run(command, cwd=PROJECT, check=True, timeout=240, capture_output=True, text=True)
-    assert "resumes at step" in resumed.stderr
+    trieye.run_experiment(DQN, compose(tmp_path, *typed))
+    assert "resumes at step" in capfd.readouterr().err
     whole, again = weights(tmp_path, "whole", steps), weights(tmp_path, "killed", steps)
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
