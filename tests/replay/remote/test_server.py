@@ -1,5 +1,6 @@
 """The server: several tables, snapshots of all of them, and what comes back after a restart."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.handle import table_of
+from trieye.replay.remote.messages import Plan, Rows
 from trieye.replay.remote.table import Edge
 
 TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
@@ -232,3 +234,53 @@ def test_the_episodes_of_a_writer_that_left_are_forgotten():
     state = server.state_parts(()).state["main"]["state"]
     assert len(state["buffer"]["store"]["links"]["last"]) == 0
     assert state["envs"] == []
+
+
+def rows_of(count, **more):
+    return Rows({"x": np.arange(count)}, **more)
+
+
+def test_those_who_wait_are_woken_by_what_they_wait_for():
+    limiter = {"samples_per_insert": 1.0, "error_buffer": 2.0}
+    server = ReplayServer({"main": {"capacity": 9, "limiter": limiter}})
+
+    def waiting(operation, *values):
+        call = threads.submit(operation, "main", *values, 60.0)
+        wait_until(call.running)
+        for _ in range(100):
+            server.stats("main")  # takes the lock in turn with the one that is about to wait
+        return call
+
+    with ThreadPoolExecutor(1) as threads:
+        reader = waiting(server.plan, 1, 1)
+        server.add_batch("main", "w", 0, 0, rows_of(3))
+        assert isinstance(reader.result(20), Plan)
+        server.add_batch("main", "w", 3, 0, rows_of(1))
+        writer = waiting(server.await_insert, "w", 1)
+        server.plan("main", 1, 1, 0.0)
+        assert writer.result(20).refused == ""
+
+
+def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_earlier_draw(tmp_path):
+    limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
+    tables = {"main": {"capacity": 50, "max_staleness": 0, "limiter": limiter}}
+    server, other = ReplayServer(tables), ReplayServer(tables)
+    server.set_version("main", 3)
+    server.add_batch("main", "w", 0, 0, rows_of(102))
+    server.snapshot(tmp_path / "snapshot")
+    before = server.memory("main").generation
+    for one in (server, other):
+        one.restore(tmp_path / "snapshot")
+        assert "waits for rows to be drawn" in one.await_insert("main", "w", 1, 0.0).refused
+    assert server.memory("main").generation != before
+    other.plan("main", 1, 50, 0.0)
+    other.add_batch("main", "w", 102, 102, rows_of(1, versions=np.array([-1])))
+    assert 102 in other.plan("main", 1, 100, 0.0).ids  # as new as the others
+
+
+def test_writers_keep_what_only_a_snapshot_elsewhere_holds(tmp_path):
+    server = ReplayServer(TABLES, directory=tmp_path / "own")
+    server.add_batch("main", "w", 0, 0, rows_of(3))
+    for place, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
+        server.snapshot(place)
+        assert server.await_insert("main", "w", 1, 0.0).saved == saved
