@@ -72,6 +72,9 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
         first.process_and_log.remote(step)
     save(first, 100)
     ray.get(first.force_process_and_log.remote(100), timeout=15)
+    pid = ray.get(first.health.remote())["pid"]
+    assert pid != os.getpid()
+    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text(), "no tensor has come"
     ray.get(first.shutdown.remote(), timeout=15)
 
     client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
@@ -134,12 +137,6 @@ def test_terminate_gives_the_name_back(start):
     assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").status == "FINISHED"
 
 
-def test_a_failed_save_raises_where_it_is_asked_for(start):
-    actor, _ = start()
-    with pytest.raises(ray.exceptions.RayTaskError, match="saving step -1"):
-        ray.get(save(actor, -1))
-
-
 def test_getters_answer_as_in_0_1_5(start, tmp_path):
     actor, config = start()
     assert ray.get(actor.get_actor_name.remote()) == f"trieye_actor_{config.run_name}"
@@ -153,12 +150,16 @@ def test_getters_answer_as_in_0_1_5(start, tmp_path):
     ray.get(actor.close_tb_writer.remote())
 
 
-def test_a_relative_root_means_the_place_where_the_config_was_made(start, tmp_path, monkeypatch):
+def test_a_relative_root_means_the_place_where_the_config_was_made_and_a_failed_save_raises_in_ray_get(
+    start, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     config = trieye.TrieyeConfig(app_name="here", persistence=trieye.PersistenceConfig(ROOT_DATA_DIR="data"))
     actor, _ = start(config)
     monkeypatch.chdir("/")
     assert ray.get(actor.get_run_base_dir_str.remote()).startswith(str(tmp_path / "data" / "here"))
+    with pytest.raises(ray.exceptions.RayTaskError, match="saving step -1"):
+        ray.get(save(actor, -1))
 
 
 def test_an_unusable_root_is_named(start, tmp_path):
@@ -198,23 +199,13 @@ def test_the_console_metrics_are_seen_on_the_driver(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_actor_comes_back_as_the_same_run(start):
-    actor, config = start()
-    run_id = ray.get(actor.wait_mlflow_run_id.remote(30.0))
-    before = ray.get(actor.health.remote())["pid"]
-    os.kill(before, signal.SIGKILL)
-    assert ray.get(actor.wait_mlflow_run_id.remote(30.0), timeout=90) == run_id
-    assert ray.get(actor.health.remote())["pid"] != before
-    assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").attempt == 1
-
-
-@pytest.mark.slow
-def test_calls_that_a_killed_actor_left_unanswered_count_once(start):
+def test_a_killed_actor_comes_back_as_the_same_run_and_calls_that_it_left_unanswered_count_once(start):
     metrics = [trieye.MetricConfig(name=name, aggregation="count") for name in ("one", "many")]
-    actor, _ = start(stats=trieye.StatsConfig(metrics=metrics), sinks={})
-    calls = []
+    actor, config = start(stats=trieye.StatsConfig(metrics=metrics))
+    run_id, calls, pids = ray.get(actor.wait_mlflow_run_id.remote(60.0)), [], set()
     for round_number in range(2):
         pid = ray.get(actor.health.remote())["pid"]
+        pids.add(pid)
         for number in range(300):
             calls.append(actor.log_event.remote(event("one", step=1)))
             calls.append(actor.log_batch_events.remote([event("many", step=1)] * 3))
@@ -226,7 +217,11 @@ def test_calls_that_a_killed_actor_left_unanswered_count_once(start):
     ray.get(actor.force_process_and_log.remote(1))
     seen = ray.get(actor.summary.remote())
     assert {name: seen[name]["last"] for name in ("one", "many")} == {"one": 600.0, "many": 1800.0}
-    assert ray.get(actor.health.remote())["dropped"] == {"elsewhere": 1200}
+    health = ray.get(actor.health.remote())
+    assert health["dropped"] == {"elsewhere": 1200}
+    assert len(pids | {health["pid"]}) == 3
+    assert ray.get(actor.wait_mlflow_run_id.remote(60.0)) == run_id
+    assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").attempt == 1
 
 
 def test_get_or_create_finds_the_same_actor_again(tmp_path):
@@ -235,12 +230,3 @@ def test_get_or_create_finds_the_same_actor_again(tmp_path):
     assert first == second
     assert ray.get(second.get_run_base_dir_str.remote()) == str(tmp_path / "default_app" / "runs" / "shared")
     ray.kill(first)
-
-
-@pytest.mark.slow
-def test_the_actor_needs_no_torch_until_a_tensor_comes(start):
-    actor, _ = start()
-    ray.get(actor.wait_mlflow_run_id.remote(30.0))
-    pid = ray.get(actor.health.remote())["pid"]
-    assert pid != os.getpid()
-    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()

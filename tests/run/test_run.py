@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
-    JournalFullError,
     RunClosedError,
     RunLockedError,
 )
@@ -175,23 +174,17 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
         run.flush()
 
 
-def test_values_beyond_the_bound_are_dropped_and_counted_when_the_config_says_so(make_config):
-    runtime = {"kind": "local", "max_pending_events": 1000, "overflow": "drop", "flush_interval_s": 60}
-    with trieye.Run(make_config(runtime=runtime)) as run:
+@pytest.mark.parametrize(("overflow", "kept", "dropped"), [("drop", 1000, {"overflow": 500}), ("block", 1500, {})])
+def test_values_beyond_the_bound_wait_or_are_dropped_and_counted_as_the_config_says(
+    make_config, overflow, kept, dropped
+):
+    runtime = {"kind": "local", "max_pending_events": 1000, "overflow": overflow, "flush_interval_s": 60}
+    with trieye.Run(make_config(runtime=runtime, stats={"metrics": [{"name": "a", "aggregation": "count"}]})) as run:
         for _ in range(1500):
             run.log("a", 1.0, step=1)
-        run.flush()
-        assert run.health()["dropped"] == {"overflow": 500}
-
-
-def test_values_beyond_the_bound_wait_by_default(make_config):
-    runtime = {"kind": "local", "max_pending_events": 1000, "flush_interval_s": 60}
-    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
-    with trieye.Run(make_config(runtime=runtime, stats=stats)) as run:
-        for _ in range(5000):
-            run.log("a", 1.0, step=1)
         run.step = 1
-        assert run.best("a") == 5000
+        assert run.best("a") == kept
+        assert run.health()["dropped"] == dropped
 
 
 SCRIPT = """
@@ -412,27 +405,6 @@ def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, r
     with pytest.raises(trieye.TrieyeError, match="gone for good"):
         run.close()
     assert record_of(run.dir).status == "FAILED"
-
-
-def test_a_full_journal_holds_up_flush_and_loses_nothing(make_config):
-    stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
-    with trieye.Run(make_config(stats=stats, runtime={"kind": "local", "ack_timeout_s": 0.05})) as run:
-        log, is_full = run._attempt.hub.log, [True]
-
-        def log_to_a_disk(batch, **number):
-            if is_full:
-                raise JournalFullError("the disk is full")
-            log(batch, **number)
-
-        run._attempt.hub.log = log_to_a_disk
-        run.log("a", 1.0, step=1)
-        with pytest.raises(trieye.ProcessingError, match="1 values wait: the disk is full"):
-            run.flush()
-        run.log("a", 1.0, step=1)
-        is_full.clear()
-        wait_until(lambda: not run._flusher.num_waiting)
-        run.step = 1
-        assert run.best("a") == 2.0
 
 
 ENDLESS = """

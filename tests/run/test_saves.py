@@ -159,17 +159,6 @@ def test_parts_are_known_when_their_checkpoint_is_safe(writer):
     assert saves.known_parts == set()
 
 
-def test_a_failed_save_keeps_no_later_one_from_being_begun(writer):
-    saves = PendingSaves("run")
-    add(saves, writer, 1)
-    writer.end(error=OSError("disk full"))
-    with pytest.raises(CheckpointError, match="disk full"):
-        add(saves, writer, 2)
-    assert [step for step, _ in writer.begun] == [1, 2]
-    writer.end()
-    saves.report(wait=True)
-
-
 def test_a_failed_save_keeps_nobody_from_waiting_for_the_others(writer):
     saves = PendingSaves("run", "coalesce")
     add(saves, writer, 1)

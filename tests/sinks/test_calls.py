@@ -4,7 +4,7 @@ import pytest
 
 from trieye.exceptions import ProcessingError
 from trieye.sinks.thread import Calls
-from trieye.stats.operations import LogArtifact, LogHistogram, LogParams, LogText, SetTags
+from trieye.stats.operations import LogArtifact, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 from trieye.testing import MemorySink
 
@@ -38,16 +38,6 @@ def ends(calls):
 def test_points_that_follow_each_other_are_one_call_and_every_operation_is_another():
     items = [*points(0, 3), SetTags({"a": "1"}), LogParams({"b": "2"}), *points(3, 2), LogText("t", 1, 1.7e9, "x")]
     assert ends(Calls(MemorySink()).of(items, 100, 108)) == [(3, 103), (1, 104), (1, 105), (2, 107), (1, 108)]
-
-
-def test_every_call_does_what_it_stands_for():
-    sink = MemorySink()
-    histogram = LogHistogram("h", 1, 1.7e9, [0.0, 1.0], [2.0], 1.0, 1.0)
-    items = [*points(0, 2), LogParams({"a": "1"}), SetTags({"b": "2"}), LogArtifact("/some/file", "sub"), histogram]
-    for call in Calls(sink, Path("/some")).of(items, 0, len(items)):
-        call.make()
-    assert (sink.points, sink.params, sink.tags) == (items[:2], {"a": "1"}, {"b": "2"})
-    assert (sink.artifacts, sink.media) == ([(Path("/some/file"), "sub")], [histogram])
 
 
 def test_a_file_is_where_the_directory_of_the_run_is_now():

@@ -98,18 +98,6 @@ def test_a_tracker_gets_parameters_files_and_pictures(run):
     assert sink.media == [picture, text]
 
 
-def test_a_failing_sink_gets_everything_later_and_in_order(run, source):
-    sink = FlakySink(6)
-    thread = SinkThread(sink, run, source, first_delay_s=0.01)
-    for step in range(100):
-        add(thread, source, points(step, 1))
-    assert thread.flush(SOON_S)
-    assert steps_of(sink) == list(range(100))
-    assert thread.refused == thread.backlog == 0
-    assert thread.error is None
-    thread.close("FINISHED", SOON_S)
-
-
 def test_an_outage_is_told_once_and_its_end_once(run, source, caplog):
     sink = FlakySink()
     thread = SinkThread(sink, run, source, first_delay_s=0.01)

@@ -69,52 +69,41 @@ class TestFileSink(Kept, SinkContract):
         return FileSink(self.points)
 
 
-def contract(sink_class, **attributes):
-    points = []
+class LossySink(FileSink):
+    def write(self, points):
+        super().write(points[:-1])
 
-    class Contract(SinkContract):
+
+class CarelessSink(FileSink):
+    def resume(self, position):
+        return True
+
+
+class StubbornSink(FileSink):
+    def clear(self):
+        pass
+
+
+class DeafSink(StoreSink):
+    def note_superseded(self, points):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sink_class", "noticed_by"),
+    [
+        (LossySink, "test_every_point_arrives_once"),
+        (CarelessSink, "test_points_that_come_again_appear_once"),
+        (StubbornSink, "test_a_rewound_branch_disappears"),
+        (DeafSink, "test_a_point_that_is_run_again_appears_once"),
+    ],
+)
+def test_the_contract_notices_a_sink_that_does_not_keep_it(tmp_path, sink_class, noticed_by):
+    class Contract(Kept, SinkContract):
+        exactly_once, points = True, []
+
         def make_sink(self):
-            return sink_class(points)
-
-        def read_points(self, run):
-            return [(point.metric, point.value, point.step) for point in points]
-
-    for name, value in attributes.items():
-        setattr(Contract, name, value)
-    return Contract()
-
-
-def test_the_contract_notices_a_sink_that_loses_points(tmp_path):
-    class LossySink(FileSink):
-        def write(self, points):
-            super().write(points[:-1])
+            return sink_class(self.points)
 
     with pytest.raises(AssertionError):
-        contract(LossySink).test_every_point_arrives_once(tmp_path)
-
-
-def test_the_contract_notices_a_sink_that_shows_points_twice(tmp_path):
-    class CarelessSink(FileSink):
-        def resume(self, position):
-            return True
-
-    with pytest.raises(AssertionError):
-        contract(CarelessSink, exactly_once=True).test_points_that_come_again_appear_once(tmp_path)
-
-
-def test_the_contract_notices_a_sink_that_keeps_a_branch(tmp_path):
-    class StubbornSink(FileSink):
-        def clear(self):
-            pass
-
-    with pytest.raises(AssertionError):
-        contract(StubbornSink).test_a_rewound_branch_disappears(tmp_path)
-
-
-def test_the_contract_notices_a_sink_that_forgets_what_it_has_shown(tmp_path):
-    class DeafSink(StoreSink):
-        def note_superseded(self, points):
-            pass
-
-    with pytest.raises(AssertionError):
-        contract(DeafSink, exactly_once=True).test_a_point_that_is_run_again_appears_once(tmp_path)
+        getattr(Contract(), noticed_by)(tmp_path)

@@ -1,0 +1,75 @@
+import threading
+import time
+
+import pytest
+
+from trieye.exceptions import ProcessingError
+from trieye.sinks.health import _MAX_MARKS, LONGEST_DELAY_S, Lag, Retry
+
+
+def failing(num, error):
+    """Return a call that fails so often."""
+    errors = [error] * num
+
+    def call():
+        if errors:
+            raise errors.pop()
+
+    return call
+
+
+@pytest.fixture
+def retry():
+    return Retry("s", 1.0)
+
+
+def test_a_call_is_repeated_after_growing_pauses_until_it_works_or_is_given_up(retry):
+    pauses = []
+
+    def again(failures, delay_s):
+        pauses.append(delay_s)
+        return len(pauses) != 13
+
+    assert retry.until_it_works(failing(12, OSError("away")), 1, again)
+    assert retry.error is None
+    for number, delay_s in enumerate(pauses):
+        expected = min(LONGEST_DELAY_S, 2.0**number)
+        assert 0.75 * expected <= delay_s <= 1.25 * expected
+    assert not retry.until_it_works(failing(12, OSError("away")), 1, again)
+    assert retry.error == "OSError: away"
+
+
+def test_a_refusal_settles_a_call_that_has_something_to_refuse(retry):
+    for weight, error in ((5, None), (0, "ProcessingError: no")):
+        is_settled = retry.until_it_works(failing(1, ProcessingError("no")), weight, lambda *_: False)
+        assert (is_settled, retry.refused, retry.error) == (bool(weight), 5, error)
+
+
+def pause():
+    threading.Event().wait(0.02)
+
+
+def test_lag_is_the_age_of_the_oldest_item_that_is_missing():
+    lag, start = Lag(), time.monotonic()
+    assert lag.seconds(0) == 0.0
+    lag.note(5)
+    pause()
+    lag.note(9)
+    first = lag.seconds(0)
+    assert 0.02 <= first <= time.monotonic() - start
+    assert lag.seconds(4) >= first
+    assert lag.seconds(5) < first
+    lag.note(9)
+    assert lag.seconds(9) == 0.0
+
+
+def test_the_lag_of_a_sink_that_is_away_for_long_takes_no_memory():
+    lag = Lag()
+    lag.note(1)
+    pause()
+    for end in range(2, 5 * _MAX_MARKS):
+        lag.note(end)
+    assert len(lag._marks) == _MAX_MARKS
+    assert lag.seconds(0) >= 0.02
+    assert lag.seconds(5 * _MAX_MARKS - 2) > 0.0
+    assert lag.seconds(5 * _MAX_MARKS - 1) == 0.0
