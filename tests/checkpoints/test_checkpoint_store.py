@@ -1,8 +1,8 @@
 import errno
-import logging
 import os
 import random
 import shutil
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -114,50 +114,36 @@ def damage(path, change):
     path.write_bytes(change(path.read_bytes()))
 
 
-FILES = ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME]
-
-
 def file_of(store, step, pattern):
     (path,) = store.path(step).glob(pattern)
     return path
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_checkpoint_cut_anywhere_is_set_aside_for_the_older_one(two, name, tmp_path, caplog):
-    whole = tmp_path / "whole"
-    shutil.copytree(two.directory, whole)
-    size = file_of(two, 2, name).stat().st_size
-    positions = sorted({*range(0, size, max(1, size // 60)), size - 1})
-    assert len(positions) >= 50
-    for position in positions:
-        damage(file_of(two, 2, name), lambda data, end=position: data[:end])
-        with caplog.at_level(logging.WARNING):
-            assert latest_step(two) == 1, position
-        assert "checkpoint_step_2.damaged" in names(two)
-        shutil.rmtree(two.directory)
-        shutil.copytree(whole, two.directory)
-    assert latest_step(two) == 2
-    assert f"checkpoint_step_2/{name.split('*')[0]}" in caplog.text
+def cuts(data):
+    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 60)), len(data) - 1})]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_anywhere_sets_the_checkpoint_aside(two, name, tmp_path):
-    whole = tmp_path / "whole"
-    shutil.copytree(two.directory, whole)
+def flips(data):
     chance = random.Random(8)
-    size = file_of(two, 2, name).stat().st_size
-    for position in chance.sample(range(size), min(size, 60)):
-        bit = 1 << chance.randrange(8)
-        damage(file_of(two, 2, name), lambda d, at=position, bit=bit: d[:at] + bytes([d[at] ^ bit]) + d[at + 1 :])
-        assert latest_step(two) == 1, (position, bit)
-        shutil.rmtree(two.directory)
-        shutil.copytree(whole, two.directory)
+    places = chance.sample(range(len(data)), min(len(data), 60))
+    return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in places]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_sets_the_checkpoint_aside(two, name):
-    file_of(two, 2, name).unlink()
-    assert latest_step(two) == 1
+@pytest.mark.parametrize("damages", [cuts, flips, lambda _: [None]], ids=["cut", "flipped bit", "missing"])
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME])
+def test_a_checkpoint_that_is_damaged_anywhere_is_set_aside_for_the_older_one(two, name, damages, caplog):
+    path, aside = two.path(2) / name, two.path(2).with_name("checkpoint_step_2.damaged")
+    whole = path.read_bytes()
+    for number, content in enumerate(damages(whole)):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        assert latest_step(two) == 1, number
+        assert f"checkpoint_step_2/{name}" in caplog.text
+        caplog.clear()
+        aside.rename(two.path(2))
+        path.write_bytes(whole)
+    assert latest_step(two) == 2
 
 
 HARMS = {
@@ -238,16 +224,6 @@ def test_loading_verifies_first(two):
         two.load(two.path(99))
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "parts/../../x", "a/b", ".hidden", "parts/"])
-def test_a_manifest_that_names_a_file_elsewhere_is_damaged(two, name):
-    manifest = read_manifest(two.path(2))
-    entry = manifest.files["state.json"]
-    (two.path(2) / MANIFEST_NAME).unlink()
-    write_manifest(two.path(2), manifest.model_copy(update={"files": {**manifest.files, name: entry}}))
-    with pytest.raises(CheckpointError, match="is no name of a file in this directory"):
-        two.load(two.path(2))
-
-
 def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "remove_directory", raising(PermissionError(13, "not yours")))
@@ -291,3 +267,29 @@ def test_a_manifest_that_is_replaced_is_read_again(two):
     assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
     (two.path(2) / MANIFEST_NAME).write_text("{}")
     assert [entry.step for entry in two.entries()] == [1]
+
+
+@dataclass(frozen=True)
+class State:
+    step: int
+    objective: float = 0.0
+
+
+STATES = [State(step, -abs(step - 30)) for step in range(10, 101, 10)]
+RANKED = sorted(STATES, key=lambda state: -state.objective)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "deleted"),
+    [
+        ({}, []),
+        ({"keep_best": 0, "keep_every_steps": 50}, []),
+        ({"keep_last": 99, "keep_best": 99}, []),
+        ({"keep_last": 3, "keep_best": 0}, [10, 20, 30, 40, 50, 60, 70]),
+        ({"keep_last": 3}, [10, 20, 40, 50, 60, 70]),
+        ({"keep_last": 3, "keep_best": 3}, [10, 50, 60, 70]),
+        ({"keep_last": 1, "keep_best": 0, "keep_every_steps": 40}, [10, 20, 30, 50, 60, 70, 90]),
+    ],
+)
+def test_the_newest_the_best_and_one_every_so_many_steps_are_kept(chosen, deleted):
+    assert [state.step for state in Retention(**chosen).surplus(STATES, RANKED)] == deleted

@@ -204,34 +204,28 @@ def test_readers_at_different_places_get_everything_while_it_is_written(written,
 
 
 MANY_POINTS = """
-import pathlib, resource, sys
+import pathlib, sys
 import pyarrow.parquet
-from trieye.history.history import History
-from trieye.journal.journal import Journal, Snapshot
+sys.path.insert(0, sys.argv[2])
+from history_run import Written
 from trieye.stats.point import Point
 
-here = pathlib.Path(sys.argv[1])
-journal = Journal(here / "journal.db")
-history = History(journal, here / "history")
+written = Written(pathlib.Path(sys.argv[1]))
+history = written.history
 
-def write(first):
-    history.append([Point(f"m{k % 10}", k * 0.1, k // 10, 1.8e9 + k * 1e-3) for k in range(first, first + 20_000)])
-    journal.append("pass", b"", at=0.0)
-    end = history.end
-    snapshot = Snapshot(journal.last_pos, end, 0.0, b"")
-    journal.commit(snapshot, chunks=history.pending(), keep_after=journal.last_pos)
-    history.committed(end)
-    history.roll()
+def write(first, end):
+    for start in range(first, end, 20_000):
+        numbers = range(start, start + 20_000)
+        history.append([Point(f"m{k % 10}", k * 0.1, k // 10, 1.8e9 + k * 1e-3) for k in numbers])
+        written.commit().roll(force=False)
 
 def rss_mb():
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
-for first in range(0, 100_000, 20_000):
-    write(first)
+write(0, 100_000)
 before = rss_mb()
-for first in range(100_000, 600_000, 20_000):
-    write(first)
+write(100_000, 600_000)
 places, counts = [0, 200_000, 400_000], [0, 0, 0]
 while places[0] < history.end:
     for reader, place in enumerate(places):
@@ -244,8 +238,8 @@ print(rss_mb() - before)
 
 
 @pytest.mark.slow
-def test_many_points_need_little_memory(tmp_path):
-    command = [sys.executable, "-c", MANY_POINTS, str(tmp_path)]
+def test_many_points_need_little_memory(tmp_path, request):
+    command = [sys.executable, "-c", MANY_POINTS, str(tmp_path), str(request.path.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 150, "MB more at the end than after the first 100 000"

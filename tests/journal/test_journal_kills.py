@@ -28,7 +28,7 @@ def write(path, durability, seed, say):
             journal.set_cursor("sink", index, None)
 
 
-@pytest.mark.parametrize(("durability", "most"), [("process", 2000), ("interval", 2000), ("always", 200)])
+@pytest.mark.parametrize(("durability", "most"), [("process", 1000), ("interval", 1000), ("always", 100)])
 def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durability, most):
     source = random.Random(durability)
     path = tmp_path / "journal.db"

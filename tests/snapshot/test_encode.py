@@ -78,7 +78,7 @@ states = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(states)
 def test_plain_data_and_arrays_come_back_from_disk_exactly_and_without_pickle(assert_same, state):
     assert is_plain(state)
@@ -90,7 +90,7 @@ def test_keys_that_equal_nothing_or_each_other_keep_type_and_order(assert_same):
     assert_same(through_disk(state), state)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(numpy_arrays, st.booleans(), st.integers(1, 3))
 def test_arrays_that_are_not_contiguous_come_back_exactly(assert_same, array, transposed, stride):
     viewed = array.T if transposed else array

@@ -1,4 +1,6 @@
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ import torch
 from trieye.checkpoints.directory import load_state, save_state
 from trieye.exceptions import SerializationError
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.generators import generator_state, new_generator, set_generator_state
+from trieye.snapshot.generators import (
+    capture_all,
+    generator_state,
+    new_generator,
+    restore_all,
+    seed_all,
+    set_generator_state,
+)
 
 BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 MAKERS = {
@@ -115,3 +124,42 @@ def test_what_is_no_generator_has_no_state():
 def test_a_generator_of_a_missing_device_comes_back_as_its_state():
     state = generator_state(torch.Generator().manual_seed(3)) | {"device": "xpu"}
     assert new_generator(state)["state"].dtype == np.uint8
+
+
+def global_draws():
+    numpy_draws = [*np.random.random(3), np.random.normal()]  # noqa: NPY002 - the global generator is the subject
+    return [random.random(), random.gauss(0, 1), *numpy_draws, *torch.rand(3).tolist()]
+
+
+def test_restored_generators_continue_the_same_streams(tmp_path):
+    random.gauss(0, 1)  # leaves the second value of the pair inside the generator
+    np.random.normal()  # noqa: NPY002 - likewise
+    encoded = encode(capture_all())
+    assert not encoded.objects
+    expected = global_draws()
+    global_draws()
+    restore_all(decode(load_state(save_state(tmp_path / "s", encoded))))
+    assert global_draws() == expected
+
+
+def test_capturing_does_not_load_torch():
+    program = (
+        "import sys; from trieye.snapshot.generators import capture_all, restore_all; state = capture_all(); "
+        "assert set(state) == {'python', 'numpy'}; restore_all(state); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_state_that_is_none_is_refused():
+    with pytest.raises(SerializationError, match="random generators"):
+        restore_all({"python": (3, (1, 2), None)})
+
+
+def test_the_same_seed_gives_the_same_global_draws():
+    seed_all(7)
+    expected = global_draws()
+    global_draws()
+    seed_all(7)
+    assert global_draws() == expected
+    seed_all(8)
+    assert global_draws() != expected
