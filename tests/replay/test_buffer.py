@@ -485,6 +485,15 @@ def test_the_limiter_lets_the_one_that_is_ahead_wait():
             one.add(**row(1))
 
 
+def test_rows_that_were_cleared_do_not_count_as_there_for_the_limiter():
+    buffer = ReplayBuffer(100, limiter=Limiter(1.0, min_size_to_sample=10, error_buffer=50))
+    buffer.extend(numbered(0, 10))
+    buffer.clear()
+    buffer.extend(numbered(10, 5))
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(1)
+
+
 def test_a_limiter_of_the_config_has_room_for_whole_batches():
     limiter = {"samples_per_insert": 1, "min_size_to_sample": 100}
     tight, wide = (

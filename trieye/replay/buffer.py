@@ -18,7 +18,7 @@ from trieye.replay.limiter import Limiter, Pacing
 from trieye.replay.prefetch import Prefetcher
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
-from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
+from trieye.replay.rows.store import AttachedReplay, ReplayHandle
 from trieye.replay.samplers import checked_kind, make_sampler
 from trieye.replay.samplers.base import Draw, spliced
 from trieye.snapshot.decode import decode
@@ -221,7 +221,9 @@ class ReplayBuffer:
         store = self._content.filled()
         batch = store.reader.batch(draw, store.low, out, keys)
         if self._her is not None:
-            self._relabel(self._her, store, batch)
+            assert store.links is not None  # noqa: S101 - the options of the rows say so
+            achieved = partial(store.reader.column, self._her.achieved_key, low=store.low)
+            self._her.relabel(batch.data, batch.ids, store.links, achieved, store.low, self._content.her_rng)
         return batch
 
     def iter_batches(
@@ -365,10 +367,3 @@ class ReplayBuffer:
     def close(self) -> None:
         """Give the memory back; the buffer takes and gives nothing more."""
         self._content.close()
-
-    def _relabel(self, her: Hindsight, store: RowStore, batch: Batch) -> None:
-        reader, low = store.reader, store.low
-        if store.links is None:
-            raise AssertionError("her needs links")
-        achieved = partial(reader.column, her.achieved_key, low=low)
-        her.relabel(batch.data, batch.ids, store.links, achieved, low, self._content.her_rng)

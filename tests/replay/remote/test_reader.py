@@ -75,6 +75,20 @@ def test_rows_that_were_overwritten_since_they_were_planned_are_drawn_anew(make_
         assert reader.stats()["reader_redrawn"] > 0
 
 
+def test_stacks_whose_first_frames_were_overwritten_since_they_were_planned_are_drawn_anew(make_replay):
+    replay = make_replay(20, frame_stack={"x": 3})
+    with replay.writer() as writer, replay.reader(ahead=64, timeout_s=5) as reader:
+        for value in range(25):
+            if value == 20:
+                writer.flush()
+                reader.sample_many(2, 1)
+            writer.add(**row(value))
+        writer.flush()
+        stacks = np.concatenate([reader.sample(1)["x"] for _ in range(63)])
+        assert (np.diff(stacks, axis=1) == 1).all()
+        assert stacks.min() == 5
+
+
 def test_the_oldest_rows_are_held_back_while_others_come_fast(make_replay):
     replay = make_replay(1000)
     add(replay, range(1000))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.replay.plain_replay import assert_same, restored
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, ReplayTimeoutError
 from trieye.files.checksum import FileEntry
-from trieye.replay import Hindsight, ReplayBuffer
+from trieye.replay import Hindsight, Limiter, ReplayBuffer
 from trieye.replay.rows.segments import Holes
 from trieye.replay.samplers.base import Draw
 from trieye.snapshot.decode import decode
@@ -195,6 +195,14 @@ def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, 
     after = loaded(encoded, capacity, lazy=lazy)
     assert len(after) + after.stats()["lost"] == min(capacity, 400)
     check_rows(after.sample(1000), {})
+
+
+def test_lost_rows_do_not_count_as_there_for_a_limiter(tmp_path):
+    before, after = (Limiter(1.0, min_size_to_sample=450, error_buffer=1e6) for _ in range(2))
+    encoded, _ = damaged(saved_in_parts(ReplayBuffer(400, limiter=before), World()), tmp_path, (2,))
+    assert before.can_sample()
+    with pytest.raises(ReplayTimeoutError):
+        loaded(encoded, limiter=after).sample(1)
 
 
 def test_damage_is_an_error_where_it_is_refused(tmp_path):
