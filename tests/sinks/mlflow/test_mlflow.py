@@ -1,5 +1,4 @@
 import dataclasses
-import logging
 import math
 import os
 import shutil
@@ -299,9 +298,8 @@ def test_a_store_that_cannot_be_made_is_explained(tmp_path):
         opened(make_run(tmp_path))
 
 
-def test_a_given_client_and_run_are_used_as_they_are(tmp_path):
-    there = make_run(tmp_path / "there")
-    client = client_of(there)
+def test_a_given_client_and_run_are_used_as_they_are(run, tmp_path):
+    client = client_of(run)
     run_id = client.create_run(client.create_experiment("theirs")).info.run_id
     sink = opened(make_run(tmp_path / "here", mlflow_run_id=run_id), client=client)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
@@ -330,11 +328,3 @@ print(MlflowClient(tracking_uri=run.tracking_uri).get_run(sink.run_id).data.metr
     )
     assert "{'loss': 0.5}" in done.stdout, done.stderr
     assert list((tmp_path / "mlruns").rglob("loss"))
-
-
-def test_opening_a_fresh_store_says_nothing_when_all_is_well(tmp_path, caplog, capfd):
-    run = make_run(tmp_path / "fresh")
-    with caplog.at_level(logging.WARNING):
-        opened(run).close("FINISHED")
-    assert caplog.records == []
-    assert capfd.readouterr().err == ""
