@@ -1,9 +1,157 @@
 import math
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
+from tests.stats.reference import ELAPSED_BEFORE, STARTED, Reference
+from trieye.config import MetricConfig
 from trieye.stats.aggregator import Aggregator
+
+AGGREGATIONS = ["mean", "sum", "min", "max", "std", "count", "latest", "quantile", "ema", "rate"]
+
+steps = st.one_of(
+    st.integers(-5, 60),
+    st.integers(1, 400),
+    st.sampled_from([1 << 62, (1 << 62) - 1, -(1 << 62), 0]),
+)
+values = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.integers(-3, 3).map(float)
+rows = st.lists(st.tuples(steps, values, st.floats(900, 2000)), min_size=1, max_size=30)
+actions = st.one_of(
+    st.tuples(st.just("events"), rows),
+    st.tuples(st.just("events"), rows),
+    st.tuples(st.just("advance"), st.none() | steps),
+    st.tuples(st.just("flush"), st.none() | steps),
+    st.tuples(st.just("wait"), st.integers(0, 90).map(lambda tenths: tenths / 10)),
+    st.tuples(st.just("save"), st.sampled_from([0.0, 16.0, -4.0])),
+)
+frequencies = st.sampled_from([(1, 0.0), (7, 0.0), (10, 0.0), (0, 2.0), (10, 2.0), (0, 0.0)])
+
+
+@st.composite
+def metrics(draw):
+    """One metric of each aggregation, all of the same events."""
+    return [
+        MetricConfig(
+            name=name,
+            raw_event_name="e",
+            rate_numerator_event="e",
+            aggregation=name,
+            log_frequency_steps=length,
+            log_frequency_seconds=seconds,
+            x_axis=draw(st.sampled_from(["global_step", "wall_time", "episode"])),
+            quantile=draw(st.floats(0, 1)),
+            ema_alpha=draw(st.floats(0.001, 1)),
+        )
+        for name in AGGREGATIONS
+        for length, seconds in [draw(frequencies)]
+    ]
+
+
+def fresh(declared):
+    return Aggregator(declared, started=STARTED, elapsed_before=ELAPSED_BEFORE)
+
+
+def stored(state):
+    """Return a state after its way through a file."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state))
+
+
+def play(declared, stream, *, saves):
+    """Return the points of all passes, and the aggregator; `saves`: with another one after each save."""
+    aggregator, at, points = fresh(declared), 0.0, []
+    for action, argument in stream:
+        match action:
+            case "events":
+                aggregator.ingest(batch(*[("e", value, step, time) for step, value, time in argument]), at=at)
+            case "advance":
+                points.append(aggregator.advance(at=at, step=argument))
+            case "flush":
+                points.append(aggregator.flush(at=at, step=argument))
+            case "wait":
+                at += argument
+            case "save" if saves:
+                state = stored(aggregator.to_state())
+                aggregator = fresh(declared)
+                aggregator.ingest(batch(("e", 5.0, 3, 0.0), ("other", 1.0, 1, 0.0)), at=at)  # is forgotten
+                aggregator.restore(state)
+    points.append(aggregator.flush(at=at + 1))
+    return points, aggregator
+
+
+def expected(config, stream):
+    reference, at, points = Reference(config), 0.0, []
+    for action, argument in stream:
+        match action:
+            case "events":
+                reference.ingest(argument, at)
+            case "advance":
+                points += reference.advance(at, argument)
+            case "flush":
+                points += reference.flush(at, argument)
+            case "wait":
+                at += argument
+    return points + reference.flush(at + 1), reference
+
+
+@settings(max_examples=300, deadline=None)
+@given(metrics(), st.lists(actions, max_size=20))
+def test_points_are_those_of_the_plain_rules_and_a_state_that_was_saved_anywhere_goes_on_bit_by_bit(declared, stream):
+    passes, aggregator = play(declared, stream, saves=False)
+    again, saved = play(declared, stream, saves=True)
+    assert again == passes
+    assert saved.to_state() == aggregator.to_state()
+    assert (saved.summary, saved.latest(), saved.num_late) == (
+        aggregator.summary,
+        aggregator.latest(),
+        aggregator.num_late,
+    )
+    points = [point for made in passes for point in made]
+    largest = max((abs(row[1]) for action, argument in stream if action == "events" for row in argument), default=1.0)
+    for config in declared:
+        found = [(p.step, p.value, p.count, p.wall_time) for p in points if p.metric == config.name]
+        wanted, reference = expected(config, stream)
+        assert [(step, count, time) for step, _, count, time in found] == [
+            (step, count, time) for step, _, count, time in wanted
+        ]
+        is_exact = config.aggregation in {"min", "max", "count", "latest"}
+        tolerance = 0.0 if is_exact else 1e-9 * (1e3 * largest if config.aggregation == "std" else largest)
+        assert [value for _, value, _, _ in found] == pytest.approx(
+            [value for _, value, _, _ in wanted], rel=0.0 if is_exact else 1e-9, abs=tolerance
+        )
+        assert aggregator.late_by_metric.get(config.name, 0) == reference.num_late
+        if config.log_frequency_steps or config.log_frequency_seconds:
+            assert sum(count for _, _, count, _ in found) == reference.num_events
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 50), values, st.just(0.0)), min_size=1, max_size=80), st.integers(1, 80))
+def test_points_do_not_depend_on_how_events_were_batched(events, size):
+    declared = [
+        metric(name, raw_event_name="e", aggregation=name, log_frequency_steps=12, ema_alpha=0.3, quantile=0.9)
+        for name in AGGREGATIONS
+        if name != "rate"
+    ]
+    parts = [("events", events[start : start + size]) for start in range(0, len(events), size)]
+    (whole,), _ = play(declared, [("events", events)], saves=False)
+    (split,), _ = play(declared, parts, saves=False)
+    assert [(p.metric, p.step, p.count) for p in split] == [(p.metric, p.step, p.count) for p in whole]
+    assert [p.value for p in split] == pytest.approx([p.value for p in whole], rel=1e-9, abs=1.0)
+
+
+def test_a_sum_beyond_the_range_of_a_float_is_logged_as_the_largest_float():
+    aggregator = Aggregator([metric(aggregation="sum")])
+    aggregator.ingest(batch(("m", 1.7e308, 1, 0.0), ("m", 1.7e308, 1, 0.0)), at=0.0)
+    assert math.isfinite(aggregator.flush(at=1.0)[0].value)
+
+
+def test_sums_are_exact():
+    for value in (123456.9, 250000.75, 3e-9):
+        aggregator = Aggregator([metric(aggregation="sum")])
+        aggregator.ingest(batch(("m", value, 1, 0.0)), at=0.0)
+        assert aggregator.flush(at=1.0)[0].value == value
 
 
 def test_every_due_step_is_a_point_although_all_come_in_one_pass():
