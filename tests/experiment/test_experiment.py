@@ -66,16 +66,12 @@ def loop_config(make_config):
     return make
 
 
-def test_it_trains_to_its_last_step_and_tells_the_best_objective(loop_config):
+def test_it_trains_to_its_last_step_and_tells_the_best_objective_and_its_checkpoint(loop_config):
     result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
     assert (result.step, result.env_steps, result.objective) == (50, 200, 0.0)
     assert result.stop_reason == "loop.steps=50 done"
     assert Walk.made[-1].evaluations == 5
     assert Walk.made[-1].cleaned
-
-
-def test_the_best_checkpoint_is_the_one_with_the_best_objective(loop_config):
-    result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
     assert result.best_checkpoint.name == "checkpoint_step_30"
     best = trieye.load_checkpoint(result.run_dir)
     assert (best.path, best.step, best.objective) == (result.best_checkpoint, 30, 0.0)

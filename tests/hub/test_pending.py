@@ -49,17 +49,12 @@ def test_the_state_survives_a_round_trip_and_missing_keys_have_defaults():
         "_last_log_time_per_metric": {},
     }
     saved = {"last_processed_step": 50, "last_processed_time": 12.5, "_last_log_time_per_metric": {"m": 3.0}}
+    state.add_event(event())
     state.restore_from_state(saved)
     assert state.get_persistable_state() == saved
+    assert len(state) == 1, "pending events are kept"
     state.restore_from_state({})
     assert state.get_last_processed_step() == -1
-
-
-def test_restoring_keeps_events_that_are_pending():
-    state = trieye.ActorState()
-    state.add_event(event())
-    state.restore_from_state({"last_processed_step": 5})
-    assert len(state) == 1
 
 
 def test_the_log_context_holds_the_latest_values():

@@ -95,16 +95,6 @@ class StoreSink(Flaky):
         return point.metric, point.step, point.value
 
 
-def test_a_sink_goes_on_where_it_was(run):
-    source = MemorySource(points(0, 1500))
-    assert SinkThread(MemorySink(), run, source).close("KILLED", SOON_S)
-    assert source.cursors["memory"] == Cursor(1500)
-    source.append(points(1500, 10))
-    sink = MemorySink()
-    assert SinkThread(sink, run, source).close("FINISHED", SOON_S)
-    assert steps_of(sink) == list(range(1500, 1510))
-
-
 class LossySource(MemorySource):
     """A history that has lost everything before an index."""
 

@@ -47,18 +47,6 @@ class BufferedSink(MemorySink):
         self.flushed = list(self.points)
 
 
-def test_points_arrive_in_order_and_in_large_writes(run, source):
-    sink = MemorySink()
-    thread = SinkThread(sink, run, source)
-    for step in range(5000):
-        add(thread, source, points(step, 1))
-    assert thread.flush(SOON_S)
-    assert steps_of(sink) == list(range(5000))
-    assert max(sink.writes) <= 1000
-    assert thread.close("FINISHED", SOON_S)
-    assert sink.statuses == ["FINISHED"]
-
-
 def test_a_burst_is_written_in_full_batches(run, source):
     sink = FlakySink(1)
     thread = SinkThread(sink, run, source, first_delay_s=0.2)
