@@ -40,11 +40,11 @@ class History:
     """The items of a run. One thread at a time appends and commits; any number of threads read.
 
     Args:
-        journal: Where items go first, and what remembers the files.
+        journal: Keeps the chunks, and remembers which files there are.
         directory: Where the files belong; None: everything stays in the journal.
 
     Attributes:
-        dead: Indices of items that belong to the branch of a checkpoint, and that the journal had lost.
+        dead: Indices that no checkpoint brings back: the journal had lost them when the run went on from a checkpoint.
 
     Raises:
         OSError: The directory cannot be read.
@@ -73,9 +73,9 @@ class History:
 
     @property
     def next_index(self) -> int:
-        """What the index of the next item is to be: no sink has shown another item there, which the journal lost.
+        """Index for the next item, behind every item that a sink has shown, also those that the journal then lost.
 
-        Where the journal has just lost records, one index is left out at least: nobody knows which items they gave.
+        Where the journal has just lost records, at least one index stays unused: nobody knows which items they gave.
         """
         return max(self.end + self._gap, self._shown_to)
 
@@ -86,18 +86,18 @@ class History:
 
     @property
     def num_lost(self) -> int:
-        """Items that are missing, damaged or of a kind that only a later version knows, as far as they were met."""
+        """Items that a reader has found missing, damaged, or of a kind that only a later version knows."""
         return sum(end - first for first, end in self._store.lost) + len(self._unknown)
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that belongs to the surviving branch can be read, as far as known."""
+        """Whether a reader gets every item that no rewind has superseded, as far as known."""
         surviving = uncovered(0, self.end, self._superseded)
         return not self.dead and not any(overlapping(*span, self._store.lost) for span in surviving)
 
     @property
     def branch(self) -> int:
-        """A number for what rewinds have superseded: another one says that there was another rewind."""
+        """Number of the present branch: it changes with every rewind; 0 before the first one."""
         return zlib.crc32(repr(self._superseded).encode()) if self._superseded else 0
 
     # writing
@@ -125,7 +125,7 @@ class History:
                 self._first = self._stored_end = index
 
     def pending(self) -> list[Chunk]:
-        """Return what is in memory only, for `Journal.commit`; it stays pending until `committed` is called."""
+        """Return chunks of the items that only the memory has, for `Journal.commit`; call `committed` after it."""
         with self._lock:
             first, end = self._stored_end, self._first + len(self._items)
             items = self._items[first - self._first :]
@@ -141,7 +141,7 @@ class History:
         return self._chunks
 
     def committed(self, end: int) -> None:
-        """Take note that the journal has everything before an index, in the chunks that `pending` returned."""
+        """Take note that the journal has all items before an index, and forget the oldest of those in memory."""
         self._store.add([chunk for chunk in self._chunks if chunk.end <= end])
         self._chunks = []
         self._gap = 0
@@ -156,7 +156,7 @@ class History:
             self._first = first
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Leave out the points and media with indices in these ranges, no others; the journal has to know it, too."""
+        """Leave out the points and media with indices in these ranges, no others; the caller tells the journal, too."""
         self._superseded = merged(ranges)
 
     @property
@@ -180,10 +180,10 @@ class History:
     def read(self, start: int, limit: int) -> tuple[list[Item], int]:
         """Return at most `limit` items in order, beginning at index `start`, and the index to go on with.
 
-        What is superseded or lost is left out, so there may be fewer or none although the index grows.
+        Superseded and lost items are left out, so there may be fewer items, or none, although the index grows.
 
         Raises:
-            OSError: They cannot be read now.
+            OSError: The items cannot be read now.
         """
         start = max(start, 0)
         items, end = self._read(start, limit)
@@ -225,15 +225,15 @@ class History:
                 yield from (item for item in items if isinstance(item, Point))
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
-        """Return before which index a sink has everything, and what it said of itself; None if it was never there.
+        """Return the index before which a sink has every item, and the position it gave then; None for a new sink.
 
-        One that is beyond the end, because the journal lost records, is taken for one that is there.
+        A cursor beyond the end, which the loss of records leaves, counts as one at the end.
         """
         held = self._journal.cursor(sink)
         return None if held is None else (min(held[0], self.end), held[1])
 
     def set_cursor(self, sink: str, cursor: tuple[int, str | None]) -> None:
-        """Remember how far a sink is.
+        """Remember index and position of a sink.
 
         Raises:
             JournalFullError: There is no room for it now.

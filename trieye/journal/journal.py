@@ -1,4 +1,4 @@
-"""Journal: the durable, ordered log of what a run accepted, in one SQLite file."""
+"""Journal: the durable, ordered log of the records that a run accepted, in one SQLite file."""
 
 import contextlib
 import sqlite3
@@ -38,7 +38,7 @@ _READ_AHEAD = 64
 
 
 class Journal:
-    """Keeps records until a snapshot has made them superfluous, and what else must survive with them.
+    """Keeps records until a snapshot has made them superfluous, and cursors, chunks and values that survive with them.
 
     Any thread may call its methods; `commit` only one at a time. One process writes the file, others may read it
     meanwhile. Every change is one transaction, so that a kill leaves all of it or nothing, and every row that is read
@@ -51,16 +51,16 @@ class Journal:
     Args:
         path: The file; it is made if it is missing. None: in memory.
         durability: What a record survives once `append` has returned.
-        expected: What is known of it besides its witness.
+        expected: What the caller knows of the journal besides what the witness beside it says.
 
     Attributes:
-        damage: What was found damaged when it was opened, in words; normally empty.
-        num_lost: Records that are lost by that; at least 1 if anything is.
-        last_pos: Position of the newest record, also if it was deleted; 0 at first.
-        last_at: Its journal time in seconds.
+        damage: What was damaged when this process opened the file, in words; normally empty.
+        num_lost: Records that the damage cost; at least 1 if it cost anything.
+        last_pos: Position of the newest record, also if `commit` has deleted it; 0 at first.
+        last_at: Journal time of the newest record in seconds.
 
     Raises:
-        JournalError: The file is no journal, or it cannot be used.
+        JournalError: The file is no journal, or SQLite cannot use it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Journal:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
         for pos, at, client, seq in self._read(query, self._state.deleted_to):
             self._taken.add(client, seq, pos)
-            # the newest ones may have been lost
+            # a repair may have lost the newest records, and the state then knows a later position
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
     def _take_report(self) -> tuple[list[str], int]:
@@ -128,17 +128,17 @@ class Journal:
 
         Args:
             kind: What the payload means.
-            payload: What is accepted.
+            payload: The bytes to keep.
             at: Journal time in seconds.
-            client: Who sends it; without `seq`, a key that is used for this call only, or empty.
-            seq: Number of the batch, one more than that of the client's last one; the first is 1.
+            client: Sender of the batch; without `seq`, a key that one call alone uses, or empty.
+            seq: Number of the batch: 1 for the first batch of a sender, then always one more.
 
         Returns:
-            Its position, or None if it was taken before.
+            Position of the record, or None if the journal took the batch, or the key, before.
 
         Raises:
-            SequenceGapError: The batch before it is missing.
-            JournalFullError: There is no room now; nothing was stored.
+            SequenceGapError: The journal has not got the batch before this one.
+            JournalFullError: The disk has no room now; the journal stored nothing.
         """
         with self._lock:
             if self._taken.has(client, seq):
@@ -167,20 +167,20 @@ class Journal:
         meta: Mapping[str, bytes] | None = None,
         discontinuous: bool = False,
     ) -> None:
-        """Store a snapshot with what belongs to it, and delete the records that nobody needs now, all or nothing.
+        """Store a snapshot with its chunks and values, and delete the records that no replay needs, all or nothing.
 
         The newest two snapshots are kept, and the records after the older one.
 
         Args:
-            snapshot: What the records add up to.
-            chunks: Items of the history that are not stored yet.
-            keep_after: Records after this position are kept.
+            snapshot: What the records up to its position add up to.
+            chunks: Items of the history that the journal does not have yet.
+            keep_after: The journal keeps the records after this position.
             superseded: All ranges of indices that the history leaves out from now on, in place of those before.
-            meta: Values to be stored.
-            discontinuous: The state does not follow from the snapshots and records before it; so it is at a rewind.
+            meta: Values to store by name.
+            discontinuous: The older snapshot and the records after it do not add up to this one; so it is at a rewind.
 
         Raises:
-            JournalFullError: There is no room now; nothing was changed.
+            JournalFullError: The disk has no room now; the journal is as it was.
         """
         with self._transaction() as connection:
             older = self._put_snapshot(connection, snapshot, alone=discontinuous or superseded is not None)

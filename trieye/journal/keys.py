@@ -7,7 +7,7 @@ MAX_CALLS = 100_000
 
 
 class TakenKeys:
-    """Knows which batches and calls were taken.
+    """Knows which batches, and which keys that are used once, the journal has taken.
 
     Attributes:
         clients: Number and position of the last batch of each sender.
@@ -19,10 +19,10 @@ class TakenKeys:
         self.calls: dict[str, int] = {}
 
     def has(self, client: str, seq: int | None) -> bool:
-        """Tell whether something was taken before.
+        """Tell whether the journal took a batch before, or, without `seq`, a key.
 
         Raises:
-            SequenceGapError: What comes before it was not.
+            SequenceGapError: The journal has not taken the batch before this one.
         """
         if seq is None:
             return bool(client) and client in self.calls
@@ -32,7 +32,7 @@ class TakenKeys:
         return seq < expected
 
     def add(self, client: str, seq: int, pos: int) -> None:
-        """Remember what was taken; `seq` is 0 for a key that is used once."""
+        """Remember a batch that the journal took, or a key that is used once, whose `seq` is 0."""
         if seq:
             self.clients[client] = (seq, pos)
         elif client:
@@ -41,7 +41,7 @@ class TakenKeys:
                 del self.calls[next(iter(self.calls))]
 
     def since(self, pos: int) -> tuple[list[tuple[str, int, int]], list[tuple[int, str]]]:
-        """Return rows of `clients` and rows of `calls`: what was taken after a position."""
+        """Return rows of `clients` and rows of `calls` for the records after a position."""
         clients = [(client, *held) for client, held in sorted(self.clients.items()) if held[1] > pos]
         return clients, [(at, call) for call, at in self.calls.items() if at > pos]
 

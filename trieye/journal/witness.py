@@ -74,8 +74,8 @@ class WitnessFile:
         path: The journal.
 
     Attributes:
-        lock: The journal holds it while it reads what it writes here, and writes it, so that no line is older than
-            the one before.
+        lock: A thread of the journal holds it from reading the values of a line to writing that line, so that no line
+            is older than the one before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class WitnessFile:
         self.lock = threading.Lock()  # guards the order of the lines; taken before the lock of the `Journal`
 
     def write(self, witness: Witness) -> None:
-        """Add a line; where there is no room, the one before stays the newest."""
+        """Add a line; on a full disk the line before stays the newest."""
         text = msgspec.json.encode(witness).decode()
         line = b"\n" + msgspec.json.encode((zlib.crc32(text.encode()), text))
         with suppress(OSError):
@@ -108,9 +108,9 @@ class Expected(NamedTuple):
     """What is known of a journal before it is opened.
 
     Attributes:
-        witness: What stands beside it, if anything.
+        witness: The witness beside the journal; None if there is none.
         run_id: The run whose journal it must be; empty: any, or not known.
-        is_begun: Whether an attempt of the run is known to have begun in it.
+        is_begun: Whether run.json or a sink shows that an attempt of the run began in this journal.
     """
 
     witness: Witness | None = None
@@ -119,7 +119,7 @@ class Expected(NamedTuple):
 
     @classmethod
     def of_attempt(cls, record: RunRecord, tensorboard_dir: Path) -> Self:
-        """Return what the journal of the attempt that begins must be."""
+        """Return what is known of the journal of the attempt that begins."""
         # somebody may have deleted run.json: the new record goes on with the journal of the run before
         is_new = record.attempt == 1 and record.mlflow_run_id is None
         return cls(run_id="" if is_new else record.run_id, is_begun=record.has_shown(tensorboard_dir))

@@ -33,13 +33,13 @@ _PREFIX = {CHECKPOINTS: CHECKPOINT_PREFIX, BUFFERS: BUFFER_PREFIX}
 
 
 class MirrorRecord(BaseModel):
-    """What the directory of a run knows of its mirror, and no listing of the mirror could tell.
+    """What the directory of a run has written down about its mirror, because no listing of the mirror shows it.
 
     Attributes:
         owner: Tells this directory from others that the run lived in.
         generation: The newest state of the mirror that this directory wrote, or began with.
         elsewhere: What the mirror has of the run and this directory never had, the oldest first.
-        note: What the mirror has still to say about a restore.
+        note: Words about a restore that the mirror logs when the run opens.
         restoring: A restore began here, and is not complete.
     """
 
@@ -96,7 +96,7 @@ class LocalRun:
         self._seen: dict[tuple[str, int, int], LocalSave] = {}
 
     def record(self) -> MirrorRecord:
-        """Return what is known of the mirror; that of a directory which never had one if there is nothing.
+        """Return the record of the directory; an empty one if the directory never had a mirror.
 
         Raises:
             SerializationError: It cannot be read; nobody knows then whether the mirror has this run or a later one.

@@ -31,12 +31,12 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True)
 class MirrorHealth:
-    """How a mirror is.
+    """Whether a mirror works, and how much of the run it has.
 
     Attributes:
         url: Where it is.
-        error: Why it does not work at the moment, or None.
-        pending: Checkpoints and buffers that it has not got.
+        error: Why the last pass of the thread failed, or None.
+        pending: Checkpoints and buffers that the mirror has not got.
         committed: Name of the newest checkpoint that is complete there, or None.
         mirrored_at: Unix time in seconds of the newest journal that is complete there, or None.
         sent_bytes: Bytes that this attempt uploaded.
@@ -79,7 +79,8 @@ class Mirror:
         self._every_s = self._pause_s = every_s
         self._fetches_rest = fetches_rest
         self._backoff = Backoff(first_delay_s, LONGEST_DELAY_S, spread=SPREAD)
-        # guards `_is_woken` and `_closing`, and wakes the thread; taken with no other lock held
+        # guards `_is_woken` and `_closing`, and wakes the thread; taken with no other lock held; `_is_abandoned` goes
+        # from False to True once, and needs no lock
         self._changed = threading.Condition()
         self._is_woken = True
         self._closing = self._is_abandoned = False
@@ -108,19 +109,19 @@ class Mirror:
     # what others see and ask for
 
     def health(self) -> dict[str, Any]:
-        """Return how it is, as plain data; see `MirrorHealth`."""
+        """Return the fields of `MirrorHealth` as plain data."""
         return asdict(self._health)
 
     def wake(self) -> None:
-        """Look at what was saved; returns at once."""
+        """Let the thread look for new checkpoints now; returns at once."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def close(self, timeout_s: float, *, patient: bool = False) -> bool:
-        """Upload what is left, within a time, and tell whether that was everything.
+        """Let the thread upload the rest within a time, and tell whether the mirror then has the whole run.
 
-        A mirror that does not work gets one more chance.
+        After a failure the thread tries once more.
 
         Args:
             timeout_s: Seconds to wait at most.
@@ -160,7 +161,7 @@ class Mirror:
             goes_on = not self._is_abandoned and self._pass() and not is_last
 
     def _wait(self) -> bool:
-        """Wait for something to do; tell whether it is the last time."""
+        """Wait until there is something to upload, or the pause is over; tell whether the run is being closed."""
         failures = self._backoff.failures
         with self._changed:
             # a save does not end the pause after a failure, the end of the run does
@@ -169,7 +170,7 @@ class Mirror:
             return self._closing
 
     def _pass(self) -> bool:
-        """Upload what is new; tell whether there is anything to come after it."""
+        """Upload what is new; tell whether the thread goes on."""
         try:
             self._bring()
         except _StoppedError:

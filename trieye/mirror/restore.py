@@ -55,6 +55,8 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
 
 
 class _Restore:
+    """Brings the newest whole state of a mirror, and its newest whole checkpoint, into the directory of a run."""
+
     def __init__(self, store: MirrorStore, local: LocalRun) -> None:
         self._store, self._local = store, local
         self._index = store.list()
