@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class PathManager(RunFiles):
-    """Every file name of a run; what a program of trieye 0.1.5 asks for besides is answered by `persistence.choose`."""
+    """Every file name of a run; what else a program of trieye 0.1.5 asks for, `checkpoints.choose` answers."""
 
     def find_latest_run_dir(self, current_run_name: str) -> str | None:
         """Return the name of the newest run of the app that was begun before `current_run_name`."""

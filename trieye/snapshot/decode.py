@@ -14,7 +14,7 @@ from trieye.snapshot.parts import OnDamage, SavedParts
 
 
 def decode(encoded: EncodedState, *, copy: bool = True, on_damage: OnDamage = "partial") -> Any:
-    """Return the state that `encode` got; pickled parts run code, and `read_state` has checked that they may.
+    """Return the state that `encode` got; pickled parts run code, and `load_state` has checked that they may.
 
     Args:
         encoded: The snapshot.
