@@ -10,15 +10,14 @@ import pytest
 from tests import warm
 
 SOAK = Path(__file__).parents[1] / "soak"
-
-
-WITH_RAY = ("hub_kills", "driver_kills", "replay_server_kills")
+OF_THEIR_OWN = ("hub_kills", "driver_kills", "replay_server_kills", "disk_full")
+"""Scripts that are no forks of a warm process: Ray starts programs, and on a full disk there is no room for output."""
 
 
 def judged(script, *arguments):
     """Run a soak script and return its figures; its exit code is its judgment."""
     command = [str(SOAK / f"{script}.py"), *map(str, arguments)]
-    if script in WITH_RAY:
+    if script in OF_THEIR_OWN:
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
     else:
         done = warm.run(command, SOAK)
