@@ -41,7 +41,7 @@ class TrainConfig(TrieyeConfig):
         ("optimizer.layers=[]", "a list|length >= 1|an integer|[]"),
         ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
         ("positive=[0]", "a list|an integer >= 1|0"),
-        ("persistence.mlflow_tracking_uri=foo", "sqlite:///"),
+        ("persistence.mlflow_tracking_uri=foo", "begins with its scheme|sqlite:///|http"),
         ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
         ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
         ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
