@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,9 +20,30 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with many slow tests come first: processes that share the files then end at about the same time."""
+    """What takes long comes first: what needs Ray, in one process, and files with many slow tests.
+
+    Processes that share the files then end at about the same time.
+    """
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -num_slow[item.path])
+    with_ray = {item.path for item in items if "ray_cluster" in item.fixturenames}
+    items.sort(key=lambda item: (item.path not in with_ray, -num_slow[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give the files that need Ray to one process: each that has one of them starts a cluster, 7 s of a core."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @cache
+    def needs_ray(file):
+        return "ray_cluster" in (config.rootpath / file).read_text()
+
+    class OneCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "ray" if needs_ray(file) else file
+
+    return OneCluster(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
