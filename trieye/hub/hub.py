@@ -13,7 +13,6 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
-from trieye.process.worker import settle
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -93,6 +92,16 @@ class Hub(Channel):
     @abstractmethod
     def close(self, status: RunStatus) -> None:
         """Log what is left, record how the run ended, and let go of the hub."""
+
+
+def settle(outcome: "Future[T]", call: Callable[[], T]) -> None:
+    """Make a call, and give a future what the call returns or raises."""
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
 
 
 class SaveThread:

@@ -1,13 +1,9 @@
-"""Worker: a thread that works in rounds, and the threads that wait for what it does; the outcome of a single call."""
+"""Worker: a thread that works in rounds, and the threads that wait for what it does."""
 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TypeVar
-
-T = TypeVar("T")
 
 LONGEST_FAREWELL_S = 1.0
 """The thread may be in a call that is never answered."""
@@ -120,13 +116,3 @@ class Worker:
                 self._alarm.get_nowait()
         except Empty:
             return self.failure is None
-
-
-def settle(outcome: "Future[T]", call: Callable[[], T]) -> None:
-    """Make a call, and give a future what the call returns or raises."""
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)

@@ -14,12 +14,11 @@ from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
-from trieye.hub.hub import Hub, LocalHub
+from trieye.hub.hub import Hub, LocalHub, settle
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
-from trieye.process.worker import settle
 from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
 from trieye.run.saves import PendingSaves
