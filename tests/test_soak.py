@@ -16,7 +16,7 @@ OF_THEIR_OWN = ("hub_kills", "driver_kills", "replay_server_kills", "disk_full")
 
 def judged(script, *arguments):
     """Run a soak script and return its figures; its exit code is its judgment."""
-    command = [str(SOAK / f"{script}.py"), *map(str, arguments)]
+    command = [str(SOAK / f"{script}.py"), *arguments]
     if script in OF_THEIR_OWN:
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
     else:
@@ -29,74 +29,40 @@ def judged(script, *arguments):
     return figures
 
 
-@pytest.mark.slow
-def test_killing_the_hub_and_a_producer_loses_and_doubles_nothing():
-    figures = judged("hub_kills", "--kills", 2, "--calm", 0.5, "--rate", 3000, "--rss-limit", 3)
-    assert figures["kills"] == 2
-    assert figures["events"] > 5_000
+SOAKS = {
+    "killing the hub and a producer loses and doubles nothing":
+        ("hub_kills --kills 2 --calm 0.5 --rate 3000 --rss-limit 3",
+         lambda told: told["kills"] == 2 and told["events"] > 5_000),
+    "killing the driver and all that is his loses and doubles nothing":
+        ("driver_kills --kills 1 --calm 0.5 --rate 3000", lambda told: told["kills"] == 1),
+    "killing the only process of a local run loses and doubles nothing":
+        ("local_kills --kills 1 --calm 0.5 --total 200 --fork",
+         lambda told: told["logging"]["events"] > 0 and told["training"]["events"] == 4000),
+    "a run killed while it saves goes on from what was safe":
+        ("checkpoint_kills --kills 2 --size-mb 20", lambda told: told["steps"] > 0),
+    "damaged checkpoints cost what is damaged in them and nothing else":
+        ("checkpoint_damage --damages 4", lambda told: told["damages"] == 4),
+    "a killed DQN resumes bit for bit, also where only the ends of episodes can be saved":
+        ("exact_resume --kills 1 --steps 120 --fork", lambda told: told["runs"]["CartPole-v1"]["updates"] > 200),
+    "a replay buffer killed while it is saved draws what it would have drawn":
+        ("replay_kills --kills 3 --calm 0.2", bool),
+    "a replay actor killed at work leaves a snapshot that draws what it would have drawn":
+        ("replay_server_kills --kills 2", lambda told: told["done"] > 10),
+    "a run with a damaged journal logs no wrong value and reports what is lost":
+        ("journal_damage --stride 0 --live 0.5 --runs 1", lambda told: told["acknowledged"] > 0),
+    "a damaged run shows nothing wrong, says what is lost and goes on from its model":  # its log, and a shared part
+        ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda told: told["damages"] == 4),
+    "a full disk costs nothing that was accepted":
+        ("disk_full --full 2 --rate 10000",
+         lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
+    "a clock that jumps between attempts spoils no point":
+        ("clock --steps 150", lambda told: told["points"] > 20),
+    "no child that a run forks outlives SIGTERM, and no signal to the run is lost":
+        ("forks --forks 12", lambda told: told["forks"] == 12),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_killing_the_driver_and_all_that_is_his_loses_and_doubles_nothing():
-    figures = judged("driver_kills", "--kills", 1, "--calm", 0.5, "--rate", 3000)
-    assert figures["kills"] == 1
-
-
-@pytest.mark.slow
-def test_killing_the_only_process_of_a_local_run_loses_and_doubles_nothing():
-    figures = judged("local_kills", "--kills", 1, "--calm", 0.5, "--total", 200, "--fork")
-    assert figures["logging"]["events"] > 0
-    assert figures["training"]["events"] == 4000
-
-
-@pytest.mark.slow
-def test_a_run_killed_while_it_saves_goes_on_from_what_was_safe():
-    assert judged("checkpoint_kills", "--kills", 2, "--size-mb", 20)["steps"] > 0
-
-
-@pytest.mark.slow
-def test_damaged_checkpoints_cost_what_is_damaged_in_them_and_nothing_else():
-    assert judged("checkpoint_damage", "--damages", 4)["damages"] == 4
-
-
-@pytest.mark.slow
-def test_a_killed_dqn_resumes_bit_for_bit_also_where_only_the_ends_of_episodes_can_be_saved():
-    figures = judged("exact_resume", "--kills", 1, "--steps", 120, "--fork")
-    assert figures["runs"]["CartPole-v1"]["updates"] > 200
-
-
-@pytest.mark.slow
-def test_a_replay_buffer_killed_while_it_is_saved_draws_what_it_would_have_drawn():
-    assert judged("replay_kills", "--kills", 3, "--calm", 0.2)
-
-
-@pytest.mark.slow
-def test_a_replay_actor_killed_at_work_leaves_a_snapshot_that_draws_what_it_would_have_drawn():
-    assert judged("replay_server_kills", "--kills", 2)["done"] > 10
-
-
-@pytest.mark.slow
-def test_a_run_with_a_damaged_journal_logs_no_wrong_value_and_reports_what_is_lost():
-    assert judged("journal_damage", "--stride", 0, "--live", 0.5, "--runs", 1)["acknowledged"] > 0
-
-
-@pytest.mark.slow
-def test_a_damaged_run_shows_nothing_wrong_says_what_is_lost_and_goes_on_from_its_model():
-    options = ("--damages", 4, "--seed", 4, "--runs", "killed", "--no-mlflow")  # its log, and a part that is shared
-    assert judged("run_damage", *options)["damages"] == 4
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_nothing_that_was_accepted():
-    figures = judged("disk_full", "--full", 2, "--rate", 10_000)
-    assert [run["overflow"] for run in figures["runs"]] == ["block", "drop"]
-
-
-@pytest.mark.slow
-def test_a_clock_that_jumps_between_attempts_spoils_no_point():
-    assert judged("clock", "--steps", 150)["points"] > 20
-
-
-@pytest.mark.slow
-def test_no_child_that_a_run_forks_outlives_sigterm_and_no_signal_to_the_run_is_lost():
-    assert judged("forks", "--forks", 12)["forks"] == 12
+@pytest.mark.parametrize(("command", "has_done_all"), SOAKS.values(), ids=SOAKS)
+def test_what_is_promised_of_kills_and_damage_holds(command, has_done_all):
+    assert has_done_all(judged(*command.split()))
