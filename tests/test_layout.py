@@ -234,7 +234,7 @@ def tree():
     """Return a line for each module of the rooms, with the first line of its docstring."""
     lines = []
     for room in ROOMS:
-        lines += ["", f"### {room}", ""]
+        lines += ["", f"### {room}", ""] if room in {room_of(name) for name in MODULES if "." in name} else []
         for path in (path for name, path in MODULES.items() if "." in name and room_of(name) == room):
             module = ast.parse(path.read_text())
             if path.name != "__init__.py" or len(module.body) > 1:

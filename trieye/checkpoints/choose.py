@@ -1,4 +1,4 @@
-"""Choose the checkpoint from which a run goes on, with the buffer that fits it, and say why it is that one."""
+"""From which checkpoint a run goes on, its own or another's (`load_checkpoint_path`), with the buffer that fits it."""
 
 import logging
 import os

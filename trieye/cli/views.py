@@ -1,4 +1,4 @@
-"""How a run, what it has saved, and a check of it are shown in a terminal."""
+"""The tables and columns in which the commands show a run, what it has saved, and a check of it."""
 
 import time
 from collections.abc import Iterator, Mapping

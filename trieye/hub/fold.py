@@ -1,4 +1,4 @@
-"""Fold: what the records of the journal add up to: queued events, windows, points; the same whenever it is replayed."""
+"""Fold: what applied records add up to: queued events, windows, points; the same whenever they are applied again."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Hub: the way from a run, or from a client of it, to the place that collects, logs and saves."""
+"""Hub: what a run and its clients ask, wherever their hub lives; LocalHub, a hub in threads of this process."""
 
 import threading
 import uuid

@@ -1,4 +1,4 @@
-"""Ledger: the journal of a run and what it adds up to.
+"""Ledger: takes records into the journal of a run and applies them to its fold; after a restart it applies them again.
 
 A record of events only queues them. A record of a pass puts all that is queued into windows and closes some; so the
 journal alone says which events met in which window, and which point came when. A living hub appends a record and then

@@ -1,4 +1,4 @@
-"""Waiting: for work as long as it goes on, and longer each time before something that failed is tried again."""
+"""Waiting: as long as work goes on, and longer each time before something that failed is tried again."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Hindsight: rows of a goal-conditioned task, drawn as if their goal had been one that was reached later."""
+"""Hindsight: rows drawn as if their goal had been one that was reached later; an argument of a buffer, no config."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Recorder: logs values under names; `Run` is one, and so is the `RunClient` that others hold to log to it."""
+"""Recorder: logs values under names; `Run` is one, and so is `RunClient`, which other threads and processes hold."""
 
 from collections.abc import Callable, Mapping, Sized
 from time import time

@@ -1,4 +1,4 @@
-"""Which MLflow experiment, runs and names belong to a run, to its sweep and to its metrics; the client is given."""
+"""Which MLflow experiment and runs belong to a run and its sweep, and how MLflow takes names; the client is given."""
 
 import getpass
 import hashlib
