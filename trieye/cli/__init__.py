@@ -19,6 +19,8 @@ COMMANDS = {
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",
     "rebuild": "write the sinks of a run anew, from its history",
+    "rm": "delete runs: directory, MLflow run and mirror together",
+    "prune": "delete the old runs of an app, but for the best",
     "convert": "make checkpoints of those of trieye 0.1.5",
 }
 EXIT_INTERRUPTED = 130

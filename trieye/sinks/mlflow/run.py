@@ -102,6 +102,33 @@ def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     return str(created.info.run_id)
 
 
+def delete_run(uri: str, run_id: str) -> None:
+    """Put an MLflow run into MLflow's trash; one that is not there any more is no error.
+
+    Args:
+        uri: The store or server.
+        run_id: The MLflow run.
+
+    Raises:
+        ConfigurationError: The password of the store is written down nowhere.
+        TrieyeError: MLflow does not answer, or refuses.
+    """
+    mlflow_store.require_password(uri)
+    database = mlflow_store.database_of(uri)
+    if database is not None and not database.exists():  # MLflow would make one
+        return
+    from mlflow import MlflowClient
+
+    mlflow_store.set_environment(uri)
+    try:
+        MlflowClient(tracking_uri=uri).delete_run(run_id)
+    except Exception as error:  # the border to MLflow
+        code = getattr(error, "error_code", None)
+        if code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:  # the second: it is in the trash already
+            reason = redacted_text(str(error)).partition("\n")[0]
+            raise TrieyeError(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be deleted: {reason}") from error
+
+
 def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
     """Return the id of the MLflow run below which the members of a sweep are shown; it is created if need be.
 

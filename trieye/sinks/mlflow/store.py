@@ -61,7 +61,7 @@ def alone(uri: str) -> Iterator[Path | None]:
     Raises:
         TimeoutError: Another process has held the lock for two minutes.
     """
-    path = _database(uri)
+    path = database_of(uri)
     if path is None:
         yield None
         return
@@ -150,7 +150,8 @@ def require_password(uri: str) -> None:
         )
 
 
-def _database(uri: str) -> Path | None:
+def database_of(uri: str) -> Path | None:
+    """Return the file of an SQLite database, or None for another kind of store."""
     scheme, _, rest = uri.partition(":///")
     path = rest.partition("?")[0]
     if not scheme.startswith("sqlite") or path in {"", ":memory:"} or path.startswith("file:"):

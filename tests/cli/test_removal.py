@@ -1,0 +1,126 @@
+import time
+
+import pytest
+
+import trieye
+from tests.curves import mlflow_runs
+from tests.damage import contents
+from trieye.cli import main
+from trieye.files.run_record import RunRecord
+from trieye.process.lock import RunLock
+
+
+@pytest.fixture
+def make_run(make_config):
+    """Return a function that makes a run with a checkpoint, which has logged one loss, and returns its directory."""
+
+    def make(name, loss=1.0, *, age_s=0.0, **settings):
+        with trieye.Run(make_config(app_name="agents", run_name=name, **settings)) as run:
+            run.log("loss", loss)
+            run.save(weights=[loss])
+        record = RunRecord.read(run.dir / "run.json")
+        record.ended = time.time() - age_s
+        record.save(run.dir / "run.json")
+        return run.dir
+
+    return make
+
+
+@pytest.fixture
+def trieye_command(tmp_path, capsys):
+    """Return a function that runs a command below the root of the runs, and returns its exit code and what it said."""
+
+    def command(*words):
+        try:
+            code = main([*words, "--root", str(tmp_path / "root")])
+        except SystemExit as exit_:  # of argparse
+            code = exit_.code
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return command
+
+
+def left(tmp_path):
+    return {path.name for path in (tmp_path / "root" / "agents" / "runs").iterdir()}
+
+
+def test_a_run_is_deleted_with_its_mlflow_run_and_its_mirror_and_no_other_run_is(make_run, tmp_path, trieye_command):
+    everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
+    first, second = make_run("first", **everywhere), make_run("second", **everywhere)
+    before = contents(second)
+    code, said = trieye_command("rm", "first", "--yes")
+    assert code == 0, said
+    assert left(tmp_path) == {"second"}
+    assert not first.exists()
+    assert contents(second) == before
+    assert [path.name for path in (tmp_path / "mirror" / "agents").iterdir() if any(path.rglob("*.*"))] == ["second"]
+    assert [run.info.run_name for run in mlflow_runs(second)[1]] == ["second"]
+    assert "mlflow runs restore" in said
+
+
+def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch):
+    run_dir = make_run("first")
+    before = contents(run_dir)
+    assert trieye_command("rm", "first", "--dry-run")[0] == 0
+    code, said = trieye_command("rm", "first")  # nobody can be asked in a test
+    assert (code, "--yes" in said) == (2, True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _question: "n")
+    assert trieye_command("rm", "first")[0] == 1
+    assert contents(run_dir) == before
+
+
+def test_a_run_that_is_alive_is_never_deleted(make_run, trieye_command, tmp_path):
+    idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
+    with RunLock(alive / "run.lock"):
+        code, said = trieye_command("rm", "idle", "alive", "--yes")
+        assert (code, "alive" in said) == (3, True)
+        assert idle.exists()  # all of what was asked for, or nothing
+        assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
+    assert left(tmp_path) == {"idle", "alive"}
+
+
+def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_command):
+    run_dir = make_run("first", persistence={"mirror": f"file://{tmp_path}/mirror"})
+    (tmp_path / "mirror").rename(tmp_path / "away")
+    (tmp_path / "mirror" / "agents").mkdir(parents=True)
+    (tmp_path / "mirror" / "agents" / "first").write_text("no directory")
+    before = contents(run_dir)
+    code, said = trieye_command("rm", "first", "--yes")
+    assert (code, f"file://{tmp_path}/mirror" in said) == (1, True), said
+    assert contents(run_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ((), {"fresh"}),
+        (("--keep", "newest:2"), {"fresh", "third"}),
+        (("--keep", "best:1", "--metric", "loss", "--mode", "min"), {"fresh", "second"}),
+        (("--keep", "best:1", "--metric", "loss", "--keep", "newest:2"), {"fresh", "third", "first"}),
+    ],
+)
+def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(words, kept, make_run, tmp_path, trieye_command):
+    for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.0), ("second", 1.0), ("first", 4.0)]):
+        make_run(name, loss, age_s=days * 86_400 + 60)
+    assert trieye_command("prune", "agents", "--older-than", "1d", "--yes", *words)[0] == 0
+    assert left(tmp_path) == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("prune", "agent", "--older-than", "1d"), "agents"),
+        (("prune", "agents", "--older-than", "soon"), "30d"),
+        (("prune", "agents", "--older-than", "1d", "--keep", "best"), "best:5"),
+        (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "los"), "loss"),
+        (("rm", "firts"), "first"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_what_is_allowed(words, named, make_run, trieye_command):
+    run_dir = make_run("first", age_s=1e6)
+    code, said = trieye_command(*words)
+    assert code in {1, 2}
+    assert named in said
+    assert run_dir.exists()
