@@ -21,6 +21,7 @@ from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
 from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
+from trieye.run.provenance import Notes, commit_of_program, tags_of
 from trieye.run.saves import PendingSaves
 from trieye.snapshot import signing
 
@@ -60,6 +61,7 @@ class Attempt:
         self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
         signing.check_key()
+        self._commit = commit_of_program()
         self._lock, restored = take_run(self._paths, config, lambda: _taken(RunLock(self._paths.lock_path), config))
         try:
             if restored is not None:
@@ -68,6 +70,7 @@ class Attempt:
             self.number = self._record.attempt
             self._tell_waiting()
             self.hub = self._start_hub(config)
+            self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
         except BaseException:
             self._lock.release()
             raise
@@ -86,6 +89,7 @@ class Attempt:
             run_name=config.run_name,
             config_hash=self.config_hash,
             group=self.group,
+            git_sha=None if self._commit is None else self._commit.sha,
             tags=redacted(config.tags),
         )
 
@@ -98,7 +102,7 @@ class Attempt:
 
     def _start_hub(self, config: TrieyeConfig) -> Hub:
         try:
-            return _started_hub(_for_the_hub(config), recorded(config.model_dump(mode="json")))
+            return _started_hub(_for_the_hub(config, tags_of(self._commit)), recorded(config.model_dump(mode="json")))
         except BaseException as error:
             with noted(error, "recording that"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
@@ -139,6 +143,7 @@ class Attempt:
         say(f"run {self._name!r} is left at once; the next start delivers what it can")
 
     def _close(self, status: RunStatus) -> None:
+        self._notes.wait()
         try:
             try:
                 self.flusher.close()
@@ -232,12 +237,12 @@ def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
     return RayHub(config, extra_config)
 
 
-def _for_the_hub(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ.
+def _for_the_hub(config: TrieyeConfig, tags: Mapping[str, str]) -> TrieyeConfig:
+    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ, and `tags`.
 
     It writes the tags down, and need not have the environment by which their secrets are known.
     """
-    plain = config.trieye.model_copy(update={"tags": redacted(config.tags)})
+    plain = config.trieye.model_copy(update={"tags": {**tags, **redacted(config.tags)}})
     changes: Mapping[str, Any] = {"auto_resume_latest": False}
     if "auto_resume_latest" not in plain.persistence.model_fields_set:
         plain.persistence = plain.persistence.model_copy(update=changes)

@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trieye
+from tests.curves import mlflow_runs
+from trieye.run.provenance import Commit, commit_of_program
+
+PROGRAM = """
+import sys
+import trieye
+
+config = trieye.TrieyeConfig(
+    app_name="agents",
+    run_name="first",
+    runtime={"kind": "local"},
+    persistence={"root_data_dir": sys.argv[1]},
+    sinks={"mlflow": {"enabled": True}},
+    tags={"trieye.host": "mine"},
+)
+with trieye.Run(config) as run:
+    run.log("loss", 1.0)
+"""
+
+
+def git(directory, *words):
+    own = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    done = subprocess.run(["git", "-C", directory, *own, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with a program and a file beside it that is not as it was committed."""
+    path = tmp_path / "project"
+    path.mkdir()
+    (path / "train.py").write_text(PROGRAM)
+    (path / "rates.txt").write_text("0.1\n")
+    git(path, "init", "-q", "-b", "main")
+    git(path, "remote", "add", "origin", "https://me:hunter2@example.org/project.git")
+    git(path, "add", ".")
+    git(path, "commit", "-q", "-m", "first")
+    (path / "rates.txt").write_text("0.2\n")
+    (path / "notes.txt").write_text("not added\n")
+    return path
+
+
+def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
+    sha = git(repository, "rev-parse", "HEAD")
+    program = [sys.executable, repository / "train.py", tmp_path / "root"]
+    secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2"]
+    subprocess.run([*program, *secrets], check=True, cwd=tmp_path)
+    run_dir = tmp_path / "root" / "agents" / "runs" / "first"
+    assert json.loads((run_dir / "run.json").read_text())["git_sha"] == sha
+
+    held = json.loads((run_dir / "provenance" / "attempt-1.json").read_text())
+    assert held["commit"]["sha"] == sha
+    assert (held["commit"]["branch"], held["commit"]["is_dirty"]) == ("main", True)
+    assert held["commit"]["untracked"] == ["notes.txt"]
+    assert held["packages"]["numpy"] == np.__version__
+    assert held["command"][1:3] == [str(program[1]), str(program[2])]
+    assert held["machine"]["memory_bytes"] > 1 << 28
+    assert "hunter2" not in "".join(path.read_text() for path in (run_dir / "provenance").iterdir())
+
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    git(clone, "apply", str(run_dir / "provenance" / "attempt-1.patch"))
+    assert (clone / "rates.txt").read_text() == "0.2\n"
+
+    tags = mlflow_runs(run_dir)[1][0].data.tags
+    assert tags["mlflow.source.git.commit"] == sha
+    assert tags["mlflow.source.name"] == "train.py"
+    assert tags["trieye.uncommitted"] == "true"
+    assert tags["trieye.host"] == "mine"  # what the user says counts
+    assert "hunter2" not in str(tags)
+
+
+def test_without_git_or_a_commit_there_is_none(monkeypatch, tmp_path, make_config):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trieye.run.provenance._program", lambda: None)
+    assert commit_of_program() is None
+    git(tmp_path, "init", "-q")
+    assert commit_of_program() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit_of_program() is None
+    with trieye.Run(make_config()) as run:
+        run.log("loss", 1.0)
+    held = json.loads((run.dir / "provenance" / "attempt-1.json").read_text())
+    assert held["commit"] is None
+    assert Path(held["directory"]) == tmp_path
+
+
+def test_the_repository_of_the_working_directory_counts_where_the_program_has_none(monkeypatch, repository, tmp_path):
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr("trieye.run.provenance._program", lambda: tmp_path / "bin" / "train")
+    found = commit_of_program()
+    assert isinstance(found, Commit)
+    assert (found.sha, Path(found.directory)) == (git(repository, "rev-parse", "HEAD"), repository)

@@ -1,0 +1,256 @@
+"""Provenance: what a start of a run ran, from which commit, with which packages and on which machine."""
+
+import getpass
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from trieye.config.hydra.launch import launch_info
+from trieye.config.redaction import redacted, redacted_text
+from trieye.files.atomic import write_atomic
+from trieye.process.progress import say
+
+DIRECTORY = "provenance"
+MAX_PATCH_BYTES = 10 << 20
+MAX_UNTRACKED = 1000
+_JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+PATIENCE_S = 10.0
+"""How long git, or the driver of a GPU, may take to answer."""
+
+
+class Commit(BaseModel):
+    """The state of the repository from which a run was started.
+
+    Attributes:
+        directory: Where its working tree is.
+        sha: The commit that is checked out.
+        branch: Its branch; empty if none is.
+        remote: Where the repository comes from; empty if from nowhere.
+        is_dirty: Whether tracked files differ from the commit; then `attempt-<n>.patch` says how.
+        untracked: Files that git neither knows nor ignores; their content is kept nowhere.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    directory: str
+    sha: str
+    branch: str
+    remote: str
+    is_dirty: bool
+    untracked: list[str]
+
+
+class Machine(BaseModel):
+    """The machine on which the driver of a run is.
+
+    Attributes:
+        host: Its name.
+        system: Operating system and its version.
+        cpu: Name of the processor.
+        num_cpus: Cores that this process may use.
+        memory_bytes: Main memory.
+        gpus: Name, memory and driver of each GPU that the driver of NVIDIA knows.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str
+    system: str
+    cpu: str
+    num_cpus: int
+    memory_bytes: int
+    gpus: list[str]
+
+
+class Provenance(BaseModel):
+    """What one attempt ran; nothing in it is a secret.
+
+    Attributes:
+        command: The program and its arguments.
+        overrides: What of the command changes the config, where Hydra started the program.
+        directory: Where the command was given.
+        user: Who gave it.
+        commit: The repository of the program; None if there is none.
+        python: Version of the interpreter.
+        packages: Version of every package that is installed, by its name.
+        machine: Where it ran.
+        job: What the scheduler says of the job, such as SLURM_JOB_ID.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    command: list[str]
+    overrides: list[str]
+    directory: str
+    user: str
+    commit: Commit | None
+    python: str
+    packages: dict[str, str]
+    machine: Machine
+    job: dict[str, str]
+
+    @classmethod
+    def gather(cls, commit: Commit | None) -> Self:
+        """Look at this process and its machine; asking for packages and GPUs takes some tenths of a second."""
+        launch = launch_info()
+        return cls(
+            command=_command(),
+            overrides=[] if launch is None else [_without_secrets(word) for word in launch.overrides],
+            directory=str(Path.cwd() if launch is None else launch.working_dir),
+            user=_user(),
+            commit=commit,
+            python=platform.python_version(),
+            packages=_packages(),
+            machine=_machine(),
+            job={name: os.environ[name] for name in _JOB if name in os.environ},
+        )
+
+
+def commit_of_program() -> Commit | None:
+    """Return the state of the repository that the program lies in, or else the working directory; None without one."""
+    program = _program()
+    places = [Path.cwd()] if program is None else [program.parent, Path.cwd()]
+    return next((commit for place in places if (commit := _commit_at(place)) is not None), None)
+
+
+def _commit_at(directory: Path) -> Commit | None:
+    lines = _git(directory, "status", "--porcelain=v2", "--branch", "-z").split("\0")
+    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if about.get("branch.oid", "(initial)") == "(initial)":  # no git, no repository, or nothing committed yet
+        return None
+    return Commit(
+        directory=_git(directory, "rev-parse", "--show-toplevel").strip(),
+        sha=about["branch.oid"],
+        branch=about.get("branch.head", "").replace("(detached)", ""),
+        remote=redacted_text(_git(directory, "remote", "get-url", "origin").strip()),
+        is_dirty=any(line[:2] in {"1 ", "2 ", "u "} for line in lines),
+        untracked=[line[2:] for line in lines if line.startswith("? ")][:MAX_UNTRACKED],
+    )
+
+
+def _git(directory: Path, *words: str) -> str:
+    return _said("git", "-C", str(directory), *words)
+
+
+def tags_of(commit: Commit | None) -> dict[str, str]:
+    """Return what sinks are told of this process, among it what MLflow shows as the source of a run."""
+    program = _program()
+    found = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": program.name if program else "python",
+        "trieye.command": shlex.join(_command()),
+        "trieye.host": socket.gethostname(),
+        "trieye.python": platform.python_version(),
+    }
+    if commit is not None:
+        found["mlflow.source.git.commit"] = commit.sha
+        found["mlflow.source.git.branch"] = commit.branch
+        found["mlflow.source.git.repoURL"] = commit.remote
+        found["trieye.uncommitted"] = str(commit.is_dirty).lower()
+    return {name: text for name, text in found.items() if text}
+
+
+class Notes:
+    """Writes down what an attempt ran, on a thread: `provenance/attempt-<n>.json`, and `.patch` if it is not committed.
+
+    Args:
+        run_dir: Directory of the run.
+        attempt: Number of the attempt.
+        commit: The repository of the program.
+    """
+
+    def __init__(self, run_dir: Path, attempt: int, commit: Commit | None) -> None:
+        self._path, self._commit = run_dir / DIRECTORY / f"attempt-{attempt}.json", commit
+        self._thread = threading.Thread(target=self._write, name="trieye-provenance", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when all is written, or if that takes too long."""
+        self._thread.join(PATIENCE_S)
+
+    def _write(self) -> None:
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            if self._commit is not None and self._commit.is_dirty:
+                write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
+            found = Provenance.gather(self._commit)
+            write_atomic(self._path, found.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
+        except OSError as error:
+            say(f"what this attempt ran is not written down: {self._path}: {error.strerror or error}")
+
+
+def _patch(directory: str) -> bytes:
+    text = redacted_text(_git(Path(directory), "diff", "--binary", "HEAD"))
+    patch = text.encode("utf-8", "surrogateescape")
+    if len(patch) <= MAX_PATCH_BYTES:
+        return patch
+    return b"the uncommitted changes are larger than %d MiB and were not kept\n" % (MAX_PATCH_BYTES >> 20)
+
+
+def _command() -> list[str]:
+    return [_without_secrets(word) for word in sys.orig_argv or sys.argv]
+
+
+def _without_secrets(word: str) -> str:
+    key, equals, value = word.partition("=")
+    return f"{key}={redacted(value, key)}" if equals else redacted_text(word)
+
+
+def _program() -> Path | None:
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if file is None else Path(file).resolve()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return str(os.getuid()) if hasattr(os, "getuid") else ""
+
+
+def _packages() -> dict[str, str]:
+    found = ((held.metadata["Name"], held.version) for held in distributions())
+    return dict(sorted((name, version) for name, version in found if name))
+
+
+def _machine() -> Machine:
+    gpus = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return Machine(
+        host=socket.gethostname(),
+        system=platform.platform(),
+        cpu=_cpu(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=_said(*gpus).splitlines() if shutil.which(gpus[0]) else [],
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _said(*command: str) -> str:
+    """Return what a program prints; nothing if it is not there, fails or takes too long."""
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=PATIENCE_S, check=False, env=quiet, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.decode("utf-8", "surrogateescape")
