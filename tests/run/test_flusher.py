@@ -1,7 +1,10 @@
 import contextlib
 import signal
+import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,8 +12,10 @@ from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
+from trieye.run import flusher as flushers
 from trieye.run.flusher import MAX_BATCH_EVENTS, MAX_LATEST_NAMES, MAX_PENDING_MEDIA, Flusher, flusher_of
-from trieye.stats.operations import LogImage, LogText
+from trieye.run.recorder import RunClient
+from trieye.stats.operations import LogHistogram, LogImage, LogText
 
 
 class Hub:
@@ -20,7 +25,7 @@ class Hub:
 
     def __init__(self, key="hub"):
         self.key = key
-        self.batches, self.dropped, self.media = [], {}, []
+        self.batches, self.numbers, self.dropped, self.media = [], Counter(), {}, []
         self.is_there, self.got, self.missed, self.dead = threading.Event(), threading.Event(), threading.Event(), None
         self.is_there.set()
 
@@ -33,7 +38,8 @@ class Hub:
 
     def log(self, batch, *, client, seq):
         self._answer()
-        assert seq == len(self.batches) + 1
+        assert seq == self.numbers[client] + 1
+        self.numbers[client] = seq
         self.batches.append(batch)
         self.got.set()
 
@@ -356,3 +362,43 @@ def test_a_forked_child_forgets_the_flushers_of_its_parent(hub):
     assert is_new == 1
     assert owner.num_ends == 0
     flusher.close()
+
+
+def test_whoever_attaches_while_a_flusher_ends_is_told(start):
+    flusher = start(flush_interval_s=0.01)
+    owners = [Owner() for _ in range(400)]
+    switched = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            attached = [pool.submit(flusher.attach, owner.end) for owner in owners]
+            pool.submit(flusher.detach_all)
+        assert all(future.result() for future in attached)
+    finally:
+        sys.setswitchinterval(switched)
+    assert [owner.num_ends for owner in owners] == [1] * len(owners)
+
+
+def test_a_flusher_that_nobody_uses_any_more_ends_and_the_next_client_gets_another(hub, monkeypatch):
+    monkeypatch.setattr(flushers, "IDLE_S", 0.0)
+    runtime, owner = RuntimeConfig(flush_interval_s=0.01), Owner()
+    flusher = flusher_of(hub, runtime)
+    assert flusher.attach(owner.end)
+    flusher.pending.extend(rows(1))
+    flusher.flush()
+    assert flusher_of(hub, runtime) is flusher
+    flusher.detach(owner.end)
+    wait_until(lambda: flusher_of(hub, runtime) is not flusher)
+    assert not flusher.attach(owner.end)
+    with RunClient(hub, runtime) as client:
+        client.log("m", 2.0)
+    assert hub.values() == [1.0, 2.0]
+    assert owner.num_ends == 0
+
+
+def test_pending_histograms_are_bounded_by_their_bytes(hub, start):
+    flusher = start(overflow="drop")
+    hub.is_there.clear()
+    for step in range(100):
+        flusher.submit(LogHistogram("h", step, 0.0, [0.0] * 100_001, [0.0] * 100_000, 0.0, 0.0))
+    assert flusher.num_waiting * 200_000 * 8 < 64 << 20

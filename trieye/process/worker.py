@@ -1,5 +1,6 @@
 """Worker: a thread that works in rounds, and the threads that wait for what it does."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from queue import Empty, SimpleQueue
 
 LONGEST_FAREWELL_S = 1.0
 """The thread may be in a call that is never answered."""
+
+_SLICE_S = 0.5
 
 _Bell = SimpleQueue[None]
 
@@ -68,9 +71,7 @@ class Worker:
             self.wake()
             if is_true() or self.failure is not None:  # the thread may have called `tell` for the last time
                 break
-            try:
-                bell.get(timeout=None if until is None else max(until - time.monotonic(), 0.0))
-            except Empty:
+            if not _rings(bell, until):
                 break
         return is_true()
 
@@ -116,3 +117,17 @@ class Worker:
                 self._alarm.get_nowait()
         except Empty:
             return self.failure is None
+
+
+def _rings(bell: _Bell, until: float | None) -> bool:
+    """Wait for a bell, and tell whether it rang in time."""
+    while True:
+        left_s = math.inf if until is None else max(until - time.monotonic(), 0.0)
+        try:
+            # in slices: a signal that comes just before Python begins to wait is looked at when the waiting ends
+            bell.get(timeout=min(left_s, _SLICE_S))
+        except Empty:
+            if left_s <= _SLICE_S:
+                return False
+        else:
+            return True

@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,12 +19,18 @@ from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import Worker
 from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.operations import LogImage, LogText, Medium, Operation
+from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium, Operation
 
 MAX_BATCH_EVENTS = 10_000
 
 MAX_PENDING_MEDIA = 1000
 MAX_PENDING_MEDIA_BYTES = 64 << 20
+
+_NUMBER_BYTES = 32
+"""What a float in a list takes: itself, and the list's pointer to it."""
+
+IDLE_S = 30.0
+"""How long a flusher that nobody uses any more goes on: the tasks of a worker that follow each other share one."""
 
 MAX_LATEST_NAMES = 10_000
 """Names whose last value is remembered; no terminal shows more."""
@@ -150,22 +156,50 @@ class Flusher:
         # guards `_num_dropped`, which the threads that log raise and the worker takes; no other lock is taken inside it
         self._num_dropped, self._dropped_lock = 0, threading.Lock()
         self._is_closing = self._told_full = False
+        # guards the two fields below, and is taken inside the module's lock; no other lock is taken inside it
+        self._attached_lock = threading.Lock()
         self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._state: Literal["open", "ended", "idle"] = "open"
+        self._last_used = time.monotonic()
         self._worker = Worker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
         self._worker.start()
 
     # called by the threads that log
 
-    def attach(self, on_end: Callable[[], None]) -> None:
-        """Call a bound method when nothing can be appended any more; its object is not kept alive."""
-        self._attached = [held for held in self._attached if held() is not None] + [weakref.WeakMethod(on_end)]
+    def attach(self, on_end: Callable[[], None]) -> bool:
+        """Call a bound method when nothing can be appended any more, at once if that is so; its object may vanish.
+
+        Returns:
+            False if the flusher ended because nobody used it; nothing is called then, and `flusher_of` makes another.
+        """
+        with self._attached_lock:
+            state = self._state
+            if state == "open":
+                self._attached = [*self._living(), weakref.WeakMethod(on_end)]
+        if state == "ended":
+            on_end()
+        return state != "idle"
+
+    def detach(self, on_end: Callable[[], None]) -> None:
+        """Do not call a bound method any more; its object does not use the flusher any more."""
+        with self._attached_lock:
+            self._attached = [held for held in self._living() if held() != on_end]
 
     def detach_all(self) -> None:
         """Tell all that were attached that nothing can be appended any more."""
-        attached, self._attached = self._attached, []
+        with self._attached_lock:
+            self._state = "ended"
+            attached, self._attached = self._attached, []
         for held in attached:
             if (on_end := held()) is not None:
                 on_end()
+
+    def forget_locks(self) -> None:
+        """Let go of locks that a thread of the parent held when this process was forked."""
+        self._attached_lock = threading.Lock()
+
+    def _living(self) -> list[weakref.WeakMethod[Callable[[], None]]]:
+        return [held for held in self._attached if held() is not None]
 
     def make_room(self) -> bool:
         """Return whether there is room for another event; waits for it if the config says so.
@@ -301,7 +335,22 @@ class Flusher:
             self._media.popleft()
             self._note_accepted()
         self._report_dropped()
+        self._end_if_idle()
         return True
+
+    def _end_if_idle(self) -> None:
+        now = time.monotonic()
+        with _lock, self._attached_lock:
+            self._attached = self._living()
+            is_used = self._attached or self.pending or self._media or self._state != "open"
+            self._last_used = now if is_used else self._last_used
+            if is_used or now - self._last_used < IDLE_S:
+                return
+            self._state = "idle"
+            if _flushers.get(self._channel.key) is self:
+                del _flushers[self._channel.key]
+        atexit.unregister(self.close_at_exit)
+        self._worker.stop(RunClosedError(f"run {self._run_name!r}: nobody logs to it in this process any more"))
 
     def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         try:
@@ -334,13 +383,17 @@ class Flusher:
 
 
 def _size_bytes(medium: Medium) -> int:
-    if isinstance(medium, LogImage):
-        return len(medium.png)
-    return len(medium.text) if isinstance(medium, LogText) else 0
+    match medium:
+        case LogImage():
+            return len(medium.png)
+        case LogText():
+            return len(medium.text)
+        case LogHistogram():
+            return _NUMBER_BYTES * (len(medium.edges) + len(medium.counts))
 
 
 _flushers: dict[str, Flusher] = {}
-_lock = threading.Lock()  # guards `_flushers`; no other lock is taken inside it
+_lock = threading.Lock()  # guards `_flushers`; `_attached_lock` of a flusher is taken inside it
 
 
 def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:
@@ -369,6 +422,7 @@ def _forget_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     for flusher in _flushers.values():
+        flusher.forget_locks()
         flusher.detach_all()
         atexit.unregister(flusher.close_at_exit)
     _flushers.clear()

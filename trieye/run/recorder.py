@@ -127,7 +127,8 @@ class Recorder:
     def _use(self, flusher: Flusher, on_end: Callable[[], None]) -> None:
         """Log through a flusher until it ends, of which it tells a bound method that calls `_let_go`."""
         self._flusher, self._pending, self._append = flusher, flusher.pending, flusher.pending.append
-        flusher.attach(on_end)
+        if not flusher.attach(on_end):
+            self._let_go()
 
     def _let_go(self) -> None:
         self._flusher, self._pending, self._append = None, (), self._append_first
@@ -205,12 +206,15 @@ class RunClient(Recorder):
         flusher = self._flusher
         self._end()
         if flusher is not None:
-            flusher.flush()
+            try:
+                flusher.flush()
+            finally:
+                flusher.detach(self._end)
 
     def _open_flusher(self) -> Flusher:
         if self._is_closed:
             raise RunClosedError(f"this client of run {self.name!r} is closed, and nothing can be logged through it")
-        if self._flusher is None:
+        while self._flusher is None and not self._is_closed:
             self._use(flusher_of(self._channel, self._runtime), self._end)
         return super()._open_flusher()
 
