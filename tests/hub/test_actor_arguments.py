@@ -1,8 +1,10 @@
 """What `save_training_state` makes of its arguments on the way to the actor, and what that spares the actor."""
 
+import pickle
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -10,6 +12,7 @@ import torch
 import trieye
 from trieye.checkpoints.directory import load_state
 from trieye.hub.actor_arguments import LIGHT_BYTES
+from trieye.hub.processor import SentEvents
 from trieye.snapshot.decode import decode
 
 LARGE = LIGHT_BYTES // 4 + 1
@@ -61,3 +64,16 @@ def test_tensors_in_objects_that_are_pickled_stay_what_they_are(actor):
     kept = saved(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
     assert type(kept["user_data"]["counts"]) is defaultdict
     assert torch.equal(kept["user_data"]["counts"]["a"], torch.ones(2))
+
+
+@pytest.mark.parametrize("blob", ["x" * 1_000_000, b"x" * 1_000_000, np.zeros(1_000_000), {"deep": ["x" * 1_000_000]}])
+def test_a_context_that_is_too_large_stays_where_it_is_and_its_value_travels(blob):
+    large = trieye.RawMetricEvent(name="reward", value=1.0, global_step=1, context={"score": 2.0, "frames": blob})
+    small = trieye.RawMetricEvent(name="reward", value=3.0, global_step=1, context={"score": 4.0, "text": "x" * 1000})
+    sent = SentEvents.of([large, small])
+    assert [(name, value, context) for name, value, _, _, context in sent.rows] == [
+        ("reward", 1.0, None),
+        ("reward", 3.0, small.context),
+    ]
+    assert sent.drops == [("context_too_large", "reward", 1)]
+    assert len(pickle.dumps(sent)) < 5000

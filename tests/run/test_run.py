@@ -273,6 +273,7 @@ def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_c
         lambda run: run.log("a", {"nested": 1.0}),
         lambda run: run.log("a", 1.0, context=5),
         lambda run: run.log("a", 1.0, context={"k": threading.Lock()}),
+        lambda run: run.log("a", 1.0, context={"k": "x" * 100_000}),
         lambda run: run.log(None),
         lambda run: run.log("a", "abc"),
         lambda run: run.log("a"),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trieye.config import StatsConfig
 from trieye.stats.aggregator import Aggregator
-from trieye.stats.batch import EventBatch, EventRow
+from trieye.stats.batch import MAX_CONTEXT_BYTES, EventBatch, EventRow, context_bytes
 
 if TYPE_CHECKING:
     from trieye.sinks.base import Sink
@@ -62,7 +62,7 @@ class SentEvents(NamedTuple):
 
     Attributes:
         rows: Name, value, step, timestamp and context of each; the last two may be None.
-        drops: (reason, name, count) of what is no event.
+        drops: (reason, name, count) of what is no event, and of contexts that are too large.
     """
 
     rows: list[tuple[Any, ...]]
@@ -74,7 +74,11 @@ class SentEvents(NamedTuple):
         sent = cls([], [])
         for event in events:
             if isinstance(event, RawMetricEvent):
-                sent.rows.append((event.name, event.value, event.global_step, event.timestamp, event.context or None))
+                context = event.context or None
+                if context is not None and context_bytes(context) > MAX_CONTEXT_BYTES:
+                    sent.drops.append(("context_too_large", event.name, 1))
+                    context = None
+                sent.rows.append((event.name, event.value, event.global_step, event.timestamp, context))
             else:
                 sent.drops.append(("invalid", type(event).__name__, 1))
         return sent

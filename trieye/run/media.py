@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.names import printable
+from trieye.stats.batch import MAX_CONTEXT_BYTES, context_bytes
 from trieye.stats.operations import LogHistogram, LogImage, LogText
 
 MAX_BINS = 10_000
@@ -73,12 +74,19 @@ def context_of(name: str, context: Any) -> dict[str, Any] | None:
 
     Raises:
         TypeError: It is no mapping, or a value is neither a number, a text, a boolean nor None.
+        ValueError: It is too large.
     """
     if context is None:
         return None
     if not isinstance(context, Mapping):
         raise TypeError(f"log({name!r}, ..., context={_shown(context)}): a context is a dict")
-    return {str(key): _plain(name, key, value) for key, value in context.items()}
+    plain = {str(key): _plain(name, key, value) for key, value in context.items()}
+    if (size := context_bytes(plain)) > MAX_CONTEXT_BYTES:
+        raise ValueError(
+            f"log({name!r}, ...): the context takes {size:,} bytes, and at most {MAX_CONTEXT_BYTES:,} are kept; "
+            "log_text and log_artifact keep more"
+        )
+    return plain
 
 
 def _plain(name: str, key: Any, value: Any) -> Any:

@@ -1,5 +1,7 @@
 """EventBatch: raw events in columns, the form in which they travel."""
 
+import pickle
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +12,9 @@ from numpy.typing import NDArray
 
 MAX_NAME_LENGTH = 1000
 """Characters of a name; no backend shows more."""
+
+MAX_CONTEXT_BYTES = 64 << 10
+"""Of the context of one event; a metric reads a number or a short text of it."""
 
 
 class EventRow(NamedTuple):
@@ -97,6 +102,22 @@ class EventBatch:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+
+def context_bytes(context: Mapping[Any, Any]) -> int:
+    """Return about how many bytes the context of an event takes on its way to the hub."""
+    return sum(_bytes_of(key) + _bytes_of(value) for key, value in context.items())
+
+
+def _bytes_of(value: Any) -> int:
+    if value is None or isinstance(value, int | float):
+        return 8
+    if isinstance(value, str | bytes):
+        return len(value)
+    try:
+        return len(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    except Exception:  # noqa: BLE001 - a user's object, whose pickling may raise anything
+        return sys.getsizeof(value)
 
 
 def salvage(rows: Sequence[EventRow]) -> tuple[list[EventRow], list[tuple[str, str]]]:

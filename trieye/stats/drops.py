@@ -15,6 +15,7 @@ EXPLANATIONS = {
     "undeclared": "no metric reads it, or there are too many names; declare one, or set stats.undeclared=auto",
     "step_out_of_range": "a global step must lie within +-2**62",
     "context": "the metric's context_key is no number in the context of the event",
+    "context_too_large": "its context takes more than 64 KiB, and is left out; its value is logged",
     "invalid": "it is no RawMetricEvent, or its value or step is no number",
     "overflow": "too many values were waiting for the hub (runtime.overflow=drop)",
     "gave_up": "the hub did not take them in time",
@@ -51,7 +52,8 @@ class Drops:
                 warned.add(shown)
         if is_news:
             explanation = f": {EXPLANATIONS[reason]}" if reason in EXPLANATIONS else ""
-            logger.warning("event %r is not logged (%s)%s", shown, reason, explanation)
+            what = "is not logged as it is" if reason == "context_too_large" else "is not logged"
+            logger.warning("event %r %s (%s)%s", shown, what, reason, explanation)
 
     def count(self, reason: str, count: int) -> None:
         """Count dropped events without a warning."""
