@@ -13,6 +13,7 @@ from trieye.config import DEFAULT_METRICS
 from trieye.exceptions import RunClosedError
 from trieye.files.run_record import RunRecord
 from trieye.hub.logic import ActorLogic
+from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 
 
@@ -255,3 +256,26 @@ def test_the_state_of_the_process_that_sends_events_can_be_pickled():
     state = trieye.ActorState()
     state.add_event(event())
     assert len(pickle.loads(pickle.dumps(state))) == 1
+
+
+def test_what_a_repair_lost_is_counted_once_however_often_a_hub_dies_before_its_report_is_gone(open_logic, monkeypatch):
+    logic = open_logic()
+    logic.log_batch_events([event(step=step) for step in range(10)])
+    logic.force_process_and_log(10)
+    logic.shutdown()
+    journal = logic.files.paths.journal_path
+    for path in journal.parent.glob(f"{journal.name}*"):
+        path.unlink()
+    monkeypatch.setattr(Journal, "forget_repair", lambda _: None)
+    counted = []
+    for _ in range(2):
+        logic = open_logic()
+        counted.append(logic.health()["dropped"]["journal_damage"])
+        logic.shutdown()
+    monkeypatch.undo()
+    logic = open_logic()
+    counted.append(logic.health()["dropped"]["journal_damage"])
+    logic.shutdown()
+    assert len(set(counted)) == 1
+    assert counted[0] > 0
+    assert open_logic().health()["journal_damage"] == []

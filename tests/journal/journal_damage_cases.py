@@ -193,6 +193,7 @@ def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
     found = contents(journal, truth)
     wrong = [f"wrong {what}" for what in _wrong_values(found, truth)]
     damage, num_lost = journal.damage, journal.num_lost
+    journal.forget_repair()
     missing = len(truth.contents["records"]) - len(found["records"])
     if not num_lost and not is_cut_log:
         # the older snapshot stands in for the newer one, and nothing is lost

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -538,3 +539,14 @@ def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_
     with trieye.Run(make_config()) as run:
         assert run.restore()
         assert run.restored["replay"] == [1, 2, 3]
+
+
+def test_tags_that_threads_set_at_once_are_all_in_run_json(make_config):
+    switched = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with trieye.Run(make_config()) as run, ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: run.set_tags({f"tag{number}": "x"}), range(200)))
+    finally:
+        sys.setswitchinterval(switched)
+    assert len(record_of(run.dir).tags) == 200

@@ -1,8 +1,9 @@
 """HubFiles: what the hub keeps of a run on disk."""
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class HubFiles:
         # against other writers of the run, and against a hub of this run that has not ended yet; taken in this order
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
+        self._record_lock = threading.Lock()  # guards `record` and its file: sinks and requests change them
         self._log_file: logging.FileHandler | None = None
         self._level_before = logging.NOTSET
 
@@ -168,17 +170,21 @@ class HubFiles:
 
     def note_mlflow_run_id(self, run_id: str) -> None:
         """Remember the MLflow run, so that the next attempt goes on with it."""
-        self.record.mlflow_run_id = run_id
-        self._save_record()
+        with self._changed_record() as record:
+            record.mlflow_run_id = run_id
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Remember tags."""
-        self.record.tags = {**self.record.tags, **redacted(tags)}
-        self._save_record()
+        with self._changed_record() as record:
+            record.tags = {**record.tags, **redacted(tags)}
 
-    def _save_record(self) -> None:
-        if self.makes_run and self._hub_lock.is_held:  # not by a sink that is late: it may be another attempt's by now
-            self.record.save(self.paths.run_record_path)
+    @contextmanager
+    def _changed_record(self) -> Iterator[RunRecord]:
+        with self._record_lock:
+            yield self.record
+            # not by a sink that is late: it may be another attempt's by now
+            if self.makes_run and self._hub_lock.is_held:
+                self.record.save(self.paths.run_record_path)
 
     def directory_params(self) -> dict[str, str]:
         """Return the directories of the run relative to the app's, as the parameters that MLflow shows."""
@@ -209,12 +215,12 @@ class HubFiles:
         """Remember where the state of this attempt comes from; nothing if the run begins anew."""
         if restored is None:
             return
-        self.record.resumed_from = restored.origin["path"]
-        if restored.went_back_to is not None:
-            self.record.went_back_to, self.record.went_back_in = restored.went_back_to, self.record.attempt
-        elif self.record.went_back_to != self._config.persistence.load_checkpoint_path:
-            self.record.went_back_to = self.record.went_back_in = None
-        self._save_record()
+        with self._changed_record() as record:
+            record.resumed_from = restored.origin["path"]
+            if restored.went_back_to is not None:
+                record.went_back_to, record.went_back_in = restored.went_back_to, record.attempt
+            elif record.went_back_to != self._config.persistence.load_checkpoint_path:
+                record.went_back_to = record.went_back_in = None
 
     def close(self, status: RunStatus, summary: Mapping[str, MetricSummary], *, patient: bool = False) -> None:
         """Record how the run ended, and give back the journal, the log file and the locks.
@@ -230,8 +236,9 @@ class HubFiles:
                 rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s, patient=patient)
             self.journal.close()
             if self.makes_run:
-                self.record.summary = dict(summary)
-                self.record.close(self.paths.run_record_path, status)
+                with self._record_lock:
+                    self.record.summary = dict(summary)
+                    self.record.close(self.paths.run_record_path, status)
 
     def _let_go(self) -> None:
         if self._log_file is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -113,7 +114,9 @@ class ActorLogic:
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, self.config)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
         if journal.num_lost:
-            self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)])
+            key = f"repair:{zlib.crc32(str(journal.damage).encode())}"  # a kill before it is forgotten: counted once
+            self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)], key=key)
+        journal.forget_repair()
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
         self.parts = owners(self, self._ledger, self.tracking, self.status)
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)

@@ -54,7 +54,8 @@ class Journal:
         expected: What the caller knows of the journal besides what the witness beside it says.
 
     Attributes:
-        damage: What was damaged when this process opened the file, in words; normally empty.
+        damage: What was damaged when this process opened the file, or one before that was killed, in words; normally
+            empty.
         num_lost: Records that the damage cost; at least 1 if it cost anything.
         last_pos: Position of the newest record, also if `commit` has deleted it; 0 at first.
         last_at: Journal time of the newest record in seconds.
@@ -82,7 +83,7 @@ class Journal:
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
             self._load_taken()
             self._testify()
-            self.damage, self.num_lost = self._take_report()  # last: a kill before it leaves the report
+            self.damage, self.num_lost = self._report()
         except BaseException:
             self.close()
             raise
@@ -102,15 +103,19 @@ class Journal:
             # a repair may have lost the newest records, and the state then knows a later position
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
-    def _take_report(self) -> tuple[list[str], int]:
-        """Return what a repair found, in words, and the number of records it lost; only the first call does."""
+    def _report(self) -> tuple[list[str], int]:
+        """Return what a repair found, in words, and the number of records it lost."""
         report = self.meta(REPAIR)
         if report is None:
             return [], 0
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
         text, num_lost = msgspec.msgpack.decode(report)
         return [text], num_lost
+
+    def forget_repair(self) -> None:
+        """Report a repair no more: what it lost is counted; until then each process that opens the journal is told."""
+        if self.damage:
+            with self._transaction() as connection:
+                connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
 
     def _testify(self) -> None:
         """Write down beside the journal how far it reaches."""
