@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.stats.conftest import batch, metric
 from trieye.stats.aggregator import MAX_STEP, MAX_UNDECLARED_NAMES, Aggregator
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
+from trieye.stats.windows import MetricWindows
 
 steps = st.one_of(
     st.integers(-5, 60),
@@ -179,3 +180,18 @@ def test_the_highest_step_is_that_of_any_metric():
     assert aggregator.highest_step == -1
     aggregator.ingest(batch(("m", 1.0, 7, 0.0), ("new", 1.0, 9, 0.0)), at=0.0)
     assert aggregator.highest_step == 9
+
+
+def test_a_metric_that_fails_costs_its_own_events_only_and_they_are_counted(monkeypatch):
+    aggregator = Aggregator([metric(name=name, raw_event_name="loss") for name in ("first", "bad", "last")])
+    add = MetricWindows.add
+
+    def failing(windows, *columns, **options):
+        if windows.config.name == "bad":
+            raise RuntimeError("what nobody thought of")
+        add(windows, *columns, **options)
+
+    monkeypatch.setattr(MetricWindows, "add", failing)
+    aggregator.ingest(batch(*(("loss", 1.0, step, 0.0) for step in (1, 2, 3)), ("other", 1.0, 1, 0.0)), at=0.0)
+    assert {point.metric for point in aggregator.flush(at=1.0)} == {"first", "last", "other", "trieye/dropped/invalid"}
+    assert aggregator.drops.by_reason == {"invalid": 3}

@@ -1,6 +1,5 @@
 """Fold: what applied records add up to: queued events, windows, points; the same whenever they are applied again."""
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,6 @@ from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
-
-logger = logging.getLogger(__name__)
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points"]
 """Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
@@ -299,7 +296,8 @@ class Fold:
     def _pass(self, asked: Pass, at: float) -> None:
         self.skip_to(asked.index)
         for batch in self.queue.take():
-            self._ingest(batch, at)
+            self.num_processed += len(batch)
+            self.stats.ingest(batch, at=at)
         if asked.ingest_only:
             self.has_news = True
             return
@@ -308,15 +306,6 @@ class Fold:
         points = close(at=at, step=asked.step)
         self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
         self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.latest())
-
-    def _ingest(self, batch: EventBatch, at: float) -> None:
-        self.num_processed += len(batch)
-        try:
-            if len(batch):
-                self.stats.ingest(batch, at=at)
-        except Exception:  # a border to user data: what it raises must not cost other batches; it is counted
-            logger.exception("a batch of %d events could not be put into windows", len(batch))
-            self.stats.drops.add("invalid", ", ".join(batch.names[:3]), len(batch))
 
     def skip_to(self, index: int) -> None:
         """Give the next item this index or a higher one; the records of the items between are lost."""

@@ -1,5 +1,6 @@
 """Aggregator: batches of events in, points out; it knows no clock but the one it is given."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from trieye.stats.windows import Ints, MetricWindows
 
 KINDS: Mapping[str, type[MetricWindows]] = {"rate": RateWindows, "quantile": QuantileWindows, "ema": EmaWindows}
 """Windows of the aggregations that need more than those of the others."""
+
+logger = logging.getLogger(__name__)
 
 EPISODE = "episode"
 """The key of a context that holds the coordinate of `x_axis=episode`."""
@@ -99,7 +102,15 @@ class Aggregator:
                 else:  # looked at once, so that an event counts once, however many metrics read it
                     taken = finite = self._finite(name, events) if finite is None else finite
                 if len(taken):
-                    windows.add(taken.values, taken.steps, taken.times, self._xs(windows, taken), at=at)
+                    self._add(windows, taken, at)
+
+    def _add(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
+        try:
+            windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
+        except Exception:  # a border to user data: what it raises must cost no other metric; it is counted
+            name = windows.config.name
+            logger.exception("%d events of metric %r could not be put into windows", len(events), name)
+            self.drops.add("invalid", name, len(events))
 
     def _in_range(self, batch: EventBatch) -> EventBatch:
         if batch.steps.max() <= MAX_STEP and batch.steps.min() >= -MAX_STEP:
