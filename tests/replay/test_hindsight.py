@@ -80,7 +80,7 @@ def test_k_rows_are_relabelled_for_each_one_that_is_not():
 def test_several_goals_of_a_row_are_replaced_together():
     data, links = rows([(0, False)] * 4)
     data["next_desired_goal"] = data["desired_goal"].copy()
-    hindsight = Hindsight(reward_of, k=1e9, goal_keys=("desired_goal", "next_desired_goal"), strategy="final")
+    hindsight = Hindsight(reward_of, k=1e9, strategy="final")
     hindsight.relabel(data, np.arange(4), links, data["next_achieved_goal"].__getitem__, 0, np.random.default_rng(0))
     assert data["desired_goal"][:, 0].tolist() == data["next_desired_goal"][:, 0].tolist() == [3, 3, 3, 3]
 

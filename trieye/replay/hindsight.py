@@ -1,5 +1,6 @@
 """Hindsight: rows drawn as if their goal had been one that was reached later; an argument of a buffer, no config."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.schema import check_known
+from trieye.replay.rows.schema import PREFIX, check_known
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -47,15 +48,17 @@ class Hindsight:
             k: Rows with another goal for each row that keeps its own.
             strategy: Where the other goals come from.
             achieved_key: The goal that was achieved by a row's action.
-            goal_keys: The goals that are replaced.
+            goal_keys: The goals that are replaced, and with each of them `next_<key>` where rows have it.
             reward_key: The reward that is computed anew.
 
         Raises:
-            ConfigurationError: The strategy is unknown, or `k` is below 0.
+            ConfigurationError: The strategy is unknown, or `k` is below 0 or infinite.
         """
         check_known(f"HER strategy {strategy!r}", strategy, STRATEGIES)
-        if k < 0:
-            raise ConfigurationError(f"HER k is {k}; it must be at least 0 relabelled rows for each real one")
+        if not 0 <= k < math.inf:
+            raise ConfigurationError(
+                f"HER k is {k}; it must be at least 0 relabelled rows for each real one, and finite"
+            )
         self.reward_fn, self.k, self.strategy = reward_fn, k, strategy
         self.achieved_key, self.goal_keys, self.reward_key = achieved_key, tuple(goal_keys), reward_key
 
@@ -96,8 +99,9 @@ class Hindsight:
         if not chosen.size:
             return is_new
         goals = achieved(self._sources(ids[chosen], links, low, rng))
-        for key in self.goal_keys:
-            data[key][chosen] = goals
+        for key in (*self.goal_keys, *(PREFIX + key for key in self.goal_keys)):
+            if key in data:
+                data[key][chosen] = goals
         info = {key: array[chosen] for key, array in data.items()}
         rewards = np.asarray(self.reward_fn(info[self.achieved_key], goals, info))
         if rewards.shape != info[self.reward_key].shape:

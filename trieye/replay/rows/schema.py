@@ -265,6 +265,11 @@ class Layout:
     def __init__(self, capacity: int, columns: Iterable[Column], options: RowOptions) -> None:
         self.capacity, self.options = capacity, options
         self.columns = {column.name: column for column in columns}
+        if "env_id" in self.columns:
+            raise ConfigurationError(
+                "replay key 'env_id' is no key of a row: the environment stands first in add(env_id, obs=...), and in "
+                "extend(rows, env_ids=...); a column of that kind needs another name"
+            )
         self.paired = _pairs_in(self.columns) if options.dedup_next else {}
         self.stored = [column for name, column in self.columns.items() if name not in self.paired]
         self.ends = [name for name in ENDS if name in self.columns]
