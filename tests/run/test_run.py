@@ -296,8 +296,10 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
     with trieye.Run(make_config()) as run:
         run.log("a", torch.tensor(2.0), step=np.int64(3), context={"episode": np.int32(4)})
         run.log("b", True, step=3)  # noqa: FBT003
+        run.log("c", torch.tensor(4.0, requires_grad=True), step=3)  # a warning is an error here
+        run.log({"d": {"e": 5.0, "f": {"g": 6.0}}, "h": None}, step=3)
         run.step = 3
-        assert (run.best("a"), run.best("b")) == (2.0, 1.0)
+        assert [run.best(name) for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
 
 
 def test_plain_data_comes_back_in_restored(make_config):

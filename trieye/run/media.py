@@ -48,7 +48,8 @@ def number_of(name: str, value: Any) -> float:
         ValueError: It is a text that is no number, or an integer beyond the range of a float.
     """
     try:
-        return float(value)
+        # torch warns when it makes a number of a tensor that a graph hangs on
+        return float(value.detach() if getattr(value, "requires_grad", False) else value)
     except OverflowError as error:
         raise ValueError(f"log({name!r}, ...): the value is beyond the range of a float") from error
     except (TypeError, RuntimeError) as error:

@@ -45,7 +45,8 @@ class Recorder:
         """Log one value, or a dict of values; returns at once, and a thread brings it to the hub.
 
         Args:
-            name: Name of the event, or {name: value}; values that are None are left out.
+            name: Name of the event, or {name: value}; values that are None are left out, and those of a dict inside
+                are logged as `name/key`.
             value: A number, NumPy scalar or tensor with one element.
             step: Global step; None: `self.step`, in a run the step that is under way.
             context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
@@ -74,7 +75,10 @@ class Recorder:
         if not isinstance(values, Mapping):
             raise TypeError(f"log({values!r}): a value is missing; log a name and a value, or a dict of them")
         for name, value in values.items():
-            if value is not None:
+            if isinstance(value, Mapping):
+                inside = {f"{name_of(name)}/{name_of(key)}": held for key, held in value.items()}
+                self._log_mapping(inside, step, context)
+            elif value is not None:
                 self.log(name, value, step=step, context=context)
 
     def log_histogram(self, name: str, values: Any, step: int | None = None, bins: int = 64) -> None:
