@@ -12,6 +12,7 @@ import pytest
 import trieye
 from tests.curves import curves_in_tensorboard, record_of
 from tests.drop_in import training_state
+from tests.waiting import wait_until
 from trieye.checkpoints.serializer import Serializer
 from trieye.checkpoints.store import load_checkpoint
 from trieye.cli import main
@@ -251,6 +252,7 @@ def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(m
         run.step = 1
         saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
     run = trieye.Run(config).open()
+    wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # whose thread reads, too
     assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
     assert with_rows == [4000]
     run.log("loss", 1.0)
