@@ -59,6 +59,17 @@ def test_a_run_is_deleted_with_its_mlflow_run_and_its_mirror_and_no_other_run_is
     assert "mlflow runs restore" in said
 
 
+def test_an_mlflow_run_that_is_in_the_trash_already_keeps_nothing_from_being_deleted(
+    make_run, tmp_path, trieye_command
+):
+    run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
+    client, (run,) = mlflow_runs(run_dir)
+    client.delete_run(run.info.run_id)
+    code, said = trieye_command("rm", "first", "--yes")
+    assert code == 0, said
+    assert left(tmp_path) == set()
+
+
 def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch):
     run_dir = make_run("first")
     before = contents(run_dir)

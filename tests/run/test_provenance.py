@@ -52,7 +52,7 @@ def repository(tmp_path):
 def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
     program = [sys.executable, repository / "train.py", tmp_path / "root"]
-    secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2"]
+    secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2", "--api-key", "hunter2"]
     subprocess.run([*program, *secrets], check=True, cwd=tmp_path)
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     assert json.loads((run_dir / "run.json").read_text())["git_sha"] == sha

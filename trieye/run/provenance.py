@@ -198,12 +198,16 @@ def _patch(directory: str) -> bytes:
 
 
 def _command() -> list[str]:
-    return [_without_secrets(word) for word in sys.orig_argv or sys.argv]
+    words = list(sys.orig_argv or sys.argv)
+    return [_without_secrets(word, before) for before, word in zip(["", *words], words, strict=False)]
 
 
-def _without_secrets(word: str) -> str:
+def _without_secrets(word: str, flag: str = "") -> str:
+    """Return a word of a command line without its secret: `key=secret`, `--key=secret`, or what follows `--key`."""
     key, equals, value = word.partition("=")
-    return f"{key}={redacted(value, key)}" if equals else redacted_text(word)
+    if equals:
+        return f"{key}={redacted(value, key.lstrip('-+'))}"
+    return str(redacted(word, flag.lstrip("-").replace("-", "_"))) if flag.startswith("--") else redacted_text(word)
 
 
 def _program() -> Path | None:

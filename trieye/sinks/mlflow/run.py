@@ -120,11 +120,12 @@ def delete_run(uri: str, run_id: str) -> None:
     from mlflow import MlflowClient
 
     mlflow_store.set_environment(uri)
+    client = MlflowClient(tracking_uri=uri)
     try:
-        MlflowClient(tracking_uri=uri).delete_run(run_id)
+        if client.get_run(run_id).info.lifecycle_stage != "deleted":
+            client.delete_run(run_id)
     except Exception as error:  # the border to MLflow
-        code = getattr(error, "error_code", None)
-        if code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:  # the second: it is in the trash already
+        if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
             reason = redacted_text(str(error)).partition("\n")[0]
             raise TrieyeError(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be deleted: {reason}") from error
 
