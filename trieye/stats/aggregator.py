@@ -98,15 +98,17 @@ class Aggregator:
             finite: EventBatch | None = None
             for windows in readers:
                 if windows.config.context_key is not None:
-                    taken = self._finite(windows.config.name, self._from_context(windows.config, events))
+                    self._add(windows, events, at)
                 else:  # looked at once, so that an event counts once, however many metrics read it
-                    taken = finite = self._finite(name, events) if finite is None else finite
-                if len(taken):
-                    self._add(windows, taken, at)
+                    finite = self._finite(name, events) if finite is None else finite
+                    self._add(windows, finite, at)
 
     def _add(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
         try:
-            windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
+            if windows.config.context_key is not None:
+                events = self._finite(windows.config.name, self._from_context(windows.config, events))
+            if len(events):
+                windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
         except Exception:  # a border to user data: what it raises must cost no other metric; it is counted
             name = windows.config.name
             logger.exception("%d events of metric %r could not be put into windows", len(events), name)
