@@ -9,6 +9,7 @@ TrieyeError
 ├── JournalError                               the journal of a run cannot be used
 │   ├── JournalFullError (OSError)             it cannot grow now: the disk is full, or a limit is reached; try again
 │   └── SequenceGapError                       a batch came before the one that it follows; send that one first
+├── SinkBusyError                              others hold what a sink needs; waiting for them is no failure
 ├── RunLockedError                             another process is writing to this run
 ├── RunClosedError                             the run was closed and takes nothing more
 ├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
@@ -77,6 +78,10 @@ class SequenceGapError(JournalError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class SinkBusyError(TrieyeError):
+    """Raised by a sink that others keep from its store for now; the same call comes again soon, however often."""
 
 
 class RunLockedError(TrieyeError):

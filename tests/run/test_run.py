@@ -1,3 +1,4 @@
+import io
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 
 import trieye
@@ -26,6 +28,7 @@ from trieye.exceptions import (
     RunLockedError,
 )
 from trieye.history.table import read_history
+from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 
 
@@ -462,6 +465,32 @@ def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handl
     assert left.value.code == 143
     assert record_of(run.dir).status == "KILLED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_delivers(make_config, monkeypatch):
+    monkeypatch.setattr(attempt_module, "_FIRST_TELL_S", 0.2)
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    run = trieye.Run(make_config(sinks={"mlflow": {"enabled": True}}))
+    database = run.dir.parents[1] / "mlruns" / "mlflow.db"
+    database.parent.mkdir(parents=True)
+
+    def press_ctrl_c():
+        wait_until(lambda: "Ctrl-C leaves" in said.getvalue())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with FileLock(f"{database}.lock"):
+        with pytest.raises(trieye.RunInterrupted) as left, run:
+            run.log("loss", 0.5, step=1)
+            user = threading.Thread(target=press_ctrl_c)
+            user.start()
+        user.join()
+        assert left.value.exit_code == 130
+        assert re.search(r"closing run 'run': .*mlflow: \d+ points to go.*Ctrl-C leaves the rest", said.getvalue())
+        assert "the next start or `trieye close run` delivers it" in said.getvalue()
+        assert "second signal" not in said.getvalue()
+        assert record_of(run.dir).status == "KILLED"
+        assert read_history(run.dir, metrics=["loss"]).column("value").to_pylist() == [0.5]
+    wait_until(lambda: not any(thread.name.startswith("trieye-") for thread in threading.enumerate()))
 
 
 def test_a_handler_of_the_program_is_left_alone(make_config, set_handler):

@@ -62,6 +62,32 @@ def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
     assert (slow.tags, slow.statuses) == ({"a": "39"}, ["FINISHED"])
 
 
+def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_store(run, monkeypatch):
+    monkeypatch.setattr("trieye.sinks.fan_out.LAST_WORDS_S", 0.0)
+
+    class Importing(MemorySink):
+        def open(self, run):
+            until = time.thread_time() + 1.5
+            while time.thread_time() < until:
+                pass
+
+    class Blocked(MemorySink):
+        activity = 0
+
+        def store_activity(self):
+            return self.activity
+
+        def write(self, points):
+            for self.activity in range(15):  # so many others
+                time.sleep(0.1)
+            super().write(points)
+
+    for sink in Importing(), Blocked():
+        fan_out = FanOut([sink], run, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+        assert fan_out.close("FINISHED", 0.5, patient=True), sink
+        assert (len(sink.points), sink.statuses) == (1, ["FINISHED"])
+
+
 def test_a_patient_end_leaves_a_sink_that_hangs(run):
     go_on = threading.Event()
 

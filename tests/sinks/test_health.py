@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from trieye.exceptions import ProcessingError
+from trieye.exceptions import ProcessingError, SinkBusyError
 from trieye.sinks.health import _MAX_MARKS, LONGEST_DELAY_S, Lag, Retry
 
 
@@ -43,6 +43,18 @@ def test_a_refusal_settles_a_call_that_has_something_to_refuse(retry):
     for weight, error in ((5, None), (0, "ProcessingError: no")):
         is_settled = retry.until_it_works(failing(1, ProcessingError("no")), weight, lambda *_: False)
         assert (is_settled, retry.refused, retry.error) == (bool(weight), 5, error)
+
+
+def test_a_store_in_which_others_are_at_work_has_not_failed_and_is_asked_again_soon(retry):
+    seen = []
+
+    def again(failures, delay_s):
+        seen.append((failures, delay_s))
+        return True
+
+    assert retry.until_it_works(failing(20, SinkBusyError("locked")), 1, again)
+    assert seen == [(0, 1.0)] * 20
+    assert retry.error is None
 
 
 def pause():

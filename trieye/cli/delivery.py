@@ -23,7 +23,7 @@ from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
 from trieye.journal.look import inspect
 from trieye.process.lock import RunLock
-from trieye.process.waiting import moved_bytes, wait_while_moving
+from trieye.process.waiting import wait_while_moving
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
 from trieye.sinks.mlflow.store import require_password
 
@@ -110,7 +110,7 @@ def _wait(hub: ActorLogic, timeout_s: float, progress: Callable[[int, int], None
             time.sleep(pause_s)
         return not behind
 
-    wait_while_moving(have_all, lambda: (backlogs(), moved_bytes()), timeout_s, poll_s=POLL_S)
+    wait_while_moving(have_all, hub.status.activity, timeout_s, poll_s=POLL_S)
 
 
 def _lacks(sink: dict[str, Any]) -> str | None:

@@ -129,11 +129,15 @@ class HubStatus:
         finally:
             self._under_way.remove(what)
 
+    def activity(self) -> object:
+        """Return what changes as long as a sink gets on, or waits for others who get on."""
+        return self._sinks.activity()
+
     @request("wait")
     def progress(self) -> str:
         """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
         parts = list(self._under_way)
-        parts += [f"{sink.backlog:,} items left for {sink.name}" for sink in self._sinks.health() if sink.backlog]
+        parts += [f"{sink.name}: {sink.backlog:,} points to go" for sink in self._sinks.health() if sink.backlog]
         if self._files.mirror is not None and (pending := self._files.mirror.health()["pending"]):
             parts.append(f"{pending} saves left for the mirror")
         return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"

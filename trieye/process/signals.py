@@ -44,7 +44,7 @@ class StopSignals:
     thread only; elsewhere this does nothing.
 
     Args:
-        on_request: Called at the first signal with what the process should exit with.
+        on_request: Called at the first signal with what the process should exit with; if it raises, the block ends.
         message: What the user is told then.
         requeue_exit_code: See `exit_code_of`.
 
@@ -83,8 +83,8 @@ class StopSignals:
             return
         if self.exit_code is None:
             self.exit_code, self._asked_at = exit_code_of(number, self._requeue_exit_code), time.monotonic()
-            say(f"{signal.Signals(number).name}: {self._message}")
             self._on_request(self.exit_code)
+            say(f"{signal.Signals(number).name}: {self._message}")
         elif number != signal.SIGXCPU:
             self._give_back()
             signal.raise_signal(number)

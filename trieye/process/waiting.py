@@ -1,5 +1,6 @@
 """Waiting: as long as work goes on, and longer each time before something that failed is tried again."""
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +12,9 @@ TELL_EVERY_S = 10.0
 _STEP_BYTES = 16 << 20
 """So much is not read and written by a process that only stands by."""
 
+_STEPS_PER_S = 10
+"""A thread that only looks again and again whether it may go on does not compute a tenth of a second in ten."""
+
 
 def moved_bytes() -> int:
     """Return about how much this process has read and written so far; it grows while files of any kind are."""
@@ -19,6 +23,20 @@ def moved_bytes() -> int:
     except OSError:  # not Linux
         return 0
     return (int(fields[1]) + int(fields[3])) // _STEP_BYTES * _STEP_BYTES
+
+
+def computed(native_id: int | None) -> int:
+    """Return about how long a living thread of this process has computed, in steps that one which waits does not reach.
+
+    Args:
+        native_id: The thread's number in the kernel; None: it has not begun.
+    """
+    try:
+        stat = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:  # not Linux, or it has ended
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _STEPS_PER_S // os.sysconf("SC_CLK_TCK")
 
 
 def wait_while_moving(

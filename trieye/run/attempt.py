@@ -28,6 +28,12 @@ from trieye.snapshot import signing
 AT_ONCE_S = 2.0
 """How long a run may take to close after the second signal."""
 
+_CTRL_C = 130
+"""What a process exits with after Ctrl-C."""
+
+_FIRST_TELL_S = 3.0
+"""A run that takes longer than that to close says what for."""
+
 
 class Attempt:
     """What a run holds while it is open: the lock, the hub, and the thread that brings events there.
@@ -56,6 +62,7 @@ class Attempt:
         self.config_hash = config_hash(config)
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
         self.number = 0
+        self._is_delivering = False
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = RunFiles(config.trieye.persistence)
@@ -111,7 +118,8 @@ class Attempt:
     def close(self, status: RunStatus, *, at_once: bool = False) -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
 
-        The first signal meanwhile is put off until the end; the second one ends the waiting.
+        The first signal meanwhile is put off until the end; the second one ends the waiting, and so does the first
+        Ctrl-C once everything is safe on the disk and only the sinks are waited for.
 
         Args:
             status: How it ended.
@@ -123,7 +131,7 @@ class Attempt:
             RunInterrupted: A signal came, and nothing else ends the program.
         """
         message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
-        with StopSignals(lambda _: None, message, requeue_exit_code=self._requeue_exit_code) as signals:
+        with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
                 if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):
                     self._leave(status)
@@ -135,12 +143,20 @@ class Attempt:
         if signals.exit_code is not None and status == "FINISHED":
             raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
 
+    def _on_signal(self, exit_code: int) -> None:
+        if self._is_delivering and exit_code == _CTRL_C:
+            raise RunInterrupted(f"run {self._name!r} was left before its sinks had everything", exit_code)
+
     def _tell_closing(self) -> None:
-        say(f"closing run {self._name!r}: {self.hub.progress()}")
+        way_out = f"; Ctrl-C leaves the rest to `trieye close {self._name}`" if self._is_delivering else ""
+        say(f"closing run {self._name!r}: {self.hub.progress()}{way_out}")
 
     def _leave(self, status: RunStatus) -> None:
         self._note_end("KILLED" if status == "FINISHED" else status)
-        say(f"run {self._name!r} is left at once; the next start delivers what it can")
+        say(
+            f"run {self._name!r} is left at once; what its sinks lack is kept, and the next start or "
+            f"`trieye close {self._name}` delivers it"
+        )
 
     def _close(self, status: RunStatus) -> None:
         self._notes.wait()
@@ -162,6 +178,7 @@ class Attempt:
                 self._lock.release()
 
     def _close_hub(self, status: RunStatus) -> None:
+        self._is_delivering = True
         try:
             self.hub.close(status)
         except BaseException as error:  # it could not write down how the run ended; whoever reads run.json must know
@@ -200,10 +217,12 @@ def _done_within(patience_s: float | None, work: Callable[[], None], tell: Calla
         threading.Thread(target=settle, args=(outcome, work), name="trieye-close", daemon=True).start()
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         settle(outcome, work)
-    while not wait([outcome], TELL_EVERY_S if patience_s is None else patience_s).done:
+    pause_s = _FIRST_TELL_S if patience_s is None else patience_s
+    while not wait([outcome], pause_s).done:
         if patience_s is not None:
             return False
         tell()
+        pause_s = TELL_EVERY_S
     outcome.result()
     return True
 

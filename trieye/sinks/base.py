@@ -99,7 +99,8 @@ class Sink(Protocol):
 
     All methods are called on the sink's own thread, one at a time, `open` first. They may block. Any exception means
     "not now": the same call is made again after a while, in order, and neither the training nor other sinks notice. A
-    `ProcessingError` from `write` means "never": the operation is counted, reported once and dropped.
+    `ProcessingError` from `write` means "never": the operation is counted, reported once and dropped. A `SinkBusyError`
+    means that others are at work in the store: the call comes again soon, and the end of the run waits for it.
 
     A call that raised is repeated as a whole, so a sink that took half of the points before it raised gets them twice.
     After the death of the hub, points since the last cursor come again, equal in every field and in the same order.
@@ -140,6 +141,15 @@ class Tracker(Protocol):
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Copy a file, or a directory with all it holds, below the directory `artifact_path` of the run's artifacts."""
+        ...
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A sink whose store takes one writer at a time, so that the sink may have to wait for those of other processes."""
+
+    def store_activity(self) -> object:
+        """Return what changes whenever anybody writes to the store; called from any thread, at any time."""
         ...
 
 

@@ -92,14 +92,15 @@ class FanOut:
     def _close_patiently(self, status: RunStatus, timeout_s: float) -> None:
         for thread in self._threads:
             thread.request_close(status, math.inf)
-        wait_while_moving(self._have_ended, lambda: (self._backlogs(), moved_bytes()), timeout_s)
+        wait_while_moving(self._have_ended, self.activity, timeout_s)
 
     def _have_ended(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         return all([thread.has_ended(max(0.0, deadline - time.monotonic())) for thread in self._threads])
 
-    def _backlogs(self) -> list[int]:
-        return [thread.backlog for thread in self._threads]
+    def activity(self) -> object:
+        """Return what changes as long as a sink gets on, or waits for others who get on."""
+        return [thread.activity for thread in self._threads], moved_bytes()
 
     def close_sink(self, name: str, timeout_s: float) -> bool:
         """Let one sink finish while the others go on, and tell whether it got everything; it gets nothing more."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import ProcessingError
+from trieye.exceptions import ProcessingError, SinkBusyError
 from trieye.process.waiting import Backoff
 
 log = logging.getLogger("trieye.sinks")
@@ -84,6 +84,7 @@ class Retry:
         self._name = name
         self._first_delay_s = first_delay_s
         self._told: set[str] = set()
+        self._is_busy = False
 
     def until_it_works(self, call: Callable[[], None], weight: int, again: Callable[[int, float], bool]) -> bool:
         """Repeat the call until it works or is refused.
@@ -93,14 +94,14 @@ class Retry:
             weight: How many points or operations count as refused if the sink refuses the call; 0: a refusal means "not
                 now".
             again: Called after each failure, with the number of failures and the seconds to wait; waits, and tells
-                whether to try again.
+                whether to try again. A `SinkBusyError` is no failure: it does not count, and the pause stays short.
 
         Returns:
             Whether the sink took or refused the call; False if `again` gave it up.
         """
         backoff = Backoff(self._first_delay_s, LONGEST_DELAY_S, spread=_SPREAD)
         while not self._try(call, weight):
-            delay_s = backoff.failed()
+            delay_s = self._first_delay_s if self._is_busy else backoff.failed()
             if not again(backoff.failures, delay_s):
                 return False
         return True
@@ -125,7 +126,7 @@ class Retry:
             log.warning("sink %r refuses: %s", self._name, message)
 
     def _fail(self, error: Exception) -> None:
-        is_new = self.error is None
+        is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
         reason = redacted_text(str(error))
         self.error = f"{type(error).__name__}: {reason}"
         if is_new:

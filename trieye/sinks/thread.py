@@ -12,7 +12,8 @@ from typing import NamedTuple, cast, get_args
 
 from trieye.config.metric import LogTarget
 from trieye.exceptions import ProcessingError, TrieyeError
-from trieye.sinks.base import MAX_POINTS_PER_WRITE, Media, RunInfo, RunStatus, Sink, Source, Tracker
+from trieye.process.waiting import computed
+from trieye.sinks.base import MAX_POINTS_PER_WRITE, Media, RunInfo, RunStatus, Shared, Sink, Source, Tracker
 from trieye.sinks.bookmark import make_bookmark
 from trieye.sinks.health import FIRST_DELAY_S, Lag, Retry, SinkHealth
 from trieye.stats.operations import Item, LogArtifact, LogParams, Medium, SetTags
@@ -164,6 +165,12 @@ class SinkThread:
     def backlog(self) -> int:
         """Items of the history that the sink has not got."""
         return max(0, self._source.end - self._bookmark.index)
+
+    @property
+    def activity(self) -> object:
+        """What changes as long as the sink gets on, imports or computes, or waits for others who write to its store."""
+        of_store = self.sink.store_activity() if isinstance(self.sink, Shared) else None
+        return self._bookmark.index, computed(self._thread.native_id), of_store
 
     @property
     def refused(self) -> int:

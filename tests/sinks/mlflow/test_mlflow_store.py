@@ -4,18 +4,23 @@ import logging
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from contextlib import closing
 from functools import partial
 
 import pytest
 from mlflow import MlflowClient
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, SinkBusyError, TrieyeError
+from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.mlflow.store import set_environment
-from trieye.testing import make_run
+from trieye.sinks.mlflow.store import alone, set_environment
+from trieye.stats.point import Point
+from trieye.testing import MemorySource, make_run
 
 NUM_PROCESSES = 2
 PROGRAM = """
@@ -35,6 +40,48 @@ sink.write([Point(f"m{step % 7}", float(step), step, 1.7e9 + step) for step in r
 sink.close("FINISHED")
 print(json.dumps(sink.run_id))
 """
+
+
+def test_the_end_of_a_run_waits_for_the_other_runs_that_are_before_it_at_the_database(run_with_store, monkeypatch):
+    monkeypatch.setattr("trieye.sinks.fan_out.LAST_WORDS_S", 0.0)
+    database, others = run_with_store.mlflow_dir / "mlflow.db", threading.Event()
+
+    def be_before_it():
+        with alone(run_with_store.tracking_uri), closing(sqlite3.connect(database)) as connection:
+            others.set()
+            for number in range(15):
+                connection.execute("INSERT INTO experiment_tags VALUES (?, '', 0)", (f"tag {number}",))
+                connection.commit()
+                time.sleep(0.1)
+
+    before = threading.Thread(target=be_before_it)
+    before.start()
+    assert others.wait(20)
+    fan_out = FanOut([sink := MlflowSink()], run_with_store, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+    assert fan_out.close("FINISHED", 0.8, patient=True)
+    before.join()
+    client = MlflowClient(tracking_uri=run_with_store.tracking_uri)
+    assert [point.step for point in client.get_metric_history(sink.run_id, "m")] == [1]
+
+
+def test_a_database_that_others_keep_locked_is_busy_and_one_that_is_gone_is_not(run_with_store):
+    class Client:
+        place = run_with_store.mlflow_dir / "mlflow.db"
+
+        def log_batch(self, run_id, **entities):  # MLflow's own waits 20 s
+            with closing(sqlite3.connect(f"file:{self.place}?mode=rw", uri=True, timeout=0)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+
+    sink, run = MlflowSink(client=Client()), dataclasses.replace(run_with_store, mlflow_run_id="abc", tags={"a": "b"})
+    with closing(sqlite3.connect(Client.place)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SinkBusyError, match=r"mlflow\.db: other processes keep it locked"):
+            sink.open(run)
+    sink.open(run)
+    Client.place = Client.place / "gone"
+    with pytest.raises(TrieyeError, match="failed to write") as raised:
+        sink.set_tags({"a": "b"})
+    assert not isinstance(raised.value, SinkBusyError)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trieye.config.names import printable
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.exceptions import ProcessingError, SinkBusyError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
@@ -211,6 +211,10 @@ class MlflowSink:
                 if self._sweep is not None:
                     mlflow_run.end_sweep(self._client, str(self.run_id), *self._sweep)
 
+    def store_activity(self) -> object:
+        """Return what changes whenever anybody writes to an SQLite store."""
+        return mlflow_store.activity_of(self._uri)
+
     def _connect(self, run: RunInfo) -> str:
         from mlflow import MlflowClient
 
@@ -321,6 +325,8 @@ class MlflowSink:
             raise
         except Exception as error:
             shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
+            if mlflow_store.is_sqlite(self._uri) and mlflow_store.is_locked(error):
+                raise SinkBusyError(f"MLflow at {shown}: other processes keep it locked ({reason})") from error
             hint = (
                 "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is right"
                 if self._uri.startswith("http")

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, SinkBusyError
 from trieye.files.atomic import fsync_directory
 
 log = logging.getLogger("trieye.sinks")
@@ -59,17 +59,46 @@ def alone(uri: str) -> Iterator[Path | None]:
     processes failed.
 
     Raises:
-        TimeoutError: Another process has held the lock for two minutes.
+        SinkBusyError: Other processes have held the lock for two minutes.
     """
     path = database_of(uri)
     if path is None:
         yield None
         return
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+    lock = FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise SinkBusyError(f"other processes have held {path}.lock for {_LOCK_TIMEOUT_S:.0f} s") from error
+    try:
         yield path
+    finally:
+        lock.release()
+
+
+def activity_of(uri: str) -> object:
+    """Return what changes whenever a process writes to an SQLite database, or makes its tables; None for other stores.
+
+    Those that wait for their turn write to the lock files only, which do not count.
+    """
+    path = database_of(uri)
+    if path is None:
+        return None
+    files = [path, Path(f"{path}-wal"), *path.parent.glob(_drafts_of(path))]
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            held = file.stat()
+            found.append((held.st_ino, held.st_mtime_ns, held.st_size))
+    return found
+
+
+def is_locked(error: Exception) -> bool:
+    """Tell whether an error says that other connections kept an SQLite database locked for as long as MLflow waits."""
+    return "database is locked" in str(error) or "database table is locked" in str(error)
 
 
 def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str | None) -> None:
@@ -208,8 +237,12 @@ def _make_tables(draft: Path) -> None:
 
 def _remove_drafts(path: Path) -> None:
     # only the process that is here makes drafts, so those of others were left by a kill
-    for draft in path.parent.glob(f"{glob.escape(path.name)}.new-*"):
+    for draft in path.parent.glob(_drafts_of(path)):
         draft.unlink(missing_ok=True)
+
+
+def _drafts_of(path: Path) -> str:
+    return f"{glob.escape(path.name)}.new-*"
 
 
 def _use_wal(path: Path) -> None:
