@@ -10,6 +10,7 @@ TrieyeError
 │   ├── JournalFullError (OSError)             it cannot grow now: the disk is full, or a limit is reached; try again
 │   └── SequenceGapError                       a batch came before the one that it follows; send that one first
 ├── SinkBusyError                              others hold what a sink needs; waiting for them is no failure
+├── SinkGoneError                              what a sink wrote to was deleted; waiting does not bring it back
 ├── RunLockedError                             another process is writing to this run
 ├── RunClosedError                             the run was closed and takes nothing more
 ├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
@@ -82,6 +83,10 @@ class SequenceGapError(JournalError):
 
 class SinkBusyError(TrieyeError):
     """Raised by a sink that others keep from its store for now; the same call comes again soon, however often."""
+
+
+class SinkGoneError(TrieyeError):
+    """Raised by a sink when what it wrote to was deleted; the message says what brings it back."""
 
 
 class RunLockedError(TrieyeError):

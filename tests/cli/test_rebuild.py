@@ -1,4 +1,5 @@
 import shutil
+import time
 
 import pytest
 
@@ -47,6 +48,18 @@ def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
     assert run.info.status == "FINISHED"
     assert record_of(closed_run) == before.model_copy(update={"mlflow_run_id": run.info.run_id})
     assert "mlflow, tensorboard: all 3" in capsys.readouterr().out
+
+
+def test_a_run_in_the_trash_of_mlflow_is_said_at_once_with_what_restores_it(closed_run, capsys):
+    client, (run,) = mlflow_runs(closed_run)
+    client.delete_run(run.info.run_id)
+    began = time.monotonic()
+    assert main(["rebuild", str(closed_run)]) == 1
+    assert time.monotonic() - began < 60  # of 300 without progress
+    assert f"mlflow runs restore --run-id {run.info.run_id}" in capsys.readouterr().err
+    client.restore_run(run.info.run_id)
+    assert main(["close", str(closed_run)]) == 0
+    assert curves_in_mlflow(closed_run)["loss"] == losses()
 
 
 def test_what_is_there_already_is_there_once(closed_run):

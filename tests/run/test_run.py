@@ -486,7 +486,7 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
         user.join()
         assert left.value.exit_code == 130
         assert re.search(r"closing run 'run': .*mlflow: \d+ points to go.*Ctrl-C leaves the rest", said.getvalue())
-        assert "the next start or `trieye close run` delivers it" in said.getvalue()
+        assert f"the next start or `trieye close {run.dir}` delivers it" in said.getvalue()
         assert "second signal" not in said.getvalue()
         assert record_of(run.dir).status == "KILLED"
         assert read_history(run.dir, metrics=["loss"]).column("value").to_pylist() == [0.5]

@@ -98,14 +98,15 @@ def deliver(config: TrieyeConfig, timeout_s: float, *, anew: Sequence[str] = ())
 
 
 def _wait(hub: ActorLogic, timeout_s: float, progress: Callable[[int, int], None]) -> None:
-    """Wait until every sink has everything, or none of them goes on; tell how many items the slowest one has."""
+    """Wait until every sink has everything, or none of them goes on; tell how many items the slowest one has.
 
-    def backlogs() -> list[int]:
-        return [sink["backlog"] for sink in hub.health()["sinks"]]
+    Nobody waits for a sink whose place was deleted.
+    """
 
     def have_all(pause_s: float) -> bool:
-        behind, num_items = max(backlogs(), default=0), hub.health()["points"]
-        progress(num_items - behind, num_items)
+        health = hub.health()
+        behind = max((sink["backlog"] for sink in health["sinks"] if not sink["is_gone"]), default=0)
+        progress(health["points"] - behind, health["points"])
         if behind:
             time.sleep(pause_s)
         return not behind

@@ -148,14 +148,16 @@ class Attempt:
             raise RunInterrupted(f"run {self._name!r} was left before its sinks had everything", exit_code)
 
     def _tell_closing(self) -> None:
-        way_out = f"; Ctrl-C leaves the rest to `trieye close {self._name}`" if self._is_delivering else ""
+        way_out = (
+            f"; Ctrl-C leaves the rest to `trieye close {self._paths.run_base_dir}`" if self._is_delivering else ""
+        )
         say(f"closing run {self._name!r}: {self.hub.progress()}{way_out}")
 
     def _leave(self, status: RunStatus) -> None:
         self._note_end("KILLED" if status == "FINISHED" else status)
         say(
             f"run {self._name!r} is left at once; what its sinks lack is kept, and the next start or "
-            f"`trieye close {self._name}` delivers it"
+            f"`trieye close {self._paths.run_base_dir}` delivers it"
         )
 
     def _close(self, status: RunStatus) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import ProcessingError, SinkBusyError
+from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError
 from trieye.process.waiting import Backoff
 
 log = logging.getLogger("trieye.sinks")
@@ -30,6 +30,7 @@ class SinkHealth:
         backlog: Items of the history that the sink has not got.
         lag_s: Age of the oldest of these items, seconds; 0.0 if there are none.
         refused: Points, and other operations, that the sink refused for good.
+        is_gone: Whether it does not work because what it wrote to was deleted: only the user can bring that back.
     """
 
     name: str
@@ -37,6 +38,7 @@ class SinkHealth:
     backlog: int
     lag_s: float
     refused: int
+    is_gone: bool = False
 
 
 class Lag:
@@ -76,11 +78,13 @@ class Retry:
     Attributes:
         error: Why the newest call failed, None if it worked.
         refused: Weight of the operations that the sink refused for good.
+        is_gone: Whether the newest call failed because what the sink wrote to was deleted.
     """
 
     def __init__(self, name: str, first_delay_s: float = FIRST_DELAY_S) -> None:
         self.error: str | None = None
         self.refused = 0
+        self.is_gone = False
         self._name = name
         self._first_delay_s = first_delay_s
         self._told: set[str] = set()
@@ -127,6 +131,7 @@ class Retry:
 
     def _fail(self, error: Exception) -> None:
         is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
+        self.is_gone = isinstance(error, SinkGoneError)
         reason = redacted_text(str(error))
         self.error = f"{type(error).__name__}: {reason}"
         if is_new:
@@ -139,5 +144,5 @@ class Retry:
 
     def _recover(self) -> None:
         if self.error is not None:
-            self.error = None
+            self.error, self.is_gone = None, False
             log.warning("sink %r works again; the points kept so far are sent now", self._name)

@@ -182,7 +182,7 @@ class SinkThread:
         """How the sink is now."""
         with self._changed:
             lag_s = self._lag.seconds(self._bookmark.index)
-        return SinkHealth(self.sink.name, self.error, self.backlog, lag_s, self.refused)
+        return SinkHealth(self.sink.name, self.error, self.backlog, lag_s, self.refused, self._retry.is_gone)
 
     def wake(self) -> None:
         """Let the thread look for new items of the history; returns at once."""
@@ -285,7 +285,8 @@ class SinkThread:
             if not work() and self._kept is None:
                 break
         if not self._is_abandoned:  # otherwise the journal is closed, or another attempt writes to it
-            self._settle(self._bookmark.flush)
+            if self._bookmark.time_to_flush_s() is not None:  # a flush of nothing always works, whatever the sink does
+                self._settle(self._bookmark.flush)
             self._store_error = self._store()
 
     def _next_work(self) -> Callable[[], bool] | None:
@@ -389,6 +390,8 @@ class SinkThread:
     def _gives_up(self, failures: int, worked_before: bool) -> bool:
         if self._closing is None:
             return False
+        if self._retry.is_gone:
+            return True
         return failures >= (MAX_FAILURES_AT_CLOSE if worked_before else 1) or time.monotonic() >= self._drain_until
 
     @property

@@ -6,12 +6,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from trieye.exceptions import ProcessingError, TrieyeError
+from tests.sinks.feeding import SOON_S, add, points
+from trieye.exceptions import ProcessingError, SinkGoneError, TrieyeError
 from trieye.sinks.mlflow.run import RUN_ID_TAG
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
@@ -290,6 +293,45 @@ def test_a_run_deleted_meanwhile_keeps_its_points_until_it_is_restored(run):
     client_of(run).restore_run(sink.run_id)
     sink.write(points)
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 2
+
+
+def test_an_experiment_deleted_meanwhile_is_named_with_what_restores_it(run):
+    sink = opened(run)
+    client = client_of(run)
+    experiment_id = client.get_experiment_by_name("my app").experiment_id
+    client.delete_experiment(experiment_id)
+    with pytest.raises(SinkGoneError, match=f"mlflow experiments restore --experiment-id {experiment_id}"):
+        sink.write([Point("loss", 1.0, 1, 1.7e9)])
+
+
+@pytest.mark.parametrize("deleted", ["database", "directory", "run"])
+def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start(run, caplog, deleted):
+    source, sink = MemorySource(points(0, 10)), MlflowSink()
+    thread = SinkThread(sink, run, source, first_delay_s=0.01)
+    assert thread.flush(SOON_S)
+    if deleted == "database":
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{run.mlflow_dir / 'mlflow.db'}{suffix}").unlink(missing_ok=True)
+    elif deleted == "directory":
+        shutil.rmtree(run.mlflow_dir)
+    else:  # by `mlflow gc`
+        with closing(sqlite3.connect(run.mlflow_dir / "mlflow.db")) as connection, connection:
+            connection.executescript(
+                "DELETE FROM latest_metrics; DELETE FROM metrics; DELETE FROM tags; DELETE FROM runs"
+            )
+    for first in range(10, 40, 10):
+        add(thread, source, points(first, 10))
+        assert not thread.flush(0.1)
+    assert thread.health.is_gone
+    began = time.monotonic()
+    assert not thread.close("FINISHED", SOON_S)
+    assert time.monotonic() - began < SOON_S / 2
+    warnings = [record.getMessage() for record in caplog.records if "trieye rebuild" in record.getMessage()]
+    assert len(warnings) == 1
+    assert f"`trieye rebuild {run.run_dir} --sink mlflow`" in warnings[0]
+    again = SinkThread(sink := MlflowSink(), dataclasses.replace(run, mlflow_run_id=sink.run_id), source)
+    assert again.close("FINISHED", SOON_S)
+    assert sorted(m.step for m in client_of(run).get_metric_history(sink.run_id, "m")) == list(range(40))
 
 
 def test_a_store_that_cannot_be_made_is_explained(tmp_path):

@@ -1,4 +1,5 @@
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -7,11 +8,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.util import tensor_util
 
+from tests.sinks.feeding import SOON_S, add, points
 from trieye.run import media
 from trieye.sinks.base import Flushable, Media, Resumable, Tracker
 from trieye.sinks.tensorboard.sink import TensorboardSink
+from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import SinkContract
+from trieye.testing import MemorySource, SinkContract
 
 
 def loaded(run):
@@ -66,6 +69,23 @@ def open_sink(run):
 
 def point(step, value=1.0):
     return Point("a", value, step, 10.5 + step)
+
+
+def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew_at_the_next_start(run, caplog):
+    source = MemorySource(points(0, 10))
+    thread = SinkThread(TensorboardSink(0.01), run, source, first_delay_s=0.01)
+    assert thread.flush(SOON_S)
+    shutil.rmtree(run.tensorboard_dir)
+    for first in range(10, 40, 10):
+        add(thread, source, points(first, 10))
+        assert not thread.flush(0.1)
+    assert thread.health.is_gone
+    thread.close("FINISHED", SOON_S)
+    warnings = [record.getMessage() for record in caplog.records if "trieye rebuild" in record.getMessage()]
+    assert len(warnings) == 1
+    assert f"`trieye rebuild {run.run_dir} --sink tensorboard`" in warnings[0]
+    assert SinkThread(TensorboardSink(), run, source).close("FINISHED", SOON_S)
+    assert [step for step, _ in scalars_of(run, "m")] == list(range(40))
 
 
 def test_it_is_all_that_a_sink_can_be():

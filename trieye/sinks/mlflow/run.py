@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import SinkGoneError, TrieyeError
 from trieye.sinks.base import RunInfo
 from trieye.sinks.mlflow import store as mlflow_store
 
@@ -48,7 +48,7 @@ def experiment_id(client: Any, run: RunInfo) -> str:
     """Return the id of the app's experiment, which is created if need be.
 
     Raises:
-        TrieyeError: The experiment was deleted.
+        SinkGoneError: The experiment was deleted.
     """
     experiment = client.get_experiment_by_name(run.app_name)
     if experiment is None:
@@ -61,12 +61,16 @@ def experiment_id(client: Any, run: RunInfo) -> str:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
             experiment = client.get_experiment_by_name(run.app_name)  # another process was faster
+    _require_active_experiment(experiment)
+    return str(experiment.experiment_id)
+
+
+def _require_active_experiment(experiment: Any) -> None:
     if experiment.lifecycle_stage == "deleted":
-        raise TrieyeError(
-            f"the MLflow experiment {run.app_name!r} was deleted; restore it with "
+        raise SinkGoneError(
+            f"the MLflow experiment {experiment.name!r} was deleted; restore it with "
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or use another app_name"
         )
-    return str(experiment.experiment_id)
 
 
 def artifacts_of(run: RunInfo) -> Path:
@@ -78,7 +82,7 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
     """Return the MLflow run of earlier attempts, or None.
 
     Raises:
-        TrieyeError: The MLflow run was deleted.
+        SinkGoneError: The MLflow run was deleted.
     """
     if run.mlflow_run_id is not None:
         try:
@@ -89,7 +93,7 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
             shown = redacted_text(run.tracking_uri)
             log.warning("the MLflow run %s is not in %s; another one is used", run.mlflow_run_id, shown)
         else:
-            require_active(known)
+            require_active(client, known)
             return known
     found = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run.run_id}'")
     return found[0] if found else None
@@ -186,15 +190,18 @@ def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:
     return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
-def require_active(run: Any) -> None:
+def require_active(client: Any, run: Any) -> None:
     """Do nothing if the MLflow run takes points.
 
     Raises:
-        TrieyeError: It was deleted.
+        SinkGoneError: It was deleted, or its experiment was, and all its runs with it.
     """
     if run.info.lifecycle_stage == "deleted":
-        run_id = run.info.run_id
-        raise TrieyeError(f"the MLflow run was deleted; restore it with `mlflow runs restore --run-id {run_id}`")
+        _require_active_experiment(client.get_experiment(run.info.experiment_id))
+        raise SinkGoneError(
+            f"the MLflow run was deleted and lies in MLflow's trash; "
+            f"restore it with `mlflow runs restore --run-id {run.info.run_id}`"
+        )
 
 
 def milliseconds(unix_time: float) -> int | None:

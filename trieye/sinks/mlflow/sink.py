@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trieye.config.names import printable
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import ProcessingError, SinkBusyError, TrieyeError
+from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
@@ -70,6 +70,8 @@ class MlflowSink:
         self._given_client = client
         self._client: Any = client
         self._uri = ""
+        self._run_dir = Path()
+        self._database: mlflow_store.Held | None = None
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
         self._told: set[tuple[str, ...]] = set()
@@ -87,7 +89,7 @@ class MlflowSink:
         Raises:
             TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
         """
-        self._uri = run.tracking_uri
+        self._uri, self._run_dir = run.tracking_uri, run.run_dir
         mlflow_store.require_password(self._uri)
         if self._given_client is not None and run.mlflow_run_id is not None:
             run_id = run.mlflow_run_id
@@ -225,6 +227,8 @@ class MlflowSink:
         with mlflow_store.alone(self._uri) as database:
             if database is not None:
                 mlflow_store.prepare_database(database)
+                mlflow_store.forget_connections(database)
+                self._database = mlflow_store.Held.of(database)
                 if database == (run.mlflow_dir / "mlflow.db").resolve():
                     mlflow_store.follow_move(
                         database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
@@ -285,7 +289,7 @@ class MlflowSink:
         except Exception as error:
             if not _is_refusal(error):
                 raise
-            mlflow_run.require_active(self._client.get_run(self.run_id))
+            mlflow_run.require_active(self._client, self._client.get_run(self.run_id))
             if len(entities) == 1:
                 self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
                 return
@@ -320,10 +324,14 @@ class MlflowSink:
     @contextlib.contextmanager
     def _explained(self, doing: Literal["open", "write", "close"]) -> Iterator[None]:
         try:
+            if self._database is not None and doing != "open" and self._database.is_gone:
+                raise self._gone("was deleted or replaced while the run wrote to it")  # noqa: TRY301 - one border
             yield
         except TrieyeError:
             raise
         except Exception as error:
+            if doing != "open" and getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+                raise self._gone(f"does not have the run {self.run_id} any more") from error
             shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
             if mlflow_store.is_sqlite(self._uri) and mlflow_store.is_locked(error):
                 raise SinkBusyError(f"MLflow at {shown}: other processes keep it locked ({reason})") from error
@@ -333,6 +341,12 @@ class MlflowSink:
                 else "check that its directory can be written and that the disk is not full"
             )
             raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
+
+    def _gone(self, how: str) -> SinkGoneError:
+        return SinkGoneError(
+            f"MLflow at {redacted_text(self._uri)} {how}; when this run has ended, `trieye rebuild {self._run_dir} "
+            "--sink mlflow` fills it again from the history, and so does the next start"
+        )
 
 
 def _is_refusal(error: Exception) -> bool:

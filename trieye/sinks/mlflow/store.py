@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
@@ -77,6 +78,32 @@ def alone(uri: str) -> Iterator[Path | None]:
         yield path
     finally:
         lock.release()
+
+
+class Held(NamedTuple):
+    """The file of a database as it was when it was opened: whoever has it open can write to it when it is deleted.
+
+    Attributes:
+        path: Its path.
+        place: Its device and inode.
+    """
+
+    path: Path
+    place: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the file that has a path now."""
+        held = path.stat()
+        return cls(path, (held.st_dev, held.st_ino))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no file at the path any more, or another one."""
+        try:
+            return Held.of(self.path) != self
+        except FileNotFoundError:
+            return True
 
 
 def activity_of(uri: str) -> object:
@@ -202,6 +229,22 @@ def prepare_database(path: Path) -> None:
         _create(path)
     else:
         _use_wal(path)
+
+
+def forget_connections(path: Path) -> None:
+    """Let MLflow open a database anew: this process may have one open that was deleted, where nobody would see points.
+
+    MLflow offers no way to do so. Without `_engine_map` nothing is forgotten, which
+    `test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start` notices.
+
+    Args:
+        path: The database.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for uri, engine in list(getattr(SqlAlchemyStore, "_engine_map", {}).items()):
+        if database_of(uri) == path:
+            engine.dispose()
 
 
 def _create(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
+from trieye.exceptions import SinkGoneError
 from trieye.sinks.tensorboard.summaries import header
 
 _OURS = re.compile(r"events\.out\.tfevents\.(\d{10})\.[^/]+\.trieye")
@@ -68,7 +69,13 @@ class EventFiles:
 
         Raises:
             OSError: The disk is full, for example; the rest stays in memory.
+            SinkGoneError: The file was deleted, and what is written now would never be seen.
         """
+        if self._file is not None and not (self._directory / self._place.file).exists():
+            raise SinkGoneError(
+                f"{self._directory / self._place.file} was deleted while the run wrote to it; when the run has ended, "
+                f"`trieye rebuild {self._directory.parent} --sink tensorboard` writes all of it anew"
+            )
         while self._pending:
             file = self._file or self._begin()
             written = file.write(self._pending)

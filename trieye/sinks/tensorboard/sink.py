@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from trieye.exceptions import SinkGoneError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.tensorboard import summaries as events
 from trieye.sinks.tensorboard.files import EventFiles, Place
@@ -93,7 +94,11 @@ class TensorboardSink:
     def close(self, status: RunStatus) -> None:  # noqa: ARG002 - event files hold no status
         """Flush and close."""
         self._add([])
-        self._files.flush()
+        try:
+            self._files.flush()
+        except SinkGoneError:  # nobody can write to the file any more
+            self._files.close()
+            raise
         self._files.close()
 
     def _add(self, new: list[bytes]) -> None:
