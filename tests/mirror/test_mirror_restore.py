@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trieye
 from tests.damage import flip
 from tests.mirror.mirrored_run import APP, RUN, MirroredRun
 from tests.snapshot.growing import Log
 from trieye.checkpoints.manifest import MANIFEST_NAME
 from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.history.table import read_history
 from trieye.mirror.layout import whole_states
 from trieye.mirror.local import LocalRun
 from trieye.mirror.restore import restore_run
@@ -69,6 +71,42 @@ def test_what_is_not_needed_at_once_stays_in_the_mirror_although_the_run_goes_on
     assert there >= {f"checkpoints/checkpoint_step_{step}" for step in (1, 2, 3)}
     first = {path.name for path in run.checkpoints.path(1).glob("parts/*")}
     assert first <= {key.split("/")[1] for key in keys if key.startswith("parts/")}
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_file_of_the_history_that_is_damaged_comes_back_at_the_next_start(make_config, url, caplog, damage):
+    config = make_config(persistence={"mirror": url})
+    with trieye.Run(config) as run:
+        for step in range(100):
+            run.log("loss", float(step), step=step)
+    (path,) = run.dir.glob("history/points-*.parquet")
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "flipped":
+        flip(path)
+    else:
+        path.unlink()
+    with trieye.Run(config):
+        pass
+    assert path.read_bytes() == whole
+    assert read_history(run.dir, metrics=["loss"]).column("step").to_pylist() == list(range(100))
+    assert f"{path.name}, items 0 to " in caplog.text
+    assert "it is restored from the mirror" in caplog.text
+
+
+def test_a_damaged_file_of_the_history_is_named_where_the_mirror_lacks_it_too(make_config, url, caplog):
+    config = make_config(persistence={"mirror": url})
+    with trieye.Run(config) as run:
+        run.log("loss", 0.5, step=1)
+    (path,) = run.dir.glob("history/points-*.parquet")
+    path.write_bytes(path.read_bytes()[:-9])
+    for stored in Path(url.removeprefix("file://")).rglob("points-*"):
+        stored.unlink()
+    with trieye.Run(config):
+        pass
+    assert "does not bring it back" in caplog.text
+    assert f"are lost: {path.name}: it has " in caplog.text
 
 
 def test_a_run_that_no_mirror_knows_begins(other, url):

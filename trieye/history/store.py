@@ -144,8 +144,17 @@ class Store:
         for gap in uncovered(0, self.end, [part[:2] for part in self._stored]):
             self.note_lost(gap, "journal", "not found")
         for part in self._stored:
-            if part.segment is not None and not (self._directory / part.segment.name).exists():
-                self.note_lost(part[:2], part.segment.name, "not found")
+            if part.segment is not None and (problem := self._problem_of(part.segment)) is not None:
+                self.note_lost(part[:2], part.segment.name, problem)
+
+    def _problem_of(self, segment: Segment) -> str | None:
+        """Return what is wrong with a file at first sight: one that was cut lacks its end and cannot be read."""
+        try:
+            size_bytes = (self._directory / segment.name).stat().st_size
+        except FileNotFoundError:
+            return "not found"
+        is_cut = size_bytes < segment.size_bytes
+        return f"it has {size_bytes} bytes, {segment.size_bytes} were written" if is_cut else None
 
     def superseded(self) -> list[Range]:
         """Return what is superseded: as the journal says, and as the files say if the journal may have lost some."""

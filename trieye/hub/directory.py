@@ -18,7 +18,7 @@ from trieye.hub.saved_states import Restored, SavedStates
 from trieye.journal.journal import Journal
 from trieye.journal.witness import Expected
 from trieye.mirror.mirror import Mirror
-from trieye.mirror.restore import restore_run
+from trieye.mirror.restore import refill_history, restore_run
 from trieye.process.lock import RunLock
 from trieye.sinks.base import RunInfo
 from trieye.sinks.console import LastResort
@@ -128,6 +128,9 @@ class HubFiles:
     def _open_stores(self, path: Path | None) -> None:
         expected = Expected.of_attempt(self.record, self.paths.tb_log_dir)
         self.journal = Journal(path, durability=self._config.persistence.durability, expected=expected)
+        url = self._config.persistence.mirror
+        if path is not None and url is not None:
+            refill_history(self.paths, url, self.journal.segments())
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
         self.states = SavedStates(self._config.persistence, self.paths, self._serializer, self.record.attempt)
         for finding in self.journal.damage:

@@ -84,6 +84,11 @@ def object_key(key: str, file_name: str) -> str:
     return f"{PARTS}/{Path(file_name).name}" if shared else f"{key}/{file_name}"
 
 
+def history_key(name: str, crc32: int) -> str:
+    """Return the key of a file of the history, which the states that name it share."""
+    return f"{name}-{crc32:08x}"
+
+
 def part_keys(manifest: Manifest) -> frozenset[str]:
     """Return the keys of the parts that a saved directory has."""
     return frozenset(object_key("", name) for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/"))

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
@@ -14,7 +14,8 @@ from trieye.files.atomic import fsync_directory, new_directory, remove
 from trieye.files.checksum import FileEntry, verify_file
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, HISTORY, RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord
-from trieye.mirror.layout import SaveName, StateMark, manifest_key, object_key, whole_states
+from trieye.journal.journal import Segment
+from trieye.mirror.layout import SaveName, StateMark, history_key, manifest_key, object_key, whole_states
 from trieye.mirror.local import LocalRun, MirrorRecord
 from trieye.mirror.store import MirrorStore
 
@@ -52,6 +53,37 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
             f"persistence.mirror={url}: this machine has nothing of run {paths.run_base_dir.name!r}, and what the "
             f"mirror has of it cannot be brought here: {error}; try again, or begin afresh with persistence.mirror=null"
         ) from error
+
+
+def refill_history(paths: RunFiles, url: str, segments: Sequence[Segment]) -> None:
+    """Bring files of the history that are missing or damaged back from the mirror, as far as it has them.
+
+    What cannot be brought stays as it is: whoever reads the history says what is lost.
+
+    Args:
+        paths: File names of the run; the caller holds its lock.
+        url: The mirror.
+        segments: The files that the journal knows.
+
+    Raises:
+        ConfigurationError: The package for the mirror is missing.
+    """
+    local, store = LocalRun(paths), MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
+    for segment in segments:
+        target, entry = paths.history_dir / segment.name, FileEntry(size_bytes=segment.size_bytes, crc32=segment.crc)
+        try:
+            verify_file(target, entry)
+        except CheckpointError as damage:
+            what = f"{segment.name}, items {segment.first} to {segment.end - 1} of the history"
+            try:
+                with local.outgoing() as directory:
+                    _get(store, history_key(f"{HISTORY}/{segment.name}", segment.crc), directory / segment.name, entry)
+                    target.parent.mkdir(exist_ok=True)
+                    (directory / segment.name).replace(target)
+            except (SerializationError, OSError) as error:
+                logger.warning("%s: %s; the mirror %s does not bring it back: %s", what, damage, url, error)
+            else:
+                logger.warning("%s: %s; it is restored from the mirror %s", what, damage, url)
 
 
 class _Restore:

@@ -17,6 +17,7 @@ from trieye.mirror.layout import (
     STATES,
     MirroredFile,
     StateMark,
+    history_key,
     manifest_key,
     object_key,
     part_keys,
@@ -289,7 +290,7 @@ class MirrorUpload:
 
 
 def _state_key(place: str, name: str, crc32: int) -> str:
-    return f"{name}-{crc32:08x}" if name.startswith(f"{HISTORY}/") else f"{place}/{name}"
+    return history_key(name, crc32) if name.startswith(f"{HISTORY}/") else f"{place}/{name}"
 
 
 def _directory(key: str) -> str:
