@@ -1,5 +1,6 @@
 """What workers hold: threads of this process, and tasks and actors of Ray."""
 
+import itertools
 import json
 import os
 import pickle
@@ -13,7 +14,9 @@ import pytest
 import trieye
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ProcessingError, RunClosedError
+from trieye.history.table import read_history
 from trieye.hub.logic import ActorLogic
+from trieye.stats.batch import EventBatch
 from trieye.stats.operations import LogText
 
 COUNTED = {"metrics": [{"name": name, "aggregation": "count"} for name in ("a", "b", "c")]}
@@ -263,3 +266,24 @@ def test_values_that_come_after_the_end_of_the_run_are_an_error_in_the_worker(op
     run.close()
     with pytest.raises(ray.exceptions.RayTaskError, match="3 are not logged"):
         ray.get(worker.flush.remote())
+
+
+def test_a_run_closes_with_what_was_accepted_before_while_others_go_on_logging(make_config):
+    run = trieye.Run(make_config(stats={"metrics": [{"name": "a", "aggregation": "count"}]})).open()
+    hub, accepted, refused = run._attempt.hub, [], []
+
+    def log_for_ever():
+        try:
+            for number in itertools.count(1):
+                hub.log(EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)]), client="other", seq=number)
+                accepted.append(number)
+        except RunClosedError as error:
+            refused.append(error)
+
+    other = threading.Thread(target=log_for_ever)
+    other.start()
+    wait_until(lambda: len(accepted) > 100)
+    run.close()
+    other.join(60)
+    assert len(refused) == 1
+    assert sum(read_history(run.dir, metrics=["a"]).column("value").to_pylist()) == len(accepted)
