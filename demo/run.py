@@ -100,6 +100,7 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
     say(
         "Where to look next:\n"
         f"  {bin_dir}/mlflow ui --backend-store-uri sqlite:///{root / 'mlruns' / 'mlflow.db'}\n"
+        "    then http://127.0.0.1:5000/#/experiments/1?workflowType=machine_learning\n"
         f"  {bin_dir}/tensorboard --logdir {root / 'runs'}\n"
         f"  {project / SLUG / 'dqn.py'}  (the algorithm, yours to change)"
     )

@@ -34,11 +34,17 @@ def curves_in_mlflow(run_dir: Path) -> dict[str, Curve]:
     }
 
 
+def event_dir(run_dir: Path) -> Path:
+    """Return where the event files of a run are: in its directory, those of trieye 0.1.5 in one of their own."""
+    own = run_dir / "tensorboard"
+    return own if own.is_dir() else run_dir
+
+
 def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
     """Return the curves in the event files of a run; their values are 32 bits wide."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={SCALARS: 0}, purge_orphaned_data=False)
+    accumulator = EventAccumulator(str(event_dir(run_dir)), size_guidance={SCALARS: 0}, purge_orphaned_data=False)
     accumulator.Reload()
     tags = accumulator.Tags()["scalars"]
     return {tag: sorted((event.step, event.value) for event in accumulator.Scalars(tag)) for tag in tags}

@@ -15,11 +15,17 @@ def record_of(run_dir: Path) -> RunRecord:
     return record
 
 
+def event_dir(run_dir: Path) -> Path:
+    """Return where the event files of a run are: in its directory, those of trieye 0.1.5 in one of their own."""
+    own = run_dir / "tensorboard"
+    return own if own.is_dir() else run_dir
+
+
 def curves_in_tensorboard(run_dir: Path) -> Curves:
     """Return {metric: [(step, value), ...]} of every record in the event files, also of one that is there twice."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator = EventAccumulator(str(event_dir(run_dir)), size_guidance={"scalars": 0})
     accumulator.Reload()
     return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 

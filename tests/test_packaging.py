@@ -27,6 +27,19 @@ def wheel(tmp_path_factory):
     return zipfile.ZipFile(made)
 
 
+def test_a_project_that_a_wheel_made_depends_on_that_wheel(wheel, tmp_path):
+    quietly = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*quietly, "--target", str(tmp_path / "site"), wheel.filename], check=True)
+    paths = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"}
+    made = [sys.executable, "-c", "import sys; from trieye.cli import main; sys.exit(main())", "new", "my_agent"]
+    done = subprocess.run(
+        [*made, "--no-input"], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True, check=True
+    )
+    line = f'"trieye[rl] @ {Path(wheel.filename).as_uri()}"'
+    assert line in (tmp_path / "my_agent" / "pyproject.toml").read_text()
+    assert line in done.stdout
+
+
 def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
     names = set(wheel.namelist())
     for folder in ("conf", "template"):

@@ -64,6 +64,7 @@ def test_the_commands_run_one_after_the_other(tmp_path):
         before = records(folder)
         done = run(command, folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert "\x1b" not in done.stdout + done.stderr, "colors are for terminals"
         if " -m seed=0,1 " in line:
             jobs = [record for path, record in records(folder).items() if path not in before]
             assert [job["status"] for job in jobs] == ["FINISHED"] * 4

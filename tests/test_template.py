@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ import yaml
 from tests import warm
 from trieye.cli.new import TEMPLATE, answers_of, bake, questions
 
+ROOT = Path(__file__).parents[1]
 SLUG = "my_agent"
 FILES = {
     ".github/workflows/ci.yml",
@@ -128,12 +130,34 @@ def test_its_commands_complete_what_is_typed(project):
         ("https://example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
         ("https://ann:s3cret@example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
         ("gh:someone/trieye", "trieye[rl] @ git+https://github.com/someone/trieye"),
-        ("somewhere/site-packages/trieye/template", "trieye[rl]>=0.2.0,<0.3"),
     ],
 )
-def test_a_project_made_without_a_checkout_depends_on_a_release_or_a_repository(tmp_path, template, expected):
+def test_a_project_made_from_a_repository_depends_on_it(tmp_path, template, expected):
     requirement = runpy.run_path(str(TEMPLATE / "hooks/post_gen_project.py"), run_name="hook")["requirement"]
     assert requirement(template, tmp_path / "trieye" / "template") == expected
+
+
+GIT = {"vcs": "git", "commit_id": "1f2e"}
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "expected"),
+    [
+        (None, "trieye[rl]>=0.2.0,<0.3"),
+        ({"url": "file:///gone/trieye-0.2.0-py3-none-any.whl", "archive_info": {}}, "trieye[rl]>=0.2.0,<0.3"),
+        ({"url": f"file://{ROOT}/README.md", "archive_info": {}}, f"trieye[rl] @ file://{ROOT}/README.md"),
+        ({"url": "https://a:b@example.org/t.git", "vcs_info": GIT}, "trieye[rl] @ git+https://example.org/t.git@1f2e"),
+    ],
+)
+def test_a_project_made_by_what_pip_installed_depends_on_where_that_came_from(tmp_path, direct_url, expected):
+    (info := tmp_path / "trieye-0.2.0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trieye\nVersion: 0.2.0\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct_url))
+    code = f"import runpy; r = runpy.run_path({str(TEMPLATE / 'hooks/post_gen_project.py')!r})['requirement']\n"
+    code += "from pathlib import Path; print(r('somewhere', Path('/site-packages/trieye/template')))"
+    done = run(tmp_path, "-c", code, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout.strip() == expected, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -142,6 +166,7 @@ def test_a_project_made_without_a_checkout_depends_on_a_release_or_a_repository(
         ("trieye[rl] @ file:///some%20where/trieye", "-c file:///some%20where/trieye/constraints.txt "),
         ("trieye[rl] @ git+https://example.org/trieye.git", ""),
         ("trieye[rl]>=0.2.0,<0.3", ""),
+        ("trieye[rl] @ file:///dist/trieye-0.2.0-py3-none-any.whl", ""),
     ],
 )
 def test_make_install_takes_the_tested_versions_of_a_checkout(tmp_path, dependency, constraints):

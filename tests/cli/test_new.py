@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trieye.cli import main
-from trieye.cli.new import TEMPLATE, answers_of, checkout_line, complaint_about, questions
+from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,20 @@ def test_the_closing_lines_name_the_line_to_change_of_a_project_that_depends_on_
     line, file = f'"trieye[rl] @ {TEMPLATE.resolve().parent.as_uri()}",', Path("my_agent/pyproject.toml")
     assert line in file.read_text()
     assert capsys.readouterr().out.endswith(f"{line}\n")
-    assert checkout_line(Path("my_agent")) == line
-    file.write_text(file.read_text().replace(line, '"trieye[rl]>=0.2",'))
-    assert checkout_line(Path("my_agent")) is None
+
+
+def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
+    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "ann@example.org")
+    assert main(["new", "my_agent", "--no-input", "--git", "yes"]) == 0
+    git = ["git", "-C", "my_agent"]
+    assert subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout == b""
+    listed = subprocess.run([*git, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
+    assert {".gitignore", "my_agent/dqn.py", "my_agent/train.py"} <= set(listed)
+    monkeypatch.setenv("PATH", "")
+    assert main(["new", "other", "--no-input", "--git", "yes"]) == 0
+    assert "the project is made, but `git init --quiet` failed" in capfd.readouterr().err
+    assert Path("other/pyproject.toml").exists()
 
 
 def test_new_makes_the_output_folder(capsys):
@@ -152,7 +163,7 @@ def test_a_bad_option_is_refused_before_any_question():
 
 
 def test_a_terminal_is_asked_until_the_answer_can_be_used():
-    typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none"]
+    typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none", ""]
     code, output = in_a_terminal("".join(line + "\n" for line in typed), "--author", "Ann")
     assert code == 0, output
     assert "slug 'class' is a keyword of Python" in output

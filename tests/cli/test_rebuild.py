@@ -36,9 +36,14 @@ def closed_run(_closed, tmp_path):
     return tmp_path / "root" / "agents" / "runs" / "first"
 
 
+def delete_event_files(run_dir):
+    for path in run_dir.glob("events.*"):
+        path.unlink()
+
+
 def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
     before = record_of(closed_run)
-    shutil.rmtree(closed_run / "tensorboard")
+    delete_event_files(closed_run)
     shutil.rmtree(closed_run.parents[1] / "mlruns")
     assert main(["rebuild", str(closed_run)]) == 0
     assert curves_in_tensorboard(closed_run)["loss"] == losses()
@@ -75,7 +80,7 @@ def test_what_is_there_already_is_there_once(closed_run):
 def test_only_the_sinks_that_are_named_are_opened(closed_run):
     store = closed_run.parents[1] / "mlruns"
     shutil.rmtree(store)
-    shutil.rmtree(closed_run / "tensorboard")
+    delete_event_files(closed_run)
     assert main(["rebuild", str(closed_run), "--sink", "tensorboard"]) == 0
     assert curves_in_tensorboard(closed_run)["loss"] == losses()
     assert not (store / "mlflow.db").exists()

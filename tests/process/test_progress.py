@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 
 from trieye.process import progress
@@ -43,5 +44,6 @@ def test_on_a_terminal_there_is_a_bar_with_the_key_metrics(monkeypatch):
     shown = terminal.getvalue()
     assert "my_run" in shown
     assert "10/10" in shown
+    assert re.search(r"0:00:0\d.*elapsed.*0:00:00.*left", shown)
     assert "metric3=3" in shown
     assert f"metric{progress.MAX_SHOWN_METRICS}=" not in shown

@@ -12,3 +12,22 @@ class Agent:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.weights = state["weights"]
+
+
+class Lines:
+    """A sink of one's own: a line for each point."""
+
+    name = "lines"
+
+    def __init__(self, path):
+        self.path = path
+
+    def open(self, run):
+        self.file = self.path.open("a")
+
+    def write(self, points):
+        self.file.writelines(f"{point.metric} {point.step} {point.value}\n" for point in points)
+
+    def close(self, status):
+        self.file.write(f"{status}\n")
+        self.file.close()

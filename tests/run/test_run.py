@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 import trieye
 from tests.curves import record_of
 from tests.forked import in_a_child
-from tests.run.agent import Agent
+from tests.run.agent import Agent, Lines
 from tests.waiting import wait_until
 from trieye.exceptions import (
     CheckpointError,
@@ -74,6 +74,37 @@ def test_status_says_how_a_run_ended(make_config):
 
 
 @pytest.mark.parametrize("kind", ["local", "ray"])
+def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kind):
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
+    for attempt in (1, 2):
+        with trieye.Run(make_config(runtime={"kind": kind}), sinks=[Lines(tmp_path / "lines.txt")]) as run:
+            run.log("loss", 0.5, step=attempt)
+    assert (tmp_path / "lines.txt").read_text() == "loss 1 0.5\nFINISHED\nloss 2 0.5\nFINISHED\n"
+
+
+def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
+    sink = Lines(tmp_path / "lines.txt")
+    for given, message in [
+        ([Lines], "a class; make an object of it, as Lines()"),
+        ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
+        ([sink, sink], "its name 'lines' is taken"),
+    ]:
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            trieye.Run(make_config(), sinks=given)
+
+
+def test_a_sink_that_cannot_be_sent_to_the_hub_is_said(make_config, tmp_path, ray_cluster):
+    sink = Lines(tmp_path / "lines.txt")
+    sink.open(None)
+    with (
+        pytest.raises(ConfigurationError, match=r"cannot be sent to the hub.*open files and connections in its `open`"),
+        trieye.Run(make_config(runtime={"kind": "ray"}), sinks=[sink]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
 @pytest.mark.slow
 def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
     if kind == "ray":
@@ -112,6 +143,10 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
     assert [point.step for point in client.get_metric_history(run_id, "loss")] == [10, 20, 30, 40]
     assert [point.step for point in client.get_metric_history(run_id, "new")] == list(range(1, 41))
     assert (held.data.params["lr"], held.data.params["net.layers"]) == ("0.1", "2")
+    assert (held.data.params["seed"], "run_name" in held.data.params) == ("0", False)
+    assert not [name for name, value in held.data.params.items() if value.startswith("/") or "_dir" in name]
+    assert "pytest" in held.data.tags["mlflow.note.content"]
+    assert list(run.dir.glob("events.out.tfevents.*")), "TensorBoard shows the run under its own name"
     assert (held.data.tags["team"], held.data.tags["stage"]) == ("red", "test")
     assert [item.path for item in client.list_artifacts(run_id, "docs")] == ["docs/notes.txt"]
     assert record_of(run.dir).attempt == 2

@@ -5,6 +5,7 @@ import pytest
 
 from trieye.exceptions import ProcessingError, SinkBusyError
 from trieye.sinks.health import _MAX_MARKS, LONGEST_DELAY_S, Lag, Retry
+from trieye.stats.point import Point
 
 
 def failing(num, error):
@@ -55,6 +56,32 @@ def test_a_store_in_which_others_are_at_work_has_not_failed_and_is_asked_again_s
     assert retry.until_it_works(failing(20, SinkBusyError("locked")), 1, again)
     assert seen == [(0, 1.0)] * 20
     assert retry.error is None
+
+
+def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplog):
+    def call():
+        return Point("loss", 0.5, 1, 1.7e9).names
+
+    assert not retry.until_it_works(call, 1, lambda *_: False)
+    line = call.__code__.co_firstlineno + 1
+    for part in (
+        f"AttributeError: 'Point' object has no attribute 'names' (test_health.py, line {line})",
+        "a Point has metric, value, step, wall_time, log_to, count",
+    ):
+        assert part in caplog.text
+        assert part in retry.error
+    assert not retry.until_it_works(lambda: {}["lr"], 1, lambda *_: False)
+    assert "KeyError: 'lr' (test_health.py, line" in retry.error
+
+
+def test_a_sink_works_again_when_it_takes_what_it_did_not_take(retry, caplog):
+    assert not retry.until_it_works(failing(1, OSError("away")), 1, lambda *_: False)
+    assert retry.until_it_works(failing(0, None), 0, lambda *_: False)  # it can be closed, which says nothing
+    assert retry.error == "OSError: away"
+    assert "works again" not in caplog.text
+    assert retry.until_it_works(failing(0, None), 1, lambda *_: False)
+    assert retry.error is None
+    assert "works again" in caplog.text
 
 
 def pause():

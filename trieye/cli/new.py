@@ -8,6 +8,7 @@ Examples:
   trieye new my_agent                                a package my_agent in the folder my_agent
   trieye new "Swing Up" --env-id Acrobot-v1          the package swing_up
   trieye new my_agent --no-input --ci none -o work   without questions, in the folder work
+  trieye new my_agent --git yes                      with a git repository and a first commit
 """
 
 import argparse
@@ -151,10 +152,10 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
     return Path(project)
 
 
-def checkout_line(project: Path) -> str | None:
-    """Return the line of pyproject.toml that makes a project depend on a checkout on this disk, or None."""
+def trieye_line(project: Path) -> str:
+    """Return the line of pyproject.toml that says on which trieye a project depends."""
     lines = (project / "pyproject.toml").read_text("utf-8").splitlines()
-    return next((line.strip() for line in lines if re.match(r' +"trieye\S* @ file://', line)), None)
+    return next(line.strip() for line in lines if re.match(r' +"trieye\[', line))
 
 
 def _ask(given: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
@@ -234,9 +235,10 @@ def _closing(project: Path, slug: str) -> str:
         f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
         f"  python -m {slug}.train --help\n  python -m {slug}.train"
     )
-    if line := checkout_line(project):
-        text += (
-            "\n\nIt depends on the trieye on this disk. For elsewhere, as for CI, change this line of pyproject.toml"
-            f' to a release, as "trieye[rl]>=0.2", or a repository, as "trieye[rl] @ git+URL":\n\n  {line}'
-        )
-    return text
+    line = trieye_line(project)
+    if " @ file://" not in line:
+        return f"{text}\n\n`make install` takes this trieye, as pyproject.toml says: {line.rstrip(',')}"
+    return (
+        f"{text}\n\nIt depends on the trieye on this disk. For elsewhere, as for CI, change this line of pyproject.toml"
+        f' to a release, as "trieye[rl]>=0.2", or a repository, as "trieye[rl] @ git+URL":\n\n  {line}'
+    )

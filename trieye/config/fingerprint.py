@@ -29,7 +29,14 @@ def config_hash(config: TrieyeConfig) -> str | None:
 MAX_DEPTH = 100
 """Objects inside objects that a config may have; what walks through it must not meet Python's recursion limit."""
 
-_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags"}
+_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags", "description"}
+_NO_PARAMETERS = (_HOW_IT_RUNS - {"loop"}) | {"app_name", "run_name", "replay.storage_dir"}
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a config, as plain data, sinks are to show as parameters: dotted names, no names or places."""
+    kept = {name: value for name, value in config.items() if name not in _NO_PARAMETERS}
+    return {name: value for name, value in leaves(kept) if name not in _NO_PARAMETERS}
 
 
 def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:

@@ -74,7 +74,11 @@ class PersistenceConfig(TolerantModel):
     checkpoint_save_dir_name: Name = Field(default="checkpoints", description="Directory of checkpoints in a run.")
     buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved buffers in a run.")
     log_dir_name: Name = Field(default="logs", description="Directory of log files in a run.")
-    tensorboard_dir_name: Name = Field(default="tensorboard", description="Directory of event files in a run.")
+    tensorboard_dir_name: Name | Literal["."] = Field(
+        default="tensorboard",
+        description="Directory of event files in a run. A trieye.Run that is told nothing takes `.`, the directory of "
+        "the run itself: TensorBoard then shows the run under its own name.",
+    )
     profile_dir_name: Name = Field(default="profile_data", description="Directory of profiles in a run.")
     latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the newest checkpoint.")
     best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")

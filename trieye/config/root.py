@@ -24,6 +24,9 @@ class TrieyeConfig(TolerantModel):
     )
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of every random generator of the run.")
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and in MLflow.")
+    description: str | None = Field(
+        default=None, description="What the run is for, as Markdown; MLflow shows it, else the command of the run."
+    )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")

@@ -173,8 +173,6 @@ class _Loop:
             self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
             if run.resumed_from_another:  # whose best checkpoint is not among those of this run
                 self._at.best = None
-        else:  # parameters never change; the config of each attempt is in its files
-            run.log_params(run.config.model_dump(mode="json", exclude={"stats", "sinks", "persistence", "runtime"}))
         reason = self._reason_to_stop()
         if reason is not None:
             say(finished_sentence(run.name, reason))

@@ -115,7 +115,8 @@ class RunFiles:
         self.checkpoint_dir = self._inside("checkpoint_save_dir_name", config.checkpoint_save_dir_name)
         self.buffer_dir = self._inside("buffer_save_dir_name", config.buffer_save_dir_name)
         self.log_dir = self._inside("log_dir_name", config.log_dir_name)
-        self.tb_log_dir = self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
+        own = config.tensorboard_dir_name == "."
+        self.tb_log_dir = run_dir if own else self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
         self.profile_dir = self._inside("profile_dir_name", config.profile_dir_name)
         self.config_path = self._inside("config_filename", config.config_filename)
         self.composed_config_path = run_dir / "config.yaml"

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -23,6 +23,7 @@ from trieye.hub.tracking import Tracking
 from trieye.process.lock import RunLock, describe_process
 from trieye.process.niceness import get_a_fair_share
 from trieye.process.signals import outlive_signals
+from trieye.sinks.base import Sink
 
 NAMESPACE = "trieye"
 
@@ -151,6 +152,7 @@ class TrieyeActor:
         _tb_writer: TensorBoard writer to use.
         _owns_run: Take the run's lock here; False if the driver holds it.
         _extra_config: What configs.json holds besides.
+        _sinks: Sinks besides those of the config.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class TrieyeActor:
         *,
         _owns_run: bool = True,
         _extra_config: Mapping[str, Any] | None = None,
+        _sinks: Sequence[Sink] = (),
     ) -> None:
         outlive_signals()
         get_a_fair_share()
@@ -176,6 +179,7 @@ class TrieyeActor:
             _serializer,
             mlflow_client=_mlflow_client,
             tb_writer=_tb_writer,
+            sinks=_sinks,
         ).open(owns_run=_owns_run, is_restart=_is_restart(), extra_config=_extra_config)
 
     @_in_group("ingest")

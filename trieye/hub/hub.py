@@ -3,7 +3,7 @@
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -13,6 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import ActorLogic
+from trieye.sinks.base import Sink
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
 
@@ -139,14 +140,15 @@ class LocalHub(Hub):
     Args:
         config: The config of the run, whose lock this process holds.
         extra_config: What configs.json holds besides.
+        sinks: Sinks besides those of the config.
     """
 
     works_at_exit = True
 
-    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
         self.key = uuid.uuid4().hex
         self.run_name = config.run_name
-        self._logic = ActorLogic(config).open(owns_run=False, extra_config=extra_config)
+        self._logic = ActorLogic(config, sinks=sinks).open(owns_run=False, extra_config=extra_config)
         self._saving = SaveThread()
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -12,7 +12,7 @@ import ray
 
 from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
-from trieye.exceptions import RunLockedError, TrieyeError
+from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor import TrieyeActor, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
@@ -22,6 +22,7 @@ from trieye.hub.requests import is_slow
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
+from trieye.sinks.base import Sink
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,15 +133,17 @@ class RayHub(RayChannel, Hub):
     Args:
         config: The config of the run, whose lock this process holds.
         extra_config: What configs.json holds besides.
+        sinks: Sinks besides those of the config.
 
     Raises:
-        ConfigurationError: The cluster cannot be reached.
+        ConfigurationError: The cluster cannot be reached, or a sink cannot be sent there.
         TrieyeError: The actor did not start.
     """
 
     works_at_exit = True  # in the driver, which ends Ray after that
 
-    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any]) -> None:
+    def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
+        _check_can_be_sent(sinks)
         join_ray(config.runtime)
         # two apps may have runs of the same name; a run has one directory
         place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
@@ -154,6 +157,7 @@ class RayHub(RayChannel, Hub):
             # with the key of this process: the actor's one may be on another node, or have another environment
             trusting = Serializer.of_this_process()
             arguments = {"_serializer": trusting, "_owns_run": False, "_extra_config": dict(extra_config)}
+            arguments["_sinks"] = list(sinks)
             actor = _once_free(lambda: options.remote(config=config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
@@ -185,6 +189,17 @@ class RayHub(RayChannel, Hub):
             ) from error
         finally:
             ray.kill(self._actor)
+
+
+def _check_can_be_sent(sinks: Sequence[Sink]) -> None:
+    for sink in sinks:
+        try:
+            ray.cloudpickle.dumps(sink)
+        except Exception as error:
+            raise ConfigurationError(
+                f"sinks=[{sink!r}]: it cannot be sent to the hub, which is a process of its own: {error}; open files "
+                "and connections in its `open`, or set runtime=local"
+            ) from error
 
 
 def _once_free(start: Callable[[], Any]) -> Any:

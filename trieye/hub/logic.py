@@ -3,7 +3,7 @@
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from trieye.hub.saved_states import Restored, Saved
 from trieye.hub.status import HubStatus
 from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
+from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
 from trieye.stats.operations import Operation
@@ -47,6 +48,7 @@ class ActorLogic:
         serializer: Reads and writes states.
         mlflow_run_id: The MLflow run to continue, for an injected client.
         mlflow_client, tb_writer: The MLflow client and the TensorBoard writer to use.
+        sinks: Sinks besides those of the config.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
 
@@ -65,6 +67,7 @@ class ActorLogic:
         mlflow_client: Any = None,
         tb_writer: Any = None,
         *,
+        sinks: Sequence[Sink] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -72,7 +75,7 @@ class ActorLogic:
         self._clock, self._wall_clock = clock, wall_clock
         self._state = actor_state or ActorState()
         self.files = HubFiles(config, path_manager, serializer or Serializer())
-        self._clients = {"mlflow_client": mlflow_client, "tb_writer": tb_writer}
+        self._given: dict[str, Any] = {"mlflow_client": mlflow_client, "tb_writer": tb_writer, "own": sinks}
         self._last_asked, self._closed = clock(), False
 
     def open(
@@ -109,7 +112,7 @@ class ActorLogic:
             self._ledger.log_columns(batch, client=f"early:{record.attempt}:{number}")
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
             self._ledger.stats.remember(record.summary)
-        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._clients)
+        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._given)
         self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), history)
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, self.config)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, write_manifest
 from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import parameters
 from trieye.config.names import printable
 from trieye.config.redaction import redacted
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
@@ -80,13 +81,15 @@ class Tracking:
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
 
     def begin(self, extra_config: Mapping[str, Any], *, key: str) -> None:
-        """Record the directories of the run and its config.
+        """Record the config of the run: what is trained as parameters, all of it as a file.
 
         Args:
-            extra_config: What configs.json holds besides the config of trieye.
+            extra_config: What configs.json holds besides the config of trieye, which is all of it for a `Run`; empty
+                for a program of trieye 0.1.5, whose parameters are the directories of the run.
             key: The same for all hubs of an attempt: it is recorded once.
         """
-        self._record(LogParams(_texts(self._files.directory_params())), key=f"{key}:params")
+        params = parameters(extra_config) if extra_config else self._files.directory_params()
+        self._record(LogParams(_texts(params)), key=f"{key}:params")
         if self._files.makes_run:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")

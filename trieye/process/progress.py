@@ -47,7 +47,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _rich_bar()
+            self._bar = _rich_bar(has_end=self._total is not None)
             self._task = self._bar.add_task(self._name, total=self._total, completed=self._start, metrics="")
             self._bar.start()
             self._handlers = _through_the_bar()
@@ -99,7 +99,7 @@ def _shown(metrics: Mapping[str, float]) -> str:
     return "  ".join(pairs[:MAX_SHOWN_METRICS])
 
 
-def _rich_bar() -> "RichProgress":
+def _rich_bar(*, has_end: bool) -> "RichProgress":
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -115,7 +115,8 @@ def _rich_bar() -> "RichProgress":
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("elapsed"),
+        *((TimeRemainingColumn(), TextColumn("left")) if has_end else ()),
         TextColumn("{task.fields[metrics]}", markup=False),
         console=Console(stderr=True),
         refresh_per_second=1 / REFRESH_INTERVAL_S,

@@ -1,8 +1,9 @@
 """Attempt: one start of a run, from taking its lock to recording how it ended."""
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -21,9 +22,13 @@ from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
 from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
-from trieye.run.provenance import Notes, commit_of_program, tags_of
+from trieye.run.provenance import Notes, command_line, commit_of_program, tags_of
 from trieye.run.saves import PendingSaves
+from trieye.sinks.base import Sink
 from trieye.snapshot import signing
+
+DESCRIPTION_TAG = "mlflow.note.content"
+"""Tag that MLflow shows as the description of a run."""
 
 AT_ONCE_S = 2.0
 """How long a run may take to close after the second signal."""
@@ -41,6 +46,7 @@ class Attempt:
     Args:
         config: The config of the run.
         group: The sweep that the run belongs to; None: that of Hydra, if any.
+        sinks: Sinks besides those of the config.
 
     Attributes:
         hub: Collects, logs, saves.
@@ -57,7 +63,8 @@ class Attempt:
         RunLockedError: Another process writes to the run.
     """
 
-    def __init__(self, config: TrieyeConfig, group: str | None) -> None:
+    def __init__(self, config: TrieyeConfig, group: str | None, sinks: Sequence[Sink] = ()) -> None:
+        config = _completed(config)
         self.group = group or _sweep()
         self.config_hash = config_hash(config)
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
@@ -76,7 +83,7 @@ class Attempt:
             self._record = self._begin(config)
             self.number = self._record.attempt
             self._tell_waiting()
-            self.hub = self._start_hub(config)
+            self.hub = self._start_hub(config, sinks)
             self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
         except BaseException:
             self._lock.release()
@@ -107,13 +114,21 @@ class Attempt:
         except RunLockedError:
             say(f"run {self._name!r}: waiting for the hub of its last attempt to end, {HUB_GONE_AFTER_S:.0f} s at most")
 
-    def _start_hub(self, config: TrieyeConfig) -> Hub:
+    def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
         try:
-            return _started_hub(_for_the_hub(config, tags_of(self._commit)), recorded(config.model_dump(mode="json")))
+            # it writes the tags down, and need not have the environment by which their secrets are known
+            tags = tags_of(self._commit) | self._note(config) | redacted(config.tags)
+            known = config.trieye.model_copy(update={"tags": tags})
+            return _started_hub(known, recorded(config.model_dump(mode="json")), sinks)
         except BaseException as error:
             with noted(error, "recording that"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
+
+    def _note(self, config: TrieyeConfig) -> dict[str, str]:
+        if config.description is not None:
+            return {DESCRIPTION_TAG: config.description}
+        return {DESCRIPTION_TAG: f"`{command_line()}`"} if self.number == 1 else {}  # later ones leave what was edited
 
     def close(self, status: RunStatus, *, at_once: bool = False) -> None:
         """Send what is left, wait for the saves, close the sinks and record how the run ended.
@@ -247,26 +262,25 @@ def _sweep() -> str | None:
     return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
 
 
-def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any]) -> Hub:
+def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink]) -> Hub:
     """Start the hub that `config.runtime` asks for; Ray is imported only if it is needed."""
     if config.runtime.kind == "local":
-        return LocalHub(config, extra_config)
+        return LocalHub(config, extra_config, sinks)
     # the actor prints results; Ray would hide the second of two that look alike
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if not sys.stdout.isatty():  # before what workers print, Ray puts their name in color, into files, too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     from trieye.hub.in_ray import RayHub
 
-    return RayHub(config, extra_config)
+    return RayHub(config, extra_config, sinks)
 
 
-def _for_the_hub(config: TrieyeConfig, tags: Mapping[str, str]) -> TrieyeConfig:
-    """Return the part that the hub needs, with the defaults of `Run` where those of the drop-in API differ, and `tags`.
-
-    It writes the tags down, and need not have the environment by which their secrets are known.
-    """
-    plain = config.trieye.model_copy(update={"tags": {**tags, **redacted(config.tags)}})
-    changes: Mapping[str, Any] = {"auto_resume_latest": False}
-    if "auto_resume_latest" not in plain.persistence.model_fields_set:
-        plain.persistence = plain.persistence.model_copy(update=changes)
-    if plain.stats.undeclared is None:
-        plain.stats = plain.stats.model_copy(update={"undeclared": "auto"})
-    return plain
+def _completed(config: TrieyeConfig) -> TrieyeConfig:
+    """Return the config with the defaults of `Run` where those of the drop-in API, whose models these are, differ."""
+    persistence, stats = config.persistence, config.stats
+    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
+    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": earlier.name if earlier.is_dir() else "."}
+    unset = {name: value for name, value in defaults.items() if name not in persistence.model_fields_set}
+    if stats.undeclared is None:
+        stats = stats.model_copy(update={"undeclared": "auto"})
+    return config.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})

@@ -148,7 +148,7 @@ def tags_of(commit: Commit | None) -> dict[str, str]:
     found = {
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": program.name if program else "python",
-        "trieye.command": shlex.join(_command()),
+        "trieye.command": command_line(),
         "trieye.host": socket.gethostname(),
         "trieye.python": platform.python_version(),
     }
@@ -195,6 +195,11 @@ def _patch(directory: str) -> bytes:
     if len(patch) <= MAX_PATCH_BYTES:
         return patch
     return b"the uncommitted changes are larger than %d MiB and were not kept\n" % (MAX_PATCH_BYTES >> 20)
+
+
+def command_line() -> str:
+    """Return the command that started this process, without secrets, as one would type it."""
+    return shlex.join(_command())
 
 
 def _command() -> list[str]:

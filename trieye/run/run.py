@@ -3,7 +3,7 @@
 import atexit
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -26,6 +26,8 @@ from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
+from trieye.sinks.base import Sink
+from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import capture_all, restore_all
@@ -52,6 +54,7 @@ class Run(Recorder):
     Args:
         config: The config of the run.
         group: The sweep that it belongs to, whose members never resume each other; None: that of Hydra, if any.
+        sinks: Sinks of one's own, besides those of the config, which get every point (`trieye.sinks.base.Sink`).
 
     Attributes:
         config: The config of the run.
@@ -64,16 +67,20 @@ class Run(Recorder):
         saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
         exit_code: What the program should exit with then.
+
+    Raises:
+        ConfigurationError: One of `sinks` is no sink, or its name is taken.
     """
 
-    def __init__(self, config: TrieyeConfig, *, group: str | None = None) -> None:
+    def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Sequence[Sink] = ()) -> None:
+        check_own(sinks)
         super().__init__(config.run_name, config.runtime.max_pending_events)
         self.config = config
         self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
-        self._group = group
+        self._group, self._sinks = group, sinks
         self._attempt: Attempt | None = None
         self._replay: ReplayBuffer | None = None
         self._on_signal = LeaveOnSignal(
@@ -116,7 +123,7 @@ class Run(Recorder):
         if self._attempt is None:
             self._on_signal.take()
             try:
-                self._attempt = Attempt(self.config, self._group)
+                self._attempt = Attempt(self.config, self._group, self._sinks)
             except BaseException:
                 self._on_signal.give_back()
                 raise

@@ -1,7 +1,7 @@
-"""FanOut: the sinks of a run, each one on its own: those that the config asks for, and those of installed packages.
+"""FanOut: the sinks of a run, each one on its own: of the config, of installed packages, and objects of one's own.
 
-A package offers a sink of its own with three lines in its `pyproject.toml`, and it gets every point as soon as the
-package is installed:
+`trieye.Run(config, sinks=[MySink()])` takes sinks as they are. A package offers one with three lines in its
+`pyproject.toml`, and it gets every point as soon as the package is installed:
 
     [project.entry-points."trieye.sinks"]
     mine = "my_package.sinks:MySink"
@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from trieye.config.sinks import SinksConfig
+from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
 from trieye.sinks.console import ConsoleSink
@@ -31,6 +32,8 @@ log = logging.getLogger("trieye.sinks")
 
 ENTRY_POINT_GROUP = "trieye.sinks"
 """Packages offer a sink under this group: its name, and a class that is called without arguments."""
+
+OUR_NAMES = ("mlflow", "tensorboard", "console", "wandb")
 
 LAST_WORDS_S = 2.0
 """How long a sink that takes nothing any more may still take to close."""
@@ -140,14 +143,16 @@ def make_sinks(
     on_run_id: Callable[[str], None] | None = None,
     mlflow_client: Any = None,
     tb_writer: Any = None,
+    own: Sequence[Sink] = (),
 ) -> list[Sink]:
-    """Make the enabled sinks, not yet open, and one of each kind that installed packages offer.
+    """Make the enabled sinks, not yet open, and one of each kind that installed packages offer; then those given.
 
     Args:
         config: Which sinks are enabled.
         on_run_id: Told the id of the MLflow run, on the sink's thread, before the first point is written.
         mlflow_client: An `MlflowClient` to use as it is.
         tb_writer: An object with `add_scalar`, `flush` and `close` to use as it is.
+        own: More sinks, each as `check_own` takes it.
 
     Raises:
         ConfigurationError: A sink is enabled whose library is not installed.
@@ -164,7 +169,29 @@ def make_sinks(
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
         sinks.append(WandbSink(config.wandb))
-    return [*sinks, *_sinks_of_packages({"mlflow", "tensorboard", "console", "wandb"})]
+    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)})]
+
+
+def check_own(sinks: Sequence[Sink]) -> None:
+    """Make sure that objects can be the sinks of a run, besides ours.
+
+    Raises:
+        ConfigurationError: One is no sink, or has a name that is taken.
+    """
+    names: list[str] = []
+    for sink in sinks:
+        given = f"sinks=[{sink!r}]"
+        if isinstance(sink, type):
+            raise ConfigurationError(f"{given}: a class; make an object of it, as {sink.__name__}()")
+        lacking = [method for method in ("open", "write", "close") if not callable(getattr(sink, method, None))]
+        if lacking or not isinstance(getattr(sink, "name", None), str):
+            raise ConfigurationError(
+                f"{given}: no sink, for it has no {' and no '.join(lacking) or 'name'}; a sink has a name and the "
+                "methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
+            )
+        if sink.name in {*OUR_NAMES, *names}:
+            raise ConfigurationError(f"{given}: its name {sink.name!r} is taken by another sink; choose another one")
+        names.append(sink.name)
 
 
 def _sinks_of_packages(taken: set[str]) -> list[Sink]:

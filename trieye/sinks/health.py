@@ -4,11 +4,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from traceback import extract_tb
 
+from trieye.config.base import did_you_mean
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError
 from trieye.process.waiting import Backoff
+from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
 
@@ -18,6 +22,8 @@ _MAX_REFUSALS_TOLD = 100
 _SPREAD = 0.25
 """Keeps the runs of a sweep from hitting a server that comes back all at once."""
 _MAX_MARKS = 1000
+_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""Of the code of a sink rather than of the world around it: their texts alone say too little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +110,15 @@ class Retry:
             Whether the sink took or refused the call; False if `again` gave it up.
         """
         backoff = Backoff(self._first_delay_s, LONGEST_DELAY_S, spread=_SPREAD)
-        while not self._try(call, weight):
+        has_failed = False
+        while not self._try(call, weight, has_failed=has_failed):
+            has_failed = True
             delay_s = self._first_delay_s if self._is_busy else backoff.failed()
             if not again(backoff.failures, delay_s):
                 return False
         return True
 
-    def _try(self, call: Callable[[], None], weight: int) -> bool:
+    def _try(self, call: Callable[[], None], weight: int, *, has_failed: bool) -> bool:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - the border to a sink: reported, retried, visible in the health
@@ -119,7 +127,8 @@ class Retry:
                 return True
             self._fail(error)
             return False
-        self._recover()
+        if weight or has_failed:  # that it can be closed says nothing of the points that it did not take
+            self._recover()
         return True
 
     def _refuse(self, error: Exception, weight: int) -> None:
@@ -132,17 +141,28 @@ class Retry:
     def _fail(self, error: Exception) -> None:
         is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
         self.is_gone = isinstance(error, SinkGoneError)
+        is_mistake = isinstance(error, _MISTAKES)
         reason = redacted_text(str(error))
-        self.error = f"{type(error).__name__}: {reason}"
+        self.error = f"{type(error).__name__}: {reason}{_where(error) if is_mistake else ''}"
         if is_new:
             log.warning(
                 "sink %r does not work: %s\n"
                 "The training goes on; the points are kept and sent as soon as it works, it is tried again and again.",
                 self._name,
-                reason,
+                self.error if is_mistake else reason,
             )
 
     def _recover(self) -> None:
         if self.error is not None:
             self.error, self.is_gone = None, False
             log.warning("sink %r works again; the points kept so far are sent now", self._name)
+
+
+def _where(error: Exception) -> str:
+    """Return what helps the author of a sink to mend it: the line that raised, and what a point has."""
+    frames = extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if not (isinstance(error, AttributeError) and isinstance(error.obj, Point)):
+        return place
+    names = [field.name for field in fields(Point)]
+    return f"{place}; a Point has {', '.join(names)}{did_you_mean(str(error.name), names)}"

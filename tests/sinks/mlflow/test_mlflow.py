@@ -128,21 +128,34 @@ def test_parameters_are_logged_once_and_do_not_change(run, caplog):
     params = stored(run, sink).data.params
     assert len(params) == 252
     assert (params["p2"], params["bad_x40_name"], params["empty"]) == ("2", "x", "")
-    assert sink.refused == 1
-    assert "'p2'" in caplog.text
-    assert "'2'" in caplog.text
-    assert "'22'" in caplog.text
+    assert sink.refused == 0
+    assert "'p2' stays '2'" in caplog.text
+    assert "'22' now" in caplog.text
     assert "'p1'" not in caplog.text
 
 
-def test_parameters_of_an_earlier_attempt_stay_too(run, tmp_path, caplog):
+def test_what_a_parameter_of_an_earlier_attempt_became_is_in_a_tag(run, caplog):
     first = opened(run)
     first.log_params({"lr": "0.1", "seed": "1"})
-    second = opened(run)
-    second.log_params({"lr": "0.2", "seed": "1", "new": "x"})
-    assert stored(run, second).data.params == {"lr": "0.1", "seed": "1", "new": "x"}
-    assert second.refused == 1
-    assert "'0.1'" in caplog.text
+    for value in ("0.2", "0.2", "0.1"):
+        later = opened(run)
+        later.log_params({"lr": value, "seed": "1"})
+        found = stored(run, later).data
+        assert found.params == {"lr": "0.1", "seed": "1"}
+        assert found.tags["trieye.changed.lr"] == value
+        assert "trieye.changed.seed" not in found.tags
+    assert caplog.text.count("'lr' stays '0.1'") == 2
+
+
+def test_the_experiment_opens_as_trainings_whoever_made_it(run):
+    client = MlflowClient(tracking_uri=run.tracking_uri)
+    for app_name, kind in [("ours", None), ("theirs", None), ("chosen", "genai_development")]:
+        if app_name != "ours":
+            opened(run)  # makes the database
+            client.create_experiment(app_name, tags={} if kind is None else {"mlflow.experimentKind": kind})
+        opened(dataclasses.replace(run, app_name=app_name, run_id=app_name))
+        tags = client.get_experiment_by_name(app_name).tags
+        assert tags["mlflow.experimentKind"] == (kind or "custom_model_development")
 
 
 def test_long_values_are_cut_with_a_warning(run, caplog):

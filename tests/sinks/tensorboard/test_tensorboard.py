@@ -151,41 +151,44 @@ def test_a_position_that_says_nothing_leads_to_a_new_beginning(open_sink, positi
     assert not open_sink().resume(position)
 
 
-def test_parameters_known_at_the_first_value_are_shown_and_later_ones_are_not(run, open_sink):
-    sink = open_sink()
-    sink.log_params({"lr": "0.1"})
-    sink.log_params({"gamma": "0.9"})
-    sink.write([point(1)])
-    sink.log_params({"late": "1"})
-    sink.write([point(2)])
-    sink.close("FINISHED")
-    assert params_of(run) == {"lr": 0.1, "gamma": 0.9}
+def test_the_newest_value_of_each_parameter_is_shown_whichever_attempt_brings_it(run, open_sink):
+    first = open_sink()
+    first.log_params({"lr": "0.1", "loop.steps": "100"})
+    first.log_params({"gamma": "0.9"})
+    first.write([point(1)])
+    first.flush()
+    first.log_params({"late": "1"})
+    position = first.position()
+    second = open_sink()
+    assert second.resume(position)
+    second.log_params({"loop.steps": "200"})
+    second.write([point(2)])
+    second.close("FINISHED")
+    assert params_of(run) == {"lr": 0.1, "gamma": 0.9, "late": 1.0, "loop.steps": 200.0}
+    assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
 
 
-def test_parameters_of_a_run_without_values_are_shown_at_its_end(run, open_sink):
+def test_parameters_of_a_run_without_values_are_shown(run, open_sink):
     sink = open_sink()
-    sink.log_params({"lr": "0.1"})
-    sink.flush()
     assert not run.tensorboard_dir.exists()
+    sink.log_params({"lr": "0.1"})
     sink.close("FAILED")
     assert params_of(run) == {"lr": 0.1}
 
 
-def test_parameters_that_wait_for_the_first_value_survive_a_kill(run, open_sink):
+def test_a_damaged_file_of_parameters_costs_no_value(run, open_sink):
     first = open_sink()
     first.log_params({"lr": "0.1"})
+    first.write([point(1)])
     position = first.position()
+    damaged = next(path for path in run.tensorboard_dir.iterdir() if path.name.endswith(".hparams"))
+    damaged.write_bytes(b"no event" * 9)
     second = open_sink()
     assert second.resume(position)
-    second.log_params({"gamma": "0.9"})
-    second.write([point(1)])
-    position = second.position()
-    third = open_sink()
-    assert third.resume(position)
-    third.write([point(2)])
-    third.flush()
-    assert params_of(run) == {"lr": 0.1, "gamma": 0.9}
-    assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
+    second.log_params({"lr": "0.1"})
+    second.close("FINISHED")
+    assert params_of(run) == {"lr": 0.1}
+    assert scalars_of(run) == [(1, 1.0)]
 
 
 def test_parameters_come_again_after_a_rewind(run, open_sink):

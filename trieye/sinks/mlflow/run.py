@@ -27,6 +27,9 @@ SWEEP_PARENT_TAG = "trieye.sweep_parent"
 PARENT_TAG = "mlflow.parentRunId"
 """Tag by which MLflow shows a run below another one."""
 
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
+"""Tag of an experiment by which MLflow's page shows trainings and their metrics rather than traces of agents."""
+
 _INT64 = range(-(2**63), 2**63)
 
 MAX_NAME_LENGTH = 250
@@ -56,12 +59,14 @@ def experiment_id(client: Any, run: RunInfo) -> str:
         is_local = mlflow_store.is_sqlite(run.tracking_uri)
         location = artifacts_of(run).as_uri() if is_local else None
         try:
-            return str(client.create_experiment(run.app_name, artifact_location=location))
+            return str(client.create_experiment(run.app_name, artifact_location=location, tags={KIND_TAG: KIND}))
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
             experiment = client.get_experiment_by_name(run.app_name)  # another process was faster
     _require_active_experiment(experiment)
+    if KIND_TAG not in experiment.tags:
+        client.set_experiment_tag(experiment.experiment_id, KIND_TAG, KIND)
     return str(experiment.experiment_id)
 
 

@@ -37,6 +37,9 @@ _Kind = Literal["metrics", "params", "tags"]
 _MAX_PER_BATCH: dict[_Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
 _MAX_PARAM_LENGTH = 6000
 _MAX_TAG_LENGTH = 8000
+CHANGED_PREFIX = "trieye.changed."
+"""Begins the tag with the new value of a parameter."""
+
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -74,6 +77,7 @@ class MlflowSink:
         self._database: mlflow_store.Held | None = None
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
+        self._changed: dict[str, str] = {}
         self._told: set[tuple[str, ...]] = set()
         self._superseded = SupersededPoints()
         self._parent_id: str | None = None
@@ -130,7 +134,7 @@ class MlflowSink:
             self._refuse(f"metric {point.metric!r}: {part} {reason}", part, point.metric)
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log parameters; those that the run has already stay as they are.
+        """Log parameters; those that the run has already stay as they are, and a tag says what else they became.
 
         Raises:
             TrieyeError: MLflow cannot be reached.
@@ -142,14 +146,14 @@ class MlflowSink:
             key, value = self._name("parameter", name), self._cut("parameter", name, text, _MAX_PARAM_LENGTH)
             if key not in self._params:
                 new[key] = value
-            elif self._params[key] != value:
-                changed.append((name, self._params[key], value))
+            elif self._changed.get(key, self._params[key]) != value:
+                changed.append((name, self._params[key], key, value))
         with self._explained("write"):
             self._log("params", [Param(key, value) for key, value in new.items()])
         self._params.update(new)
-        for name, known, value in changed:
-            message = f"parameter {name!r} again: it stays {known[:100]!r} and cannot become {value[:100]!r}"
-            self._refuse(message, "parameter", name, value)
+        for name, known, key, value in changed:
+            self._keep_change(name, known, value)
+            self._changed[key] = value
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags.
@@ -243,6 +247,8 @@ class MlflowSink:
         if known is None:
             return mlflow_run.create(self._client, run, experiment_id)
         self._params = dict(known.data.params)
+        told = (name for name in known.data.tags if name.startswith(CHANGED_PREFIX))
+        self._changed = {name.removeprefix(CHANGED_PREFIX): known.data.tags[name] for name in told}
         self._client.update_run(known.info.run_id, status="RUNNING")
         return str(known.info.run_id)
 
@@ -266,6 +272,17 @@ class MlflowSink:
             )
             return None
         return SystemMetrics(monitor)
+
+    def _keep_change(self, name: str, known: str, value: str) -> None:
+        tag = f"{CHANGED_PREFIX}{name}"
+        self.set_tags({tag: value})
+        log.warning(
+            "parameter %r stays %r in MLflow, where none can change; the tag %r says that it is %r now",
+            name,
+            known[:100],
+            tag,
+            value[:100],
+        )
 
     def _names_in(self, artifact_path: str | None) -> set[str]:
         return {posixpath.basename(held.path) for held in self._client.list_artifacts(self.run_id, artifact_path)}

@@ -10,23 +10,23 @@ from trieye.exceptions import SinkGoneError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.tensorboard import summaries as events
 from trieye.sinks.tensorboard.files import EventFiles, Place
+from trieye.sinks.tensorboard.params import ParamsFile
 from trieye.stats.operations import Medium
 from trieye.stats.point import Point
 
 
 class _Position(msgspec.Struct, frozen=True):
-    """Where the files are, and the parameters that are still to be shown; None after that."""
+    """Where the files are."""
 
     place: Place = Place()
-    params: dict[str, str] | None = {}
 
 
 class TensorboardSink:
     """Writes event files, a new one for each attempt of a run; each can go back to where an earlier attempt was.
 
     Points that share step and wall time share one event, which is several times cheaper than an event for each.
-    Parameters that are known when the first value comes are shown in the HParams dashboard; TensorBoard takes them
-    only once.
+    Parameters are shown in the HParams dashboard, the newest value of each; a TensorBoard that is running shows those
+    that were there when it first read of the run.
 
     Args:
         flush_interval_s: Seconds that points may stay in memory.
@@ -36,12 +36,11 @@ class TensorboardSink:
 
     def __init__(self, flush_interval_s: float = 2.0) -> None:
         self.flush_interval_s = flush_interval_s
-        self._params: dict[str, str] | None = {}
 
     def open(self, run: RunInfo) -> None:
         """Prepare; the first file is made by the first flush that has something to write."""
-        self._run = run
         self._files = EventFiles(run.tensorboard_dir)
+        self._params = ParamsFile(run)
 
     @property
     def is_empty(self) -> bool:
@@ -50,16 +49,15 @@ class TensorboardSink:
 
     def write(self, points: Sequence[Point]) -> None:
         """Take points; they are in the file after the next flush."""
-        self._add(events.scalars(points))
+        self._files.add(events.scalars(points))
 
     def log_media(self, medium: Medium) -> None:
         """Take a histogram, a picture or a text; it is in the file after the next flush."""
-        self._add(events.media(medium))
+        self._files.add(events.media(medium))
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Keep parameters until the first value comes; later ones are left out."""
-        if self._params is not None:
-            self._params.update(params)
+        """Take parameters; they are in their file after the next flush."""
+        self._params.update(params)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Do nothing: TensorBoard has no place for tags."""
@@ -69,11 +67,13 @@ class TensorboardSink:
 
     def flush(self) -> None:
         """Hand everything to the file system."""
+        self._params.save()
         self._files.flush()
 
     def position(self) -> str:
         """Return where the files are, everything flushed."""
-        return msgspec.json.encode(_Position(self._files.flush(), self._params)).decode()
+        self._params.save()
+        return msgspec.json.encode(_Position(self._files.flush())).decode()
 
     def resume(self, position: str | None) -> bool:
         """Go back to a position, or return False if the file is gone or is not what it was there."""
@@ -81,32 +81,21 @@ class TensorboardSink:
             found = _Position() if position is None else msgspec.json.decode(position, type=_Position)
         except msgspec.MsgspecError:  # of another version of trieye
             return False
-        if not self._files.go_back(found.place):
-            return False
-        self._params = found.params
-        return True
+        return self._files.go_back(found.place)
 
     def clear(self) -> None:
         """Take back everything that any attempt wrote; event files of others stay."""
         self._files.clear()
-        self._params = {}
+        self._params.clear()
 
     def close(self, status: RunStatus) -> None:  # noqa: ARG002 - event files hold no status
         """Flush and close."""
-        self._add([])
         try:
-            self._files.flush()
+            self.flush()
         except SinkGoneError:  # nobody can write to the file any more
             self._files.close()
             raise
         self._files.close()
-
-    def _add(self, new: list[bytes]) -> None:
-        if not self._params:
-            self._files.add(new)
-            return
-        self._files.add([*events.session_start(self._params, self._run), *new])
-        self._params = None
 
 
 class ScalarWriterSink:

@@ -1,8 +1,10 @@
 """Events of TensorBoard: what each kind of value is in an event file, before `frame`."""
 
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from trieye.stats.point import Point
 
 _MAX_VALUES_PER_EVENT = 64
 _BEFORE_ALL_STEPS = -(2**63)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def header(*, restarted: bool) -> list[bytes]:
@@ -75,6 +78,19 @@ def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
     return _serialized([Event(wall_time=run.created, summary=summary)])
 
 
+def params_in(path: Path) -> dict[str, str]:
+    """Return the parameters that the events of `session_start` in a file show; none if there are no such events."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.plugins.hparams import metadata
+
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            if value.tag == metadata.SESSION_START_INFO_TAG:
+                held = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
+                return {name: str(getattr(found, found.WhichOneof("kind"))) for name, found in held.items()}
+    return {}
+
+
 def _histogram(medium: LogHistogram) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.histogram.metadata import create_summary_metadata
@@ -106,10 +122,9 @@ def _typed(text: str) -> bool | float | str:
     """Return a parameter as what it looks like, so that the dashboard sorts and draws numbers as numbers."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    try:
-        number = float(text)
-    except ValueError:
+    if not _NUMBER.fullmatch(text):  # Python would take `20261121_215857_3`, the name of a run, for one
         return text
+    number = float(text)
     if not math.isfinite(number) or (text.lstrip("-").isdecimal() and int(text) != int(number)):
         return text  # a seed of 64 bits would lose digits
     return number
