@@ -520,7 +520,7 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
             user.start()
         user.join()
         assert left.value.exit_code == 130
-        assert re.search(r"closing run 'run': .*mlflow: \d+ points to go.*Ctrl-C leaves the rest", said.getvalue())
+        assert re.search(r"closing run 'run': .*mlflow: \d+ items to go.*Ctrl-C leaves the rest", said.getvalue())
         assert f"the next start or `trieye close {run.dir}` delivers it" in said.getvalue()
         assert "second signal" not in said.getvalue()
         assert record_of(run.dir).status == "KILLED"

@@ -133,8 +133,8 @@ def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source,
     assert not thread.close("FINISHED", 30)
     assert time.monotonic() - start < 5
     assert thread.backlog == 1501
-    assert "did not get 1501 points" in caplog.text
-    assert "kept in the history and sent first when the run is started again" in caplog.text
+    assert "did not get 1500 points and 1 of the parameters, tags and files" in caplog.text
+    assert "kept in the history, and sent first when the run is started again" in caplog.text
 
 
 def test_a_long_pause_ends_when_the_run_is_closed(run, source):

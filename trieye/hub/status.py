@@ -137,7 +137,7 @@ class HubStatus:
     def progress(self) -> str:
         """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
         parts = list(self._under_way)
-        parts += [f"{sink.name}: {sink.backlog:,} points to go" for sink in self._sinks.health() if sink.backlog]
+        parts += [f"{sink.name}: {sink.backlog:,} items to go" for sink in self._sinks.health() if sink.backlog]
         if self._files.mirror is not None and (pending := self._files.mirror.health()["pending"]):
             parts.append(f"{pending} saves left for the mirror")
         return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"

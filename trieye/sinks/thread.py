@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from trieye.config.metric import LogTarget
-from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.exceptions import JournalError, ProcessingError, TrieyeError
 from trieye.process.waiting import computed
 from trieye.sinks.base import MAX_POINTS_PER_WRITE, Media, RunInfo, RunStatus, Shared, Sink, Source, Tracker
 from trieye.sinks.bookmark import make_bookmark
@@ -23,6 +23,8 @@ log = logging.getLogger("trieye.sinks")
 
 MAX_FAILURES_AT_CLOSE = 3
 """How often a call may fail once the run is closing; one chance only for a sink that did not work before."""
+MAX_COUNTED = 200_000
+"""Items that are looked at to say how many of them a sink has not got."""
 DRAIN_SHARE = 0.8
 """Part of the time of `close` in which items are sent; the rest is for the sink's own close and for its cursor."""
 _TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
@@ -398,13 +400,28 @@ class SinkThread:
     def _num_missing(self) -> int:
         return max(0, self._last - self._bookmark.index)
 
+    def _what_is_missing(self) -> str:
+        """Return in words how much that is meant for the sink it has not got."""
+        num_points, num_all, place = 0, 0, self._bookmark.index
+        try:
+            while place < min(self._last, self._bookmark.index + MAX_COUNTED):
+                items, after = self._source.read(place, min(MAX_POINTS_PER_WRITE, self._last - place))
+                num_points += len(self._calls.meant([item for item in items if isinstance(item, Point)]))
+                num_all += sum(call.weight for call in self._calls.of(items, place, after))
+                place = after
+        except JournalError:
+            return f"{self._num_missing} points and others"
+        more = "more than " if place < self._last else ""
+        others = num_all - num_points
+        return f"{more}{num_points} points" + (f" and {others} of the parameters, tags and files" if others else "")
+
     def _say_what_is_kept(self) -> None:
         if self._num_missing:
             log.warning(
-                "sink %r did not get %d points: they are kept in the history and sent first when the run is started "
-                "again or closed with `trieye close`",
+                "sink %r did not get %s: kept in the history, and sent first when the run is started again or closed "
+                "with `trieye close`",
                 self.sink.name,
-                self._num_missing,
+                self._what_is_missing(),
             )
         elif self._store_error is not None:
             log.warning("sink %r got everything, but %s; the last of it comes again", self.sink.name, self._store_error)
