@@ -587,6 +587,41 @@ def test_step_and_objective_may_be_numbers_of_numpy(make_config):
         assert type(run.step) is int
 
 
+def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(make_config):
+    def learn(run, first, last):
+        """A loop of another library: it counts by itself, and nobody calls run.steps()."""
+        for timesteps in range(first, last + 1, 400):
+            run.log("reward", timesteps / 2, step=timesteps)
+            run.save(step=np.int64(timesteps), weights=np.full(2, timesteps))
+
+    with trieye.Run(make_config()) as run:
+        learn(run, 400, 1200)
+        assert (run.saved_step, run.step) == (1200, 0)
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert (run.step, run.saved_step) == (1200, 1200)
+        assert run.restored["weights"].tolist() == [1200, 1200]
+        learn(run, 1600, 2000)
+        assert run.save(x=1).wait().name == "checkpoint_step_1200"  # without it, the run's own
+    names = {path.name for path in (run.dir / "checkpoints").glob("checkpoint_step_*")}
+    assert names == {f"checkpoint_step_{step}" for step in (400, 800, 1200, 1600, 2000)}
+    assert read_history(run.dir)["step"].to_pylist() == [400, 800, 1200, 1600, 2000]
+
+
+def test_a_save_may_go_back_but_not_below_zero_or_between_two_steps(make_config):
+    with trieye.Run(make_config()) as run:
+        run.save(step=20, x=20)
+        run.save(step=10, x=10)  # as `log` takes a value of an earlier step: what was saved last is the newest
+        with pytest.raises(ConfigurationError, match=r"save\(step=-1\): steps begin at 0"):
+            run.save(step=-1, x=0)
+        with pytest.raises(TypeError, match=r"save\(step=1.5\): a step is an integer"):
+            run.save(step=1.5, x=0)
+        assert run.saved_step == 10
+    with trieye.Run(make_config()) as run:
+        assert run.restore()
+        assert (run.step, run.restored["x"]) == (10, 10)
+
+
 def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(make_config):
     with trieye.Run(make_config()) as run:
         for run.step, objective in enumerate((1.0, float("nan")), start=1):

@@ -284,13 +284,15 @@ class Run(Recorder):
         every = self.config.persistence.checkpoint_save_freq_steps
         return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
 
-    def save(self, *, objective: float | None = None, **objects: Any) -> SaveHandle:
+    def save(self, *, step: int | None = None, objective: float | None = None, **objects: Any) -> SaveHandle:
         """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
 
         The step, the random generators of python, numpy and torch and the replay buffer are included. Of a buffer, only
         what is new since the last checkpoint is copied and written.
 
         Args:
+            step: The step that is complete, in a loop that counts by itself and does not go through `steps`; it names
+                the checkpoint, and `restore` sets `run.step` to it. None: `run.step`, as in `log`.
             objective: How good this state is; the best one can be found again.
             **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
                 arrays and tensors.
@@ -300,10 +302,11 @@ class Run(Recorder):
 
         Raises:
             CheckpointError: An earlier save failed; this one was begun all the same.
-            ConfigurationError: `replay` is something else than `run.replay`, which is in use.
+            ConfigurationError: `replay` is something else than `run.replay`, which is in use; or the step is negative.
+            TypeError: The step is no integer.
         """
         attempt = self._opened()
-        saves, hub, step, rated = attempt.saves, attempt.hub, index(self.step), objective is not None
+        saves, hub, step, rated = attempt.saves, attempt.hub, self._step_to_save(step), objective is not None
         quality = None if objective is None else float(objective)  # of NumPy and torch, too
         saves.make_room(rated=rated)
         own = self._replay if self.config.persistence.save_buffer else None
@@ -319,6 +322,16 @@ class Run(Recorder):
         self.saved_step = step
         saves.report(wait=False, but=handle)
         return handle
+
+    def _step_to_save(self, step: Any) -> int:
+        asked = self.step if step is None else step
+        try:
+            number = index(asked)
+        except TypeError as error:
+            raise TypeError(f"save(step={asked!r}): a step is an integer") from error
+        if number < 0:
+            raise ConfigurationError(f"save(step={number}): steps begin at 0")
+        return number
 
     def restore(self, **objects: Any) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
