@@ -109,7 +109,7 @@ def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_
         ((), {"fresh"}),
         (("--keep", "newest:2"), {"fresh", "third"}),
         (("--keep", "best:1", "--metric", "loss", "--mode", "min"), {"fresh", "second"}),
-        (("--keep", "best:1", "--metric", "loss", "--keep", "newest:2"), {"fresh", "third", "first"}),
+        (("--keep", "best:1", "--metric", "loss", "--mode", "max", "--keep", "newest:2"), {"fresh", "third", "first"}),
     ],
 )
 def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(words, kept, make_run, tmp_path, trieye_command):
@@ -126,6 +126,7 @@ def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(words, kept, 
         (("prune", "agents", "--older-than", "soon"), "30d"),
         (("prune", "agents", "--older-than", "1d", "--keep", "best"), "best:5"),
         (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "los"), "loss"),
+        (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "loss"), "--mode min"),
         (("rm", "firts"), "first"),
     ],
 )

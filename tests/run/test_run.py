@@ -132,7 +132,7 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
                 run.log("new", np.float32(step), context={"episode": 1})
                 if run.save_due:
                     run.save(agent=agent, objective=step)
-            assert run.best("loss") == total - 4.5
+            assert run.best("loss", mode="max") == total - 4.5
             assert run.best("loss", mode="min") == 5.5
             ids.add(run.mlflow_run_id(60.0))
     assert agent.weights.tolist() == [40.0] * 3
@@ -197,6 +197,20 @@ def test_best_of_an_unknown_metric_names_the_nearest(make_config):
             run.best("eval/retrun")
 
 
+def test_best_asks_what_is_better_unless_the_metric_is_the_objective(make_config):
+    with trieye.Run(make_config(loop={"objective": "eval/error", "mode": "min"})) as run:
+        for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
+            run.log({"loss": loss, "eval/error": loss * 10}, step=step)
+        run.step = 3
+        with pytest.raises(ConfigurationError, match=r"best\('loss'\).*mode='min' or mode='max'.*eval/error"):
+            run.best("loss")
+        with pytest.raises(ConfigurationError, match="a mode is 'max' or 'min'"):
+            run.best("loss", mode="least")
+        assert (run.best("loss", mode="min"), run.best("loss", mode="max")) == (1.0, 3.0)
+        assert run.best() == run.best("eval/error") == 10.0  # loop.mode
+        assert run.best(mode="max") == 30.0
+
+
 def test_an_object_that_was_not_saved_is_named(make_config):
     config = make_config()
     with trieye.Run(config) as run:
@@ -222,7 +236,7 @@ def test_values_beyond_the_bound_wait_or_are_dropped_and_counted_as_the_config_s
         for _ in range(1500):
             run.log("a", 1.0, step=1)
         run.step = 1
-        assert run.best("a") == kept
+        assert run.best("a", "max") == kept
         assert run.health()["dropped"] == dropped
 
 
@@ -325,7 +339,7 @@ def test_nothing_malformed_gets_past_log_and_nothing_else_is_lost(make_config, c
             call(run)
         run.log("good", 1.0, step=1)
         run.step = 1
-        assert run.best("good") == 2.0
+        assert run.best("good", "max") == 2.0
 
 
 def test_numbers_of_other_libraries_can_be_logged(make_config):
@@ -337,7 +351,7 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         run.log("c", torch.tensor(4.0, requires_grad=True), step=3)  # a warning is an error here
         run.log({"d": {"e": 5.0, "f": {"g": 6.0}}, "h": None}, step=3)
         run.step = 3
-        assert [run.best(name) for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
+        assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
 
 
 def test_plain_data_comes_back_in_restored(make_config):
@@ -435,7 +449,9 @@ def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
         raise RuntimeError("power cut")
     with trieye.Run(make_config()) as run:
         run.restore()
-        assert run.best("x") == 1.0  # as if the first attempt had ended at the save; no curve shows the 9 any more
+        assert (
+            run.best("x", "max") == 1.0
+        )  # as if the first attempt had ended at the save; no curve shows the 9 any more
 
 
 def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):

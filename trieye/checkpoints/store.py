@@ -63,7 +63,7 @@ class CheckpointEntry:
 
     @property
     def objective(self) -> float | None:
-        """How good it is, if that was finite and given."""
+        """Value of the objective, if that was finite and given."""
         value = self.metadata.get("objective")
         return float(value) if isinstance(value, int | float) else None
 
@@ -111,7 +111,7 @@ class LoadedCheckpoint:
     Attributes:
         path: Its directory.
         step: The step after which it was saved.
-        objective: How good it is, if that was given.
+        objective: Value of the objective in that state, if that was given.
         objects: What `Run.save` was given, by name: the state of each object. `experiment` is the name that
             `run_experiment` uses; its entry `state` is what `save_checkpoint` returned.
     """

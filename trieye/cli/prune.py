@@ -3,8 +3,8 @@
 Delete the runs of an app that ended long ago, but for the best or the newest ones.
 
 A run counts from its end, or from its last sign of life if it was killed. The best runs are those with the best
-objective (loop.objective); --metric takes another one. What is to be deleted is shown with its size, and then you are
-asked. A run that is alive is never deleted.
+objective (loop.objective); --metric takes another one, and --mode says which of its values are good. What is to be
+deleted is shown with its size, and then you are asked. A run that is alive is never deleted.
 
 Examples:
   trieye prune my_agent --older-than 30d --dry-run
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metric", metavar="NAME", help="what the best runs are judged by (default: loop.objective)")
     parser.add_argument(
-        "--mode", choices=("max", "min"), help="whether more or less of it is better (default: loop.mode)"
+        "--mode",
+        choices=("max", "min"),
+        help="whether more or less of it is better (default: loop.mode, for the objective)",
     )
     add_root(parser)
     add_removal(parser)

@@ -144,12 +144,19 @@ def best_first(runs: Sequence[Removal], metric: str | None, mode: Literal["max",
     Args:
         runs: The runs.
         metric: Its name; None: their `loop.objective`.
-        mode: Which value is best; None: their `loop.mode`.
+        mode: Which value is best; None: their `loop.mode`, which says it of their objective only.
 
     Raises:
-        ConfigurationError: The runs have several objectives.
+        ConfigurationError: The runs have several objectives, or nobody says which value of the metric is best.
         TrieyeError: None of them has it.
     """
+    if metric is not None:
+        _require(metric, runs)
+        if mode is None and any(held.config.loop.objective != metric for held in runs):
+            raise ConfigurationError(
+                f"--metric {metric}: say whether a lower or a higher value is better, by --mode min or --mode max; "
+                "loop.mode says so of loop.objective"
+            )
     judged = {(metric or held.config.loop.objective, mode or held.config.loop.mode) for held in runs}
     if len(judged) > 1:
         shown = ", ".join(sorted(f"{mode} of {name}" for name, mode in judged))
@@ -161,12 +168,16 @@ def best_first(runs: Sequence[Removal], metric: str | None, mode: Literal["max",
         seen = held.record.summary.get(name)
         return -math.inf if seen is None else sign * (seen["max"] if which == "max" else seen["min"])
 
+    _require(name, runs)
     rated = [held for held in runs if goodness(held) > -math.inf]
-    if runs and not rated:
-        known = sorted({metric for held in runs for metric in held.record.summary})
-        hint = f"{did_you_mean(name, known)} (they have: {', '.join(known[:10]) or 'none'})"
-        raise TrieyeError(f"--keep best: no run has a metric {name!r}{hint}")
     return sorted(rated, key=goodness, reverse=True)
+
+
+def _require(metric: str, runs: Sequence[Removal]) -> None:
+    known = sorted({name for held in runs for name in held.record.summary})
+    if runs and metric not in known:
+        hint = f"{did_you_mean(metric, known)} (they have: {', '.join(known[:10]) or 'none'})"
+        raise TrieyeError(f"--keep best: no run has a metric {metric!r}{hint}")
 
 
 def carry_out(removals: Sequence[Removal], options: argparse.Namespace) -> int:

@@ -16,7 +16,11 @@ class LoopConfig(StrictModel):
         default=None, gt=0, description="Stop after this many seconds of training, all attempts."
     )
     target: float | None = Field(default=None, description="Stop when an evaluation's objective is at least this good.")
-    objective: str = Field(default="eval/return", min_length=1, description="Metric that says how good the agent is.")
+    objective: str = Field(
+        default="eval/return",
+        min_length=1,
+        description="The metric that says how good the agent is: its value rates a checkpoint, its best value a run.",
+    )
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
     evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
 

@@ -90,7 +90,11 @@ class PersistenceConfig(TolerantModel):
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
     keep_last: int = Field(default=0, ge=0, description="Newest checkpoints kept; 0 = all.")
-    keep_best: int = Field(default=1, ge=0, description="Best checkpoints kept besides, by loop.objective.")
+    keep_best: int = Field(
+        default=1,
+        ge=0,
+        description="Best checkpoints kept besides, by the values of loop.objective that they were saved with.",
+    )
     keep_every_steps: int = Field(
         default=0, ge=0, description="A checkpoint at a multiple of this step is kept for ever; 0 = none."
     )

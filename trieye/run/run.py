@@ -8,7 +8,7 @@ from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
@@ -230,27 +230,33 @@ class Run(Recorder):
         attempt.flusher.flush()
         attempt.hub.ask(ActorLogic.flush, self.step)
 
-    def best(self, name: str, mode: str | None = None) -> float:
-        """Return the best logged point of a metric, over all attempts.
+    def best(self, name: str | None = None, mode: Literal["max", "min"] | None = None) -> float:
+        """Return the best logged point of a metric, over all attempts; of the objective, what a sweep wants to know.
 
         Args:
-            name: Name of the metric.
-            mode: `max` or `min`; None: what `loop.mode` says.
+            name: Name of the metric; None: the objective, `loop.objective`.
+            mode: `max` or `min`; None: `loop.mode`, which says it of the objective only.
 
         Raises:
-            ConfigurationError: Nothing was logged under that name, or `mode` is something else.
+            ConfigurationError: Nothing was logged under that name, `mode` is something else, or it is missing.
         """
-        chosen = mode or self.config.loop.mode
-        if chosen not in {"max", "min"}:
+        if mode not in {"max", "min", None}:
             raise ConfigurationError(f"best({name!r}, mode={mode!r}): a mode is 'max' or 'min'")
+        loop = self.config.loop
+        metric = loop.objective if name is None else name
         self.flush()
         seen = self._opened().hub.ask(ActorLogic.summary)
-        if name not in seen:
+        if metric not in seen:
             raise ConfigurationError(
-                f"best({name!r}): no point of that metric yet{did_you_mean(name, seen)} "
+                f"best({metric!r}): no point of that metric yet{did_you_mean(metric, seen)} "
                 f"(known: {', '.join(sorted(seen)) or 'none'})"
             )
-        return seen[name]["min" if chosen == "min" else "max"]
+        if mode is None and metric != loop.objective:
+            raise ConfigurationError(
+                f"best({metric!r}): say whether a lower or a higher value is better, by mode='min' or mode='max'; "
+                f"loop.mode={loop.mode} says so of loop.objective={loop.objective}"
+            )
+        return seen[metric][mode or loop.mode]
 
     def latest(self) -> Mapping[str, float]:
         """Return the last value logged under each name, a moment ago."""
@@ -293,7 +299,8 @@ class Run(Recorder):
         Args:
             step: The step that is complete, in a loop that counts by itself and does not go through `steps`; it names
                 the checkpoint, and `restore` sets `run.step` to it. None: `run.step`, as in `log`.
-            objective: How good this state is; the best one can be found again.
+            objective: Value of the objective (`loop.objective`) in this state, by which `keep_best` and `best` choose
+                among the checkpoints, as `loop.mode` says; None: it was not measured now.
             **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
                 arrays and tensors.
 
