@@ -46,7 +46,8 @@ HOMES = {
     "fsspec": {"mirror/store.py"},
     "filelock": {"process/lock.py", "sinks/mlflow/*"},
     "cookiecutter": {"cli/new.py"},
-    "PIL": {"run/media.py", "sinks/wandb.py"},
+    "PIL": {"run/media.py", "run/video.py", "sinks/wandb.py"},
+    "av": {"run/video.py"},
     "rich": {"process/progress.py", "config/hydra/records.py", "cli/*"},
 }
 

@@ -6,13 +6,15 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from tests.waiting import LONG_S, wait_until
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
-from trieye.run import media
+from trieye.run import media, table, video
 from trieye.sinks.base import Flushable, Media, Tracker
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
@@ -273,6 +275,22 @@ def test_pictures_histograms_and_texts_are_logged_at_their_step(run):
     assert len(histogram["weights"]["values"]) == len(histogram["weights"]["bins"]) - 1 <= 512
     assert sum(histogram["weights"]["values"]) == 1300
     assert "# &lt;b&gt;" in (files / text["note"]["path"]).read_text()
+
+
+def test_videos_and_tables_are_logged_as_such(run):
+    frames = np.zeros((3, 4, 6, 3), np.uint8)
+    frames[np.arange(3), 0, np.arange(3)] = 255
+    sink = opened(run)
+    sink.log_media(video.video("episode", frames, fps=10, format="gif", step=3, time=1.7e9))
+    sink.log_media(table.table("games", {"won": [True, None], "by": [2, "time"]}, step=4, time=1.7e9))
+    sink.close("FINISHED")
+    shown, rows = rows_of(run)
+    assert (shown["global_step"], rows["global_step"]) == (3, 4)
+    files = files_of(run)[0].parent / "files"
+    with Image.open(files / shown["episode"]["path"]) as opened_again:
+        assert opened_again.n_frames == 3
+    held = json.loads((files / rows["games"]["path"]).read_text())
+    assert (held["columns"], held["data"]) == (["won", "by"], [[True, 2], [None, "time"]])
 
 
 def test_a_run_of_the_users_own_goes_on(run, tmp_path):

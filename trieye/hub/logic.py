@@ -152,7 +152,7 @@ class ActorLogic:
 
     @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
-        """Record a histogram, a picture or a text; see `log_event`."""
+        """Record a histogram, a picture or another medium; see `log_event`."""
         self._check_open()
         self._record(operation, key=key)
 

@@ -19,7 +19,7 @@ from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import Worker
 from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium, Operation
+from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, Operation
 
 MAX_BATCH_EVENTS = 10_000
 
@@ -210,7 +210,7 @@ class Flusher:
         return self._make_room(lambda: len(self.pending) < self._runtime.max_pending_events)
 
     def submit(self, medium: Medium) -> None:
-        """Send a histogram, a picture or a text; waits for room if there are many, or drops it, as for events.
+        """Send a histogram, a picture or another medium; waits for room if there are many, or drops it, as for events.
 
         Raises:
             ProcessingError: The hub will never take more.
@@ -388,6 +388,10 @@ def _size_bytes(medium: Medium) -> int:
             return len(medium.png)
         case LogText():
             return len(medium.text)
+        case LogVideo():
+            return len(medium.content)
+        case LogTable():
+            return len(medium.json)
         case LogHistogram():
             return _NUMBER_BYTES * (len(medium.edges) + len(medium.counts))
 

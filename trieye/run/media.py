@@ -120,10 +120,10 @@ def histogram(name: str, values: Any, *, bins: int = 64, step: int, time: float)
         TypeError: They are no real numbers.
         ValueError: None of them is finite, they span more than a float holds, or `bins` is out of range.
     """
-    title, where = f"histogram {name!r}", _where(name, step, time)
+    title, where = f"histogram {name!r}", place_of(name, step, time)
     if not 1 <= bins <= MAX_BINS:
         raise ValueError(f"{title}: bins={bins}; between 1 and {MAX_BINS} are possible")
-    array = _array(title, values)
+    array = array_of(title, values)
     low, high, total, sum_squares = _moments(title, array)
     edges = _edges(low, high, bins, whole=array.dtype.kind in "bui")
     if not np.isfinite(edges).all():
@@ -132,6 +132,29 @@ def histogram(name: str, values: Any, *, bins: int = 64, step: int, time: float)
     for block in _blocks(array):
         counts += np.histogram(block, len(counts), (edges[0], edges[-1]))[0]
     return LogHistogram(*where, edges.tolist(), counts.tolist(), total, sum_squares)
+
+
+def figure(name: str, drawn: Any, *, step: int, time: float) -> LogImage:
+    """Let a figure draw itself as PNG.
+
+    Args:
+        name: Name of the series.
+        drawn: A matplotlib `Figure`, or anything else that has `savefig(file, format="png")`.
+        step: Global step.
+        time: Unix time in seconds.
+
+    Raises:
+        TypeError: It has no `savefig`.
+        ValueError: It has more than `MAX_PNG_BYTES` as PNG.
+    """
+    from PIL import Image
+
+    if not callable(getattr(drawn, "savefig", None)):
+        hint = "; give its .figure" if callable(getattr(getattr(drawn, "figure", None), "savefig", None)) else ""
+        raise TypeError(f"figure {name!r}: a {type(drawn).__name__} has no savefig(){hint}")
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png")
+    return image(name, Image.open(buffer), step=step, time=time)
 
 
 def image(name: str, picture: Any, *, step: int, time: float) -> LogImage:
@@ -151,11 +174,11 @@ def image(name: str, picture: Any, *, step: int, time: float) -> LogImage:
     """
     from PIL import Image
 
-    title, where = f"image {name!r}", _where(name, step, time)
+    title, where = f"image {name!r}", place_of(name, step, time)
     if isinstance(picture, Image.Image):
-        pillow = _plain_picture(title, picture)
+        pillow = plain_picture(title, picture)
     else:
-        pillow = Image.fromarray(_colors(title, _pixels(title, _array(title, picture))))
+        pillow = Image.fromarray(colors_of(title, pixels_of(title, array_of(title, picture))))
     buffer = io.BytesIO()
     pillow.save(buffer, "png")
     if buffer.tell() > MAX_PNG_BYTES:
@@ -179,7 +202,7 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
         TypeError: It is no string.
         ValueError: It has more than `MAX_TEXT_BYTES` in UTF-8.
     """
-    where = _where(name, step, time)
+    where = place_of(name, step, time)
     if not isinstance(text, str):
         raise TypeError(f"text {name!r}: a text is a string, and this is a {type(text).__name__}")
     shown = printable(text)
@@ -192,14 +215,20 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
     return LogText(*where, shown)
 
 
-def _where(name: str, step: int, time: float) -> tuple[str, int, float]:
+def place_of(name: str, step: int, time: float) -> tuple[str, int, float]:
+    """Return name, step and time of a medium, checked."""
     number = step_of(name, step)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"log({name!r}, ..., step={number}): a step has at most 64 bits")
     return printable(name_of(name)), number, number_of(name, time)
 
 
-def _array(title: str, values: Any) -> NDArray[Any]:
+def array_of(title: str, values: Any) -> NDArray[Any]:
+    """Return numbers or booleans of any kind of array as one of NumPy.
+
+    Raises:
+        TypeError: They are something else.
+    """
     if callable(getattr(values, "detach", None)):  # a torch tensor, perhaps on a GPU or with a gradient
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":  # NumPy has no such numbers
@@ -249,8 +278,12 @@ def _edges(low: float, high: float, bins: int, *, whole: bool) -> NDArray[np.flo
         return np.array([low - half, high + half])
 
 
-def _plain_picture(title: str, picture: Any) -> Any:
-    """Return a Pillow image as one of gray, RGB or RGBA."""
+def plain_picture(title: str, picture: Any) -> Any:
+    """Return a Pillow image as one of gray, RGB or RGBA.
+
+    Raises:
+        TypeError: It has no 8 bit colors.
+    """
     mode = picture.mode
     if mode in _CHANNELS:
         return picture
@@ -263,8 +296,12 @@ def _plain_picture(title: str, picture: Any) -> Any:
     raise TypeError(f"{title}: a Pillow image of mode {mode!r} has no 8 bit colors; convert it to 'L', 'RGB' or 'RGBA'")
 
 
-def _pixels(title: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return `[height, width]` or `[height, width, 3 or 4]`."""
+def pixels_of(title: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return `[height, width]` or `[height, width, 3 or 4]`.
+
+    Raises:
+        ValueError: It is no picture.
+    """
     channels = set(_CHANNELS.values())
     if array.ndim == 3 and array.shape[2] not in channels and array.shape[0] in channels:  # noqa: PLR2004 - dimensions
         array = np.moveaxis(array, 0, 2)
@@ -277,7 +314,13 @@ def _pixels(title: str, array: NDArray[Any]) -> NDArray[Any]:
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array  # noqa: PLR2004 - dimensions
 
 
-def _colors(title: str, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+def colors_of(title: str, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return colors from 0 to 255.
+
+    Raises:
+        TypeError: They are other numbers than uint8, booleans and floats.
+        ValueError: They are floats beyond 0 and 1.
+    """
     if pixels.dtype == np.uint8:
         return np.ascontiguousarray(pixels)
     if pixels.dtype.kind == "b":

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sized
 from time import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import RunClosedError, noted
 from trieye.hub.hub import Channel
-from trieye.run import media
+from trieye.run import media, video
+from trieye.run import table as tables
 from trieye.run.flusher import Flusher, flusher_of
 from trieye.run.media import context_of, name_of, number_of, step_of
 
@@ -110,6 +111,63 @@ class Recorder:
             TypeError, ValueError: It is no picture.
         """
         self._open_flusher().submit(media.image(name, picture, step=self._step(step), time=time()))
+
+    def log_figure(self, name: str, figure: Any, step: int | None = None) -> None:
+        """Log a figure as a picture, drawn here and now; the figure stays open.
+
+        Args:
+            name: Name of the series.
+            figure: A `Figure` of matplotlib, or anything else that has `savefig(file, format="png")`.
+            step: Global step; None: as in `log`.
+
+        Raises:
+            RunClosedError: The run is not open.
+            TypeError, ValueError: It is no figure, or too large.
+        """
+        self._open_flusher().submit(media.figure(name, figure, step=self._step(step), time=time()))
+
+    def log_video(
+        self,
+        name: str,
+        frames: Any,
+        step: int | None = None,
+        *,
+        fps: float = 30.0,
+        format: Literal["gif", "mp4"] = "gif",  # noqa: A002 - as wandb calls it
+    ) -> None:
+        """Log a video; it is encoded before this returns: 100 frames of 256 x 256 take 1 to 2 s.
+
+        Args:
+            name: Name of the series.
+            frames: An array or tensor `[time, height, width, channels]` or `[time, channels, height, width]`, uint8 or
+                floats from 0 to 1, or a list of pictures as `log_image` takes them.
+            step: Global step; None: as in `log`.
+            fps: Frames per second; a GIF shows 50 at most and leaves out the frames between.
+            format: `gif`, which MLflow, TensorBoard and wandb show, or `mp4`, which is smaller, needs `trieye[video]`,
+                and is not shown by TensorBoard.
+
+        Raises:
+            RunClosedError: The run is not open.
+            TypeError, ValueError: They are no frames of one size, or too many.
+            ConfigurationError: `mp4` without `trieye[video]`.
+        """
+        made = video.video(name, frames, fps=fps, format=format, step=self._step(step), time=time())
+        self._open_flusher().submit(made)
+
+    def log_table(self, name: str, table: Any, step: int | None = None) -> None:
+        """Log a table; returns at once, as `log` does.
+
+        Args:
+            name: Name of the series.
+            table: {column: values}, a list of {column: value}, or a data frame of pandas or polars, of which the index
+                is left out. Cells are texts, numbers, booleans, dates or None.
+            step: Global step; None: as in `log`.
+
+        Raises:
+            RunClosedError: The run is not open.
+            TypeError, ValueError: It is no table, or too large.
+        """
+        self._open_flusher().submit(tables.table(name, table, step=self._step(step), time=time()))
 
     def log_text(self, name: str, text: str, step: int | None = None) -> None:
         """Log a text, Markdown where the sink shows it; returns at once, as `log` does.

@@ -170,7 +170,7 @@ class Flushable(Protocol):
 
 @runtime_checkable
 class Media(Protocol):
-    """A sink that also shows histograms, pictures or texts; what it cannot show it ignores."""
+    """A sink that also shows histograms, pictures, videos, tables or texts; what it cannot show it ignores."""
 
     def log_media(self, medium: Medium) -> None:
         """Show it."""

@@ -18,7 +18,7 @@ from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow.run import sweep_name
-from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium
+from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
 from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
@@ -139,7 +139,7 @@ class WandbSink:
                 run.save(glob.escape(str(file)), base_path=str(root), policy="now")
 
     def log_media(self, medium: Medium) -> None:
-        """Log a picture, a histogram, or a text, which is shown as it is.
+        """Log a picture, a video, a table, a histogram, or a text, which is shown as it is.
 
         Raises:
             TrieyeError: wandb's process is gone.
@@ -289,6 +289,11 @@ def _shown(medium: Medium) -> Any:
         return wandb.Image(Image.open(io.BytesIO(medium.png)))
     if isinstance(medium, LogText):
         return wandb.Html(f"<pre>{html.escape(printable(medium.text))}</pre>")
+    if isinstance(medium, LogVideo):
+        return wandb.Video(io.BytesIO(medium.content), format=medium.format)
+    if isinstance(medium, LogTable):
+        columns, rows = medium.rows()
+        return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
     return wandb.Histogram(np_histogram=_few_bins(medium))
 
 

@@ -86,7 +86,59 @@ class LogText(_Operation, frozen=True):
     text: str
 
 
-Medium = LogHistogram | LogImage | LogText
-Operation = LogParams | SetTags | LogArtifact | LogHistogram | LogImage | LogText
+class LogVideo(_Operation, frozen=True):
+    """A video at a step.
+
+    Attributes:
+        name: Name of the series.
+        step: Global step.
+        wall_time: Unix time in seconds.
+        width: Pixels.
+        height: Pixels.
+        num_frames: How many frames it has; a GIF keeps equal ones that follow each other as one.
+        fps: Frames per second.
+        format: `gif` or `mp4`.
+        content: The encoded video.
+    """
+
+    name: str
+    step: int
+    wall_time: float
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+    format: str
+    content: bytes
+
+
+Cell = str | int | float | bool | None
+
+
+class LogTable(_Operation, frozen=True):
+    """A table at a step.
+
+    Attributes:
+        name: Name of the series.
+        step: Global step.
+        wall_time: Unix time in seconds.
+        num_rows: How many rows it has.
+        json: `{"columns": [...], "data": [[...], ...]}`, a list for each row.
+    """
+
+    name: str
+    step: int
+    wall_time: float
+    num_rows: int
+    json: bytes
+
+    def rows(self) -> tuple[list[str], list[list[Cell]]]:
+        """Return the names of the columns, and the rows."""
+        held = msgspec.json.decode(self.json)
+        return held["columns"], held["data"]
+
+
+Medium = LogHistogram | LogImage | LogText | LogVideo | LogTable
+Operation = LogParams | SetTags | LogArtifact | Medium
 Item = Point | Operation
 """What the history of a run is made of, in order, each with its index."""

@@ -40,7 +40,7 @@ class MemorySink:
         params: All parameters logged.
         tags: All tags set.
         artifacts: (path, artifact path) of all files logged.
-        media: All histograms, pictures and texts.
+        media: All histograms, pictures, videos, tables and texts.
         writes: How many points each write had.
         statuses: Arguments of `close`.
     """
@@ -76,7 +76,7 @@ class MemorySink:
         self.artifacts.append((path, artifact_path))
 
     def log_media(self, medium: Medium) -> None:
-        """Keep the histogram, picture or text."""
+        """Keep the histogram, picture or another medium."""
         self.media.append(medium)
 
     def close(self, status: RunStatus) -> None:
@@ -121,7 +121,7 @@ class FlakySink(MemorySink):
         super().write(points)
 
     def log_media(self, medium: Medium) -> None:
-        """Fail, or keep the histogram, picture or text."""
+        """Fail, or keep the histogram, picture or another medium."""
         self._maybe_fail()
         super().log_media(medium)
 

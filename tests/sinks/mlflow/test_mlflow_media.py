@@ -1,6 +1,7 @@
 """Pictures and texts become artifacts of the MLflow run."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from trieye.exceptions import TrieyeError
-from trieye.run import media
+from trieye.run import media, table
 from trieye.sinks.base import Media
 from trieye.sinks.mlflow.sink import MlflowSink
 
@@ -102,3 +103,14 @@ def test_a_store_that_cannot_be_written_means_not_now(run, sink):
     directory.unlink()
     sink.log_media(image())
     assert MlflowClient(tracking_uri=run.tracking_uri).list_artifacts(sink.run_id, "images/board")
+
+
+def test_the_tag_of_tables_never_outgrows_what_mlflow_takes(run, sink):
+    names = ["/".join([f"{number:03}", *(["x" * 45] * 4)]) for number in range(45)]  # 45 of them are 10,000 characters
+    for number, name in enumerate([*names, names[-2]]):  # one comes again
+        sink.log_media(table.table(name, {"a": [number]}, step=1, time=1.7e9))
+    tag = MlflowClient(run.tracking_uri).get_run(sink.run_id).data.tags["mlflow.loggedArtifacts"]
+    known = [held["path"].split("/")[1] for held in json.loads(tag)]
+    assert known == [*(f"{number:03}" for number in range(45 - len(known), 43)), "044", "043"]
+    assert 7500 < len(tag) <= 8000
+    assert len(files(run, sink)) == 45

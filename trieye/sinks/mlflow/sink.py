@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import posixpath
@@ -22,7 +23,7 @@ from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
 from trieye.sinks.mlflow.run import artifact_directory, milliseconds, mlflow_name
 from trieye.sinks.mlflow.system import SystemMetrics
-from trieye.stats.operations import LogImage, LogText, Medium
+from trieye.stats.operations import LogImage, LogTable, LogText, LogVideo, Medium
 from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
@@ -185,7 +186,7 @@ class MlflowSink:
                 raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
 
     def log_media(self, medium: Medium) -> None:
-        """Keep a picture or a text as an artifact with its name and step; MLflow has no view for histograms.
+        """Keep a picture, video, table or text as an artifact of its name and step; MLflow has no view for histograms.
 
         Raises:
             ProcessingError: MLflow does not take it.
@@ -195,12 +196,30 @@ class MlflowSink:
             kind, suffix, content = "images", "png", medium.png
         elif isinstance(medium, LogText):
             kind, suffix, content = "texts", "md", printable(medium.text).encode()
+        elif isinstance(medium, LogVideo):
+            kind, suffix, content = "videos", medium.format, medium.content
+        elif isinstance(medium, LogTable):
+            kind, suffix, content = "tables", "json", medium.json  # as MLflow's own `log_table` writes it
         else:
             return
         with self._explained("write"), tempfile.TemporaryDirectory(prefix="trieye-") as directory:
             path = Path(directory) / f"step_{medium.step}.{suffix}"
             path.write_bytes(content)
-            self._upload(path, f"{kind}/{artifact_directory(medium.name)}")
+            place = f"{kind}/{artifact_directory(medium.name)}"
+            self._upload(path, place)
+            if kind == "tables":
+                self._announce_table(f"{place}/{path.name}")
+
+    def _announce_table(self, artifact: str) -> None:
+        """Add a table to the tag by which MLflow's UI knows tables; as many of the newest as a tag can hold."""
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        known = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        table = {"path": artifact, "type": "table"}
+        announced = [*(held for held in known if held != table), table]
+        while len(text := json.dumps(announced)) > _MAX_TAG_LENGTH:
+            announced.pop(0)
+        self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, text)
 
     def close(self, status: RunStatus) -> None:
         """Record how the run ended; RUNNING leaves it open for the next attempt.

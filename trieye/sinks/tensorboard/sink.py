@@ -52,7 +52,7 @@ class TensorboardSink:
         self._files.add(events.scalars(points))
 
     def log_media(self, medium: Medium) -> None:
-        """Take a histogram, a picture or a text; it is in the file after the next flush."""
+        """Take a histogram, a picture or another medium; it is in the file after the next flush."""
         self._files.add(events.media(medium))
 
     def log_params(self, params: Mapping[str, str]) -> None:

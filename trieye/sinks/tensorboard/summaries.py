@@ -11,12 +11,15 @@ import numpy as np
 
 from trieye.config.names import printable
 from trieye.sinks.base import RunInfo
-from trieye.stats.operations import LogHistogram, LogImage, LogText, Medium
+from trieye.stats.operations import Cell, LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
 from trieye.stats.point import Point
 
 _MAX_VALUES_PER_EVENT = 64
 _BEFORE_ALL_STEPS = -(2**63)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_MAX_ROWS_SHOWN = 500
+"""Rows of a table; a browser takes seconds for thousands of them."""
+_MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 
 
 def header(*, restarted: bool) -> list[bytes]:
@@ -55,7 +58,7 @@ def scalars(points: Sequence[Point]) -> list[bytes]:
 
 
 def media(medium: Medium) -> list[bytes]:
-    """Return a histogram, a picture or a text as events."""
+    """Return a histogram, a picture or another medium as events: none of an MP4, which TensorBoard cannot show."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     match medium:
@@ -64,7 +67,13 @@ def media(medium: Medium) -> list[bytes]:
         case LogImage():
             summary = _image(medium)
         case LogText():
-            summary = _text(medium)
+            summary = _text(medium.name, medium.text)
+        case LogTable():
+            summary = _text(medium.name, _markdown(medium))
+        case LogVideo():
+            if medium.format != "gif":
+                return []
+            summary = _animation(medium)
     return _serialized([Event(step=medium.step, wall_time=medium.wall_time, summary=summary)])
 
 
@@ -112,10 +121,32 @@ def _image(medium: LogImage) -> Any:
     return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
 
 
-def _text(medium: LogText) -> Any:
+def _animation(medium: LogVideo) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    image = Summary.Image(
+        width=medium.width, height=medium.height, colorspace=3, encoded_image_string=medium.content
+    )  # the browser plays it: TensorBoard hands the bytes on, with the type that they begin with
+    return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
+
+
+def _text(name: str, text: str) -> Any:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
-    return text_pb(printable(medium.name), printable(medium.text))
+    return text_pb(printable(name), printable(text))
+
+
+def _markdown(medium: LogTable) -> str:
+    columns, rows = medium.rows()
+    lines = [columns, ["---"] * len(columns), *([_shown(cell) for cell in row] for row in rows[:_MAX_ROWS_SHOWN])]
+    lines[0] = [_shown(column) for column in columns]
+    left_out = f"\n\n... and {len(rows) - _MAX_ROWS_SHOWN} more rows" if len(rows) > _MAX_ROWS_SHOWN else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + left_out
+
+
+def _shown(cell: Cell) -> str:
+    text = "" if cell is None else " ".join(str(cell).split())
+    return _MARKDOWN.sub(r"\\\g<0>", text).replace("<", "&lt;")
 
 
 def _typed(text: str) -> bool | float | str:

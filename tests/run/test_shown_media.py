@@ -1,0 +1,129 @@
+"""Figures, videos and tables on their whole way: from threads and clients through the journal to real stores."""
+
+import io
+import json
+import threading
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from mlflow import MlflowClient
+from PIL import Image, ImageSequence
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+import trieye
+from trieye.run import media
+from trieye.stats.operations import LogTable, LogVideo
+
+SINKS = {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}}
+TABLE = {"player": ["a|b", "c_d"], "score": [0.5, None], "won": [True, False]}
+
+
+def frames_of(seed):
+    return np.random.default_rng(seed).integers(0, 2, (5, 8, 8, 3), np.uint8) * np.uint8(255)
+
+
+def decoded(gif):
+    return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(Image.open(io.BytesIO(gif)))])
+
+
+def figure():
+    drawn = Figure(figsize=(2, 1), dpi=50)
+    drawn.add_subplot().plot([1, 2, 3])
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """Log in two attempts, the first of which ends without a word, and return the run and what MLflow calls it."""
+    root = {"root_data_dir": str(tmp_path_factory.mktemp("root"))}
+
+    def make_config(**settings):
+        return trieye.TrieyeConfig(
+            app_name="app", run_name="run", runtime={"kind": "local"}, persistence=root, **settings
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return log_all(make_config)
+
+
+def log_all(make_config):
+    with pytest.raises(RuntimeError), trieye.Run(make_config(sinks=SINKS)) as run:
+        run.log_video("episode", frames_of(1), fps=10, step=1)
+        raise RuntimeError("power cut")
+    with trieye.Run(make_config(sinks=SINKS)) as run:
+        run.step = 2
+
+        def evaluate():
+            with run.client() as client:
+                client.log_video("episode", list(frames_of(2)), 2, fps=10)
+                client.log_table("games", TABLE, step=2)
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+        run.log_figure("curve", figure())
+        run.log_table("games", [{"player": "e", "score": 2}], step=3)
+        run_id = run.mlflow_run_id(60.0)
+    return run, run_id
+
+
+def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(shown):
+    run, _ = shown
+    events = EventAccumulator(str(run.dir / "tensorboard"), size_guidance={"images": 0, "tensors": 0}).Reload()
+    # the first attempt left no checkpoint and the second did not restore: both are parts of one curve
+    videos = {event.step: event.encoded_image_string for event in events.Images("episode")}
+    assert videos.keys() == {1, 2}
+    assert all((decoded(videos[step]) == frames_of(step)).all() for step in videos)
+    (curve,) = events.Images("curve")
+    assert (curve.step, curve.width, curve.height) == (2, 100, 50)
+    texts = {
+        event.step: tensor_util.make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors("games")
+    }
+    assert texts[2].splitlines() == [
+        "| player | score | won |",
+        "| --- | --- | --- |",
+        r"| a\|b | 0.5 | True |",
+        r"| c\_d |  | False |",
+    ]
+    assert texts[3].splitlines()[2:] == ["| e | 2 |"]
+
+
+def test_mlflow_keeps_gifs_and_reads_tables_as_its_own(shown, monkeypatch):
+    run, run_id = shown
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", run.config.persistence.MLFLOW_TRACKING_URI)  # for `load_table`
+    client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
+    root = run.dir.parents[1] / "mlruns" / "artifacts" / run_id / "artifacts"
+    kept = {
+        str(path.relative_to(root)): path
+        for path in root.rglob("*")
+        if path.is_file() and "provenance" not in str(path)
+    }
+    pictures = {"videos/episode/step_1.gif", "videos/episode/step_2.gif", "images/curve/step_2.png"}
+    tables = {"tables/games/step_2.json", "tables/games/step_3.json"}
+    assert {name for name in kept if name.split("/")[0] in {"videos", "images", "tables"}} == pictures | tables
+    assert (decoded(kept["videos/episode/step_2.gif"].read_bytes()) == frames_of(2)).all()
+    held = client.get_run(run_id)
+    known = json.loads(held.data.tags["mlflow.loggedArtifacts"])  # by which MLflow's pages find tables
+    assert sorted(known, key=str) == [{"path": name, "type": "table"} for name in sorted(tables)]
+    frame = client.load_table(held.info.experiment_id, "tables/games/step_2.json", [run_id])
+    assert frame.astype(object).where(frame.notna(), None).to_dict("list") == TABLE
+
+
+def test_each_is_in_the_history_once(shown):
+    run, _ = shown
+    with trieye.Run(run.config) as again:
+        items, _ = again._attempt.hub._logic.files.history.read(0, 1000)
+    assert [(item.step, item.fps, item.num_frames) for item in items if isinstance(item, LogVideo)] == [
+        (1, 10, 5),
+        (2, 10, 5),
+    ]
+    assert [item.num_rows for item in items if isinstance(item, LogTable)] == [2, 1]
+
+
+def test_what_cannot_draw_itself_is_no_figure():
+    for thing, said in ((5, "int has no savefig"), (figure().axes[0], "give its .figure")):
+        with pytest.raises(TypeError, match=f"figure 'f': .*{said}"):
+            media.figure("f", thing, step=1, time=1.7e9)

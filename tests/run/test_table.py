@@ -1,0 +1,69 @@
+import datetime as dt
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from trieye.journal.event_payloads import from_bytes, to_bytes
+from trieye.run import table
+
+
+def make(content, **changes):
+    return table.table("t", content, **{"step": 3, "time": 10.5, **changes})
+
+
+class PolarsLike:
+    """What polars offers that we use: `columns`, a list of names, and columns that yield plain values."""
+
+    columns = ("name", "score", "won")
+
+    def __getitem__(self, column):
+        return {"name": ["a", "b"], "score": [0.5, None], "won": [True, False]}[column]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"name": ["a", "b"], "score": np.array([0.5, np.nan]), "won": np.array([True, False])},
+        {"name": ("a", "b"), "score": torch.tensor([0.5, torch.inf]), "won": [np.True_, False]},
+        [{"name": "a", "score": 0.5, "won": True}, {"won": False, "name": "b"}],
+        pd.DataFrame({"name": ["a", "b"], "score": [0.5, None], "won": [True, False]}, index=[7, 8]),
+        PolarsLike(),
+    ],
+    ids=["columns", "tensors", "rows", "pandas", "polars"],
+)
+def test_columns_rows_and_frames_become_the_same_table(content):
+    shown = make(content)
+    assert shown.rows() == (["name", "score", "won"], [["a", 0.5, True], ["b", None, False]])
+    assert (shown.name, shown.step, shown.num_rows) == ("t", 3, 2)
+    assert from_bytes(to_bytes(shown)) == shown
+
+
+def test_cells_are_plain_values_whatever_library_they_come_from():
+    frame = pd.DataFrame({"at": pd.to_datetime(["2026-11-22", None]), "n": pd.array([1, None], "Int64")})
+    assert make(frame).rows()[1] == [["2026-11-22T00:00:00", 1], [None, None]]
+    odd = {"x": [dt.date(2026, 1, 2), 2**70, "\ud800", -np.inf, np.int8(3), np.str_("s")]}
+    assert make(odd).rows()[1] == [["2026-01-02"], [str(2**70)], ["\\ud800"], [None], [3], ["s"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (5, "dict of columns, a list of dicts"),
+        ({}, "no columns"),
+        ([], "no columns"),
+        ([{"a": 1}, 2], "a row is a dict.* int"),
+        ({"a": "text"}, "column 'a' is a str"),
+        ({"a": [1], "b": [1, 2]}, "'b' has 2 values.*'a' has 1"),
+        ({"a": [object()]}, "'a' holds a object"),
+        ({"a": np.zeros((2, 2))}, "'a' holds a ndarray"),
+        ({"a": [1], 1: [1], "1": [2]}, "'1'"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "share a name"),
+        ({"a": ["x" * 1000] * 5000}, "4.8 MiB; at most 4 MiB.*log_artifact"),
+        ({"a": range(10**7)}, "at most 4 MiB"),
+    ],
+)
+def test_what_is_no_table_or_too_large_is_an_error_that_says_what_is_possible(content, said):
+    with pytest.raises((TypeError, ValueError), match=f"table 't': .*{said}"):
+        make(content)

@@ -1,0 +1,117 @@
+import io
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageSequence
+
+from trieye.exceptions import ConfigurationError
+from trieye.journal.event_payloads import from_bytes, to_bytes
+from trieye.run import video
+
+
+def make(frames, **changes):
+    return video.video("v", frames, **{"fps": 10, "format": "gif", "step": 3, "time": 10.5, **changes})
+
+
+def moving_dot(num_frames=6, size=(12, 16)):
+    """Return frames `[time, height, width, 3]` of a few colors, each different."""
+    frames = np.full((num_frames, *size, 3), (10, 20, 30), np.uint8)
+    for number in range(num_frames):
+        frames[number, number, number] = (250, 5 * number, 128)
+    return frames
+
+
+def decoded(shown):
+    """Return the frames as a browser shows them, and how long each of them stays in milliseconds."""
+    opened = Image.open(io.BytesIO(shown.content))
+    shown_frames = [
+        (np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(opened)
+    ]
+    return np.stack([frame for frame, _ in shown_frames]), [duration for _, duration in shown_frames], opened.info
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        moving_dot(),
+        moving_dot().transpose(0, 3, 1, 2),
+        torch.from_numpy(moving_dot()),
+        moving_dot() / 255.0,
+        list(moving_dot()),
+        [Image.fromarray(frame) for frame in moving_dot()],
+    ],
+    ids=["channels last", "channels first", "tensor", "floats", "list", "Pillow"],
+)
+def test_a_gif_shows_every_frame_as_it_was_and_begins_again(given):
+    shown = make(given)
+    frames, durations, info = decoded(shown)
+    assert (frames == moving_dot()).all()
+    assert (durations, info["loop"]) == ([100] * 6, 0)
+    assert (shown.width, shown.height, shown.num_frames, shown.fps, shown.format) == (16, 12, 6, 10, "gif")
+    assert from_bytes(to_bytes(shown)) == shown
+
+
+@pytest.mark.parametrize(("fps", "shown_fps", "every"), [(30, 30, 1), (50, 50, 1), (60, 30, 2), (120, 40, 3)])
+def test_a_gif_takes_as_long_as_the_video_whatever_its_rate(fps, shown_fps, every):
+    shown = make(moving_dot(12), fps=fps)
+    frames, durations, _ = decoded(shown)
+    assert (frames == moving_dot(12)[::every]).all()
+    assert shown.fps == shown_fps
+    assert min(durations) >= 20  # or browsers slow it down
+    assert sum(durations) == pytest.approx(1000 * 12 / fps, abs=10)
+
+
+def test_gray_frames_and_frames_that_stand_still_are_shown():
+    still = [np.full((4, 4), 200, np.uint8)] * 3 + [np.zeros((4, 4, 1), np.uint8)]
+    frames, durations, _ = decoded(make(still))
+    assert sum(durations) == 400
+    assert {frame.max() for frame in frames} == {0, 200}
+
+
+@pytest.mark.parametrize(
+    ("frames", "changes", "said"),
+    [
+        (np.zeros((4, 4, 3), np.uint8), {}, r"shape \(4, 4, 3\).*time, height, width, channels"),
+        (np.zeros((2, 5, 5, 7), np.uint8), {}, "shape"),
+        ([], {}, "no frames"),
+        ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], {}, "frame 1 has the size 5 x 4.* 4 x 4"),
+        (moving_dot().astype(np.int64), {}, "int64"),
+        (moving_dot(), {"fps": 0}, "fps=0"),
+        (np.broadcast_to(np.uint8(0), (2000, 512, 512, 3)), {}, "268,435,456"),
+    ],
+    ids=itertools.count(),
+)
+def test_what_is_no_video_or_too_large_is_an_error_that_says_what_is_possible(frames, changes, said):
+    with pytest.raises((TypeError, ValueError), match=f"video 'v': .*{said}"):
+        make(frames, **changes)
+
+
+def test_a_video_of_too_many_bytes_says_how_many_are_possible(monkeypatch):
+    monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 2**20)  # noise of 16 MiB takes 20 s
+    noise = np.random.default_rng(0).integers(0, 256, (10, 400, 400, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"take 2\.1 MiB as gif; at most 1 MiB .*mp4.*log_artifact"):
+        make(noise)
+
+
+def test_an_unknown_format_and_a_library_that_is_missing_are_named(monkeypatch):
+    with pytest.raises(ConfigurationError, match="'gif' and 'mp4'"):
+        make(moving_dot(), format="avi")
+    monkeypatch.setitem(sys.modules, "av", None)  # what an import of it finds
+    with pytest.raises(ConfigurationError, match=r"trieye\[video\]"):
+        make(moving_dot(), format="mp4")
+
+
+def test_an_mp4_has_the_frames_the_rate_and_an_even_size():
+    av = pytest.importorskip("av", reason="trieye[video] is not installed")
+    smooth = np.linspace(0, 255, 5 * 17 * 21).reshape(5, 17, 21).astype(np.uint8)
+    shown = make(np.repeat(smooth[..., None], 3, axis=3), format="mp4", fps=60)
+    with av.open(io.BytesIO(shown.content)) as container:
+        stream = container.streams.video[0]
+        assert (stream.average_rate, stream.width, stream.height) == (60, 22, 18)
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
+    assert frames.shape == (5, 18, 22, 3)
+    assert np.abs(frames[:, :17, :21, 0].astype(int) - smooth).mean() < 8  # it is lossy
+    assert (shown.fps, shown.format) == (60, "mp4")
