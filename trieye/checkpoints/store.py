@@ -14,7 +14,9 @@ from trieye.exceptions import CheckpointError
 from trieye.files.atomic import recover, remove_directory, replaced
 from trieye.files.checksum import Checksum
 from trieye.files.run_files import CHECKPOINT_PREFIX, CHECKPOINTS
+from trieye.process.progress import say
 from trieye.snapshot.encode import EncodedState, decode
+from trieye.snapshot.fitting import restore_objects
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,22 @@ class LoadedCheckpoint:
     step: int
     objective: float | None
     objects: dict[str, Any]
+
+    def restore(self, *, strict: bool = True, key_map: Mapping[str, str] | None = None, **objects: Any) -> None:
+        """Give objects their states, as `Run.restore` does, and nothing else: neither step nor random generators.
+
+        Args:
+            strict: See `Run.restore`.
+            key_map: See `Run.restore`.
+            **objects: Objects with `load_state_dict()`, or dicts, under the names given to `save`.
+
+        Raises:
+            CheckpointError: The checkpoint lacks an object or does not fit one.
+            ConfigurationError: An object cannot take a state, or `key_map` names what is not there.
+        """
+        source = f"checkpoint {self.path}"
+        if misfit := restore_objects(self.objects, objects, source=source, strict=strict, key_map=key_map):
+            say(f"{source} fits in part: {misfit}")
 
 
 class CheckpointStore:

@@ -283,6 +283,8 @@ class _Loop:
 class _State:
     """The checkpoint methods of an experiment as `state_dict` and `load_state_dict`."""
 
+    is_costly_to_ask = True  # `state_dict` runs `save_checkpoint` of the user
+
     def __init__(self, experiment: Experiment[Any]) -> None:
         self._experiment = experiment
 

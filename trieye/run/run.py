@@ -14,7 +14,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
 from trieye.config.redaction import redacted, redacted_text
-from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
+from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunStatus
 from trieye.hub.logic import ActorLogic
@@ -29,7 +29,7 @@ from trieye.run.steps import key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.environments import stateful
+from trieye.snapshot.fitting import restore_objects
 from trieye.snapshot.generators import capture_all, restore_all
 from trieye.snapshot.parts import SavedParts
 
@@ -340,18 +340,26 @@ class Run(Recorder):
             raise ConfigurationError(f"save(step={number}): steps begin at 0")
         return number
 
-    def restore(self, **objects: Any) -> bool:
+    def restore(self, *, strict: bool = True, key_map: Mapping[str, str] | None = None, **objects: Any) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
 
         Args:
-            **objects: Objects with `load_state_dict()`, random generators and environments, under the names given to
-                `save`.
+            strict: Refuse a checkpoint that does not fit the objects. With False, as for a warm start, what has the
+                same key and shape is restored, an optimizer only if it has the same parameters; one message says what
+                was missing, unexpected and of another shape.
+            key_map: New names, `{"old.prefix": "new.prefix"}`, of keys in the checkpoint. A key is the name given to
+                `save`, and the keys on the way to an array: `model.encoder.0.weight`.
+            **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled,
+                under the names given to `save`.
 
         Returns:
             Whether there was something to restore.
 
         Raises:
-            CheckpointError: None of the checkpoints is whole, or it lacks an object, or `damaged_replay` refuses it.
+            CheckpointError: None of the checkpoints is whole, or it lacks an object, or does not fit one, or
+                `damaged_replay` refuses it. The objects are as they were; an environment, and an object without
+                `state_dict()`, may have taken a part of its state.
+            ConfigurationError: An object cannot take a state, or `key_map` names what is not there.
         """
         attempt = self._opened()
         found = attempt.hub.ask(ActorLogic.restore, group=attempt.group, config_hash=attempt.config_hash)
@@ -366,19 +374,10 @@ class Run(Recorder):
         is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
         if is_ours and "replay" not in objects:
             objects["replay"] = self.replay
-        for name, target in objects.items():
-            if name not in held:
-                raise CheckpointError(
-                    f"checkpoint {origin['path']} holds no {name!r}{did_you_mean(name, held)} "
-                    f"(it holds: {', '.join(held)})"
-                )
-            adapted = stateful(target)
-            if not callable(getattr(adapted, "load_state_dict", None)):
-                raise ConfigurationError(
-                    f"restore({name}=...): a {type(target).__name__} has no load_state_dict(); "
-                    f"call restore() without it and read run.restored[{name!r}]"
-                )
-            adapted.load_state_dict(held[name])
+        source = f"checkpoint {origin['path']}"
+        misfit = restore_objects(held, objects, source=source, strict=strict, key_map=key_map)
+        if misfit:
+            say(f"run {self.name!r}: {source} fits in part: {misfit}")
         self.restored = held
         restore_all(state["rng"])
         self.step = self.saved_step = state["step"]

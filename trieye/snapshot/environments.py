@@ -51,11 +51,14 @@ class EnvState:
 
     Attributes:
         env: The environment.
+        is_costly_to_ask: Whether to ask for the state only when it is saved.
         between_episodes: Whether an episode is over and the next one has not begun: `reset` is to be called next.
 
     Raises:
         ConfigurationError: `env` is no environment of Gymnasium.
     """
+
+    is_costly_to_ask = True
 
     def __init__(self, env: Any, *, ignored: Collection[str] = ()) -> None:
         if not is_environment(env):
