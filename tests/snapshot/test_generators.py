@@ -163,3 +163,33 @@ def test_the_same_seed_gives_the_same_global_draws():
     assert global_draws() == expected
     seed_all(8)
     assert global_draws() != expected
+
+
+ON_CUDA = """
+import json, sys
+from pathlib import Path
+import torch
+from trieye.checkpoints.directory import load_state, save_state
+from trieye.snapshot.encode import decode, encode
+from trieye.snapshot.generators import capture_all, restore_all, seed_all
+path, seed = Path(sys.argv[1]), int(sys.argv[2])
+seed_all(seed)  # CUDA is not initialized yet, so that torch puts the seed off
+if path.exists():
+    restore_all(decode(load_state(path)))
+else:
+    for device in range(torch.cuda.device_count()):
+        torch.rand(device + 1, device=f"cuda:{device}")  # each is somewhere else
+    save_state(path, encode(capture_all()), step=1, sequence=1)
+print(json.dumps([torch.rand(3, device=f"cuda:{device}").tolist() for device in range(torch.cuda.device_count())]))
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: the generators of its devices are not looked at")
+def test_every_cuda_device_goes_on_in_another_process_that_was_seeded_otherwise(tmp_path):
+    drawn = [
+        subprocess.run(
+            [sys.executable, "-c", ON_CUDA, str(tmp_path / "saved"), seed], capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert drawn[0] == drawn[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.snapshot.environments import stateful
 
 
@@ -116,3 +116,31 @@ def test_what_cannot_take_a_state_is_named(held_run, make_config):
         run.save(number=3)
     with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match=r"restore\(number=.*: a int has no"):
         run.restore(number=4)
+
+
+def test_a_grad_scaler_goes_on_with_its_scale_and_where_it_was_on_the_way_to_the_next(make_config):
+    def grow(scaler, steps):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(steps):
+            scaler.scale(parameter.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return scaler.get_scale()
+
+    def fresh(**changes):
+        return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3, **changes)
+
+    whole, saved = fresh(), fresh()
+    assert grow(saved, 5) == 16.0
+    with trieye.Run(make_config()) as run:
+        run.save(scaler=saved, off=fresh(enabled=False))
+    restored = fresh()
+    with trieye.Run(make_config()) as run:
+        assert run.restore(scaler=restored)
+        assert run.restored["off"] == {}
+        with pytest.raises(CheckpointError, match=r"'off'.*disabled instance"):
+            run.restore(off=fresh())
+    assert restored.get_scale() == 16.0
+    assert grow(restored, 1) == grow(whole, 6) == 32.0  # the sixth step is the third since the scale grew

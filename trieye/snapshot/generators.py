@@ -146,6 +146,7 @@ def seed_all(value: int) -> None:
 def capture_all() -> dict[str, Any]:
     """Return the states of Python's, NumPy's and, where torch is loaded, torch's global generators.
 
+    Those of all CUDA devices are among them if the process has initialized CUDA; else there is nothing to take.
     The result holds tuples, integers and uint8 arrays only, so that reading it needs no torch.
     """
     state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002 - the global one
@@ -178,7 +179,9 @@ def _restore_all_of_torch(state: dict[str, Any]) -> None:
     import torch
 
     torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
-    if torch.cuda.is_available():
-        devices = zip(range(torch.cuda.device_count()), state.get("torch_cuda", []), strict=False)
+    if torch.cuda.is_available() and "torch_cuda" in state:
+        # until CUDA is initialized torch puts states and seeds off, and a seed given before a state is taken after it
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # of torch
+        devices = zip(range(torch.cuda.device_count()), state["torch_cuda"], strict=False)
         for device, saved in devices:
             torch.cuda.set_rng_state(torch.from_numpy(np.array(saved)), device)
