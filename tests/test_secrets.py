@@ -118,9 +118,11 @@ def test_the_log_and_the_traceback_that_are_kept_of_a_failed_run_have_no_secrets
     monkeypatch.setenv("GAME_TOKEN", "g4me-t0ken")
     with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
         logging.getLogger("trieye.game").warning("the game says: token=%s", "hunter2")
+        print("token", "g4me-t0ken", "of http://ann:hunter2@host", sep="=")  # noqa: T201 - in several parts
         raise RuntimeError("no answer from http://ann:hunter2@host for g4me-t0ken, password='typed-pw x'")
     assert holding(run.dir, SECRETS) == []
     logs = [path.read_text() for path in (run.dir / "logs").iterdir()]
     assert any("the game says: token=***" in log for log in logs)
+    assert "token=*** http://ann:***@host\n" in (run.dir / "logs" / "output.log").read_text()
     kept = (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
     assert "no answer from http://ann:***@host for ***, password=***" in kept

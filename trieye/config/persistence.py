@@ -84,6 +84,9 @@ class PersistenceConfig(TolerantModel):
     best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")
     buffer_filename: Name = Field(default="buffer.pkl", description="Link to the newest saved buffer.")
     config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
+    log_output: bool = Field(
+        default=True, description="Keep what the program prints while its run is open, in logs/output.log."
+    )
     save_buffer: bool = Field(default=True, description="Save the replay buffer, and load it again.")
     buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
     checkpoint_save_freq_steps: int = Field(

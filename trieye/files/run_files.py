@@ -206,6 +206,10 @@ class RunFiles:
         """Return the run's log file."""
         return self.log_dir / f"{self.persist_config.run_name}_trieye.log"
 
+    def get_output_log_path(self) -> Path:
+        """Return the file of what the run's program printed."""
+        return self.log_dir / "output.log"
+
     def update_checkpoint_links(self, step_checkpoint_path: Path, is_best: bool) -> None:
         """Point `latest`, and `best` if it is that, at a checkpoint."""
         self._link(self.latest_checkpoint_path, step_checkpoint_path)

@@ -1,22 +1,25 @@
 """Attempt: one start of a run, from taking its lock to recording how it ended."""
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from datetime import datetime
 from typing import Any
 
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.hydra.launch import launch_info
-from trieye.config.redaction import recorded, redacted
+from trieye.config.redaction import recorded, redacted, redactor
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub, settle
 from trieye.process.lock import RunLock
+from trieye.process.output import OutputLog
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
@@ -70,6 +73,7 @@ class Attempt:
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
         self.number = 0
         self._is_delivering = False
+        self._output: OutputLog | None = None
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._paths = RunFiles(config.trieye.persistence)
@@ -82,10 +86,12 @@ class Attempt:
                 say(restored)
             self._record = self._begin(config)
             self.number = self._record.attempt
+            self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
             self._tell_waiting()
             self.hub = self._start_hub(config, sinks)
             self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
         except BaseException:
+            self._close_output()
             self._lock.release()
             raise
         self.flusher = flusher_of(self.hub, config.runtime)
@@ -145,6 +151,21 @@ class Attempt:
             ProcessingError: The hub did not take all metrics; likewise.
             RunInterrupted: A signal came, and nothing else ends the program.
         """
+        try:
+            self._close_patiently(status, at_once=at_once)
+        finally:
+            self._close_output()
+
+    def keep_output(self, text: str) -> None:
+        """Keep a text, such as a traceback that is not printed yet, with what the program prints."""
+        if self._output is not None:
+            self._output.keep(text)
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._output.close()
+
+    def _close_patiently(self, status: RunStatus, *, at_once: bool) -> None:
         message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
         with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
@@ -207,6 +228,18 @@ class Attempt:
         record = RunRecord.read(self._paths.run_record_path)
         if record is not None and record.status == "RUNNING":
             record.close(self._paths.run_record_path, status)
+
+
+def _output_log(paths: RunFiles, attempt: int) -> OutputLog | None:
+    try:
+        paths.log_dir.mkdir(parents=True, exist_ok=True)
+        output = OutputLog(paths.get_output_log_path(), redactor())
+    except OSError as error:  # what else stands in the way there is an error of the hub
+        say(f"{paths.get_output_log_path()} cannot be written ({error.strerror}); what is printed is not kept")
+        return None
+    now = datetime.now().astimezone().isoformat(" ", "seconds")
+    output.keep(f"--- attempt {attempt}, {now}, process {os.getpid()} on {socket.gethostname()} ---")
+    return output
 
 
 def tell_changes(paths: RunFiles, config: TrieyeConfig) -> None:

@@ -96,6 +96,8 @@ class Run(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._attempt is not None and error is not None and not isinstance(error, RunInterrupted | SystemExit):
+            self._attempt.keep_output("".join(traceback.format_exception(error)))
         if isinstance(error, RunInterrupted | KeyboardInterrupt):
             is_second = self.stop_requested and getattr(error, "is_told", True)  # what `steps` raises is not told yet
             self._close_after(error, "KILLED", at_once=is_second)

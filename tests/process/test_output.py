@@ -1,0 +1,303 @@
+"""What a program prints is in the file of its run, and on its terminal as if there was no file."""
+# ruff: noqa: T201 - printing is what this is about
+
+import contextlib
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import trieye
+from tests.forked import in_a_child
+from trieye.process import output
+from trieye.process.output import OutputLog
+
+PROGRAM = """
+import logging, os, signal, sys, trieye
+logging.basicConfig(format="%(message)s")  # holds the stream before there is a run
+def config(name="run"):
+    return trieye.TrieyeConfig(app_name="app", run_name=name, runtime={"kind": "local"}, sinks={},
+        persistence={"root_data_dir": sys.argv[1], "log_output": sys.argv[2] == "on"})
+"""
+
+
+def run_program(body, tmp_path, *, switch="on", **changes):
+    command = [sys.executable, "-c", PROGRAM + body, str(tmp_path / "root"), switch]
+    return subprocess.run(command, check=False, timeout=60, **{"capture_output": True, "text": True, **changes})
+
+
+def kept(tmp_path, name="run"):
+    """Return the lines of a run's file, without those that trieye says."""
+    text = (tmp_path / "root" / "app" / "runs" / name / "logs" / "output.log").read_text()
+    return [line for line in text.splitlines() if not line.startswith("trieye: ")]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that begins to listen to the streams that pytest has in place during the test itself."""
+    logs = []
+
+    def begin():
+        logs.append(OutputLog(tmp_path / "output.log"))
+        return logs[-1]
+
+    yield begin
+    for log in logs:
+        log.close()
+
+
+@pytest.fixture
+def said(tmp_path):
+    return (tmp_path / "output.log").read_text
+
+
+def test_a_kill_takes_no_line_and_the_next_attempt_adds_to_the_file(tmp_path):
+    body = """
+with trieye.Run(config()) as run:
+    print("to stdout", 1); print("to stderr", file=sys.stderr); logging.warning("through logging")
+    print("not complete", end="", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_program(body, tmp_path).returncode == -9
+    heading, *lines = kept(tmp_path)
+    assert re.fullmatch(r"--- attempt 1, \d{4}-.*, process \d+ on .+ ---", heading)
+    assert lines == ["to stdout 1", "to stderr", "through logging", "not complete"]
+    done = run_program('with trieye.Run(config()) as run: print("again")\nprint("after it")', tmp_path)
+    assert done.stdout == "again\nafter it\n"
+    again = kept(tmp_path)
+    assert again[:4] == [heading, *lines[:3]]
+    assert again[4].startswith("not complete--- attempt 2, ")
+    assert again[5:] == ["again"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with trieye.Run(config()) as run: raise ValueError('no good')",
+        "run = trieye.Run(config()).open()\nraise ValueError('no good')",
+        "import threading\nt = threading.Thread(target=int, args='x')\nwith trieye.Run(config()): t.start(); t.join()",
+    ],
+    ids=["in the run", "in a run that is never closed", "in a thread"],
+)
+def test_the_traceback_of_what_nobody_caught_is_kept(body, tmp_path):
+    assert "ValueError: " in run_program(body, tmp_path).stderr
+    lines = kept(tmp_path)
+    assert "Traceback (most recent call last):" in lines
+    assert sum(re.match("ValueError: ", line) is not None for line in lines) == 1
+
+
+def test_a_terminal_gets_what_it_would_get_without_the_file(tmp_path):
+    body = """
+print("\\x1b[31mred\\x1b[0m", sys.stdout.isatty(), sys.stderr.isatty(), sys.stdout.fileno())
+from rich.progress import Progress
+from rich.console import Console
+with trieye.Run(config()) as run:
+    print("\\x1b[31mred\\x1b[0m", sys.stdout.isatty(), sys.stderr.isatty(), sys.stdout.fileno())
+    with Progress(console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task("walk", total=3)
+        for _ in range(3):
+            bar.advance(task); bar.refresh()
+    for percent in (0, 50, 100):
+        print(f"\\r{percent} %", end="", flush=True)
+    print()
+"""
+
+    def shown(switch, root):
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+        done = run_program(
+            body, root, switch=switch, stdin=theirs, stdout=theirs, stderr=theirs, capture_output=False, env=environment
+        )
+        os.close(theirs)
+        assert done.returncode == 0
+        seen = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 2**16):
+                seen += part
+        os.close(ours)
+        return re.sub(rb"\d:\d\d:\d\d", b"time", seen)
+
+    assert shown("on", tmp_path) == shown("off", tmp_path / "other")
+    assert not (tmp_path / "other" / "root" / "app" / "runs" / "run" / "logs" / "output.log").exists()
+    _, first, *bars, last = kept(tmp_path)
+    assert first == "red True True 1"
+    assert [line for line in bars if "100%" in line] == bars[-1:]
+    assert last == "100 %"
+
+
+def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, said):
+    start()
+    for text in (
+        "a ",
+        "b\n",
+        "\r10 %",
+        "\r20 %",
+        "\n",
+        "30 %\r",
+        "40 %\r",
+        "\nc\r\n",
+        "x\ry\rz\n",
+        "\x1b[2K\x1b]0;t\x07d\n",
+    ):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    assert said() == "a b\n20 %\n40 %\nc\nz\nd\n"
+
+
+def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were(tmp_path, capsys):
+    def plain():
+        return ["write" in vars(stream) or "flush" in vars(stream) for stream in (sys.stdout, sys.stderr)] == [
+            False,
+            False,
+        ]
+
+    assert plain()
+    one, two = OutputLog(tmp_path / "one"), OutputLog(tmp_path / "two")
+    print("both")
+    one.close()
+    print("second", file=sys.stderr)
+    three = OutputLog(tmp_path / "three")
+    two.close()
+    print("third")
+    three.close()
+    print("nobody")
+    three.close()
+    assert plain()
+    assert [(tmp_path / name).read_text() for name in ("one", "two", "three")] == [
+        "both\n",
+        "both\nsecond\n",
+        "third\n",
+    ]
+    assert capsys.readouterr() == ("both\nthird\nnobody\n", "second\n")
+
+
+def test_who_stands_in_for_a_stream_later_stays_there(start, said, capsys):
+    log = start()
+    loud, before = [], sys.stdout.write
+    sys.stdout.write = lambda text: (loud.append(text), before(text))[1]
+    print("one")
+    log.close()
+    print("two")
+    del sys.stdout.write
+    print("three")
+    assert (said(), "".join(loud), capsys.readouterr().out) == ("one\n", "one\ntwo\n", "one\ntwo\nthree\n")
+
+
+def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(start, said):
+    start()
+    stop = threading.Event()
+
+    def print_on():
+        while not stop.is_set():
+            print("thread")
+
+    thread = threading.Thread(target=print_on)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert in_a_child(lambda: print("child") or 0) == 0
+    finally:
+        stop.set()
+        thread.join()
+    assert said().count("child\n") == 10
+
+
+def test_threads_never_tear_a_line(start, said):
+    start()
+
+    def work(letter):
+        for _ in range(500):
+            sys.stdout.write(letter * 20 + "\n")
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said().split()) == sorted(letter * 20 for letter in "abcd" for _ in range(500))
+
+
+def test_a_full_file_is_said_once_and_tracebacks_come_all_the_same(start, said, monkeypatch, capsys):
+    log = start()
+    monkeypatch.setattr(output, "MAX_OUTPUT_BYTES", 3 << 20)
+    for _ in range(40):
+        print("x" * 100_000)
+    log.keep("a traceback")
+    assert 2.8 * 2**20 < len(said()) < (3 << 20) + 200
+    assert said().endswith("xx\ntrieye: this file is full (3 MiB)\na traceback\n")
+    shown = capsys.readouterr()
+    assert len(shown.out) == 40 * 100_001
+    assert shown.err.count("is full (3 MiB)") == 1
+
+
+def test_a_full_disk_is_said_once_and_never_stops_a_print(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    log = OutputLog(tmp_path / "output.log")
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        os.dup2(full.fileno(), log._file)
+    print("one")
+    print("two")
+    log.close()
+    shown = capsys.readouterr()
+    assert shown.out == "one\ntwo\n"
+    assert shown.err.count("cannot be written (No space left on device)") == 1
+
+
+def test_streams_of_other_kinds_are_heard_or_left_alone(tmp_path, monkeypatch):
+    class Slotted:
+        __slots__ = ()
+
+        def write(self, text):
+            return len(text)
+
+        def flush(self):
+            pass
+
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "stderr", Slotted())
+    log = OutputLog(tmp_path / "output.log")
+    print("one")
+    print("two", file=sys.stderr)
+    with pytest.raises(TypeError):
+        sys.stdout.write(b"bytes")
+    log.close()
+    monkeypatch.setattr(sys, "stderr", None)
+    OutputLog(tmp_path / "output.log").close()
+    assert (written.getvalue(), (tmp_path / "output.log").read_text()) == ("one\n", "one\n")
+
+
+def test_a_link_in_its_place_is_not_written_through(tmp_path, make_config, capfd):
+    config = make_config()
+    with trieye.Run(config) as run:
+        place = run.dir / "logs" / "output.log"
+    place.unlink()
+    (run.dir.parents[2] / "elsewhere").write_text("mine")
+    place.symlink_to(run.dir.parents[2] / "elsewhere")
+    with trieye.Run(config):
+        print("hello")
+    assert (run.dir.parents[2] / "elsewhere").read_text() == "mine"
+    assert "output.log cannot be written" in capfd.readouterr().err
+
+
+def test_a_signal_handler_that_prints_in_the_midst_of_a_print_holds_nobody_up(start, said):
+    start()
+
+    def handler(*_):
+        print("from the handler")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        for _ in range(2000):
+            print("line")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert said().count("line") > 1900
