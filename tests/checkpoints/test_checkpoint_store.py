@@ -32,7 +32,7 @@ def store(tmp_path):
 def two(store):
     """A store with the checkpoints of steps 1 and 2."""
     for step in (1, 2):
-        store.save(step, encode(state(step)))
+        store.save(step, encode(state(step)), hub_state=b"the state of a hub")
     return store
 
 
@@ -130,7 +130,7 @@ def flips(data):
 
 
 @pytest.mark.parametrize("damages", [cuts, flips, lambda _: [None]], ids=["cut", "flipped bit", "missing"])
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "objects.bin", MANIFEST_NAME])
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "objects.bin", "hub.bin", MANIFEST_NAME])
 def test_a_checkpoint_that_is_damaged_anywhere_is_set_aside_for_the_older_one(two, name, damages, caplog):
     path, aside = two.path(2) / name, two.path(2).with_name("checkpoint_step_2.damaged")
     whole = path.read_bytes()
@@ -260,6 +260,22 @@ def test_a_save_reads_no_manifest_twice_however_many_there_are(store, monkeypatc
         known = encoded.parts.keys()
     assert len(read) <= 2 * 20
     assert store.entries()[-1].metadata == {"objective": 19}
+
+
+def test_where_all_are_kept_a_save_looks_at_none_of_them(store, monkeypatch):
+    looked, scandir = [], os.scandir
+
+    def noted(path):
+        looked.append(path)
+        return scandir(path)
+
+    store.save(0, encode({}))
+    monkeypatch.setattr(os, "scandir", noted)
+    for step in range(1, 4):
+        store.save(step, encode({"step": step}))
+        store.prune(Retention(keep_last=0))
+    assert store.directory not in looked
+    assert [(entry.step, entry.manifest.sequence) for entry in store.entries()] == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_a_manifest_that_is_replaced_is_read_again(two):

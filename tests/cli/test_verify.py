@@ -88,6 +88,7 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
         ("history/points-*.parquet", cut, "is damaged: 3", "from a backup; otherwise nothing is to be done"),
         ("history/points-*.parquet", lambda path: path.unlink(), "is missing: 3", "from a backup"),
         ("checkpoints/checkpoint_step_200/*.safetensors", flip, "its checksum does not match", "restore one from a"),
+        ("checkpoints/checkpoint_step_200/hub.bin", flip, "hub.bin is damaged", "restore one from a"),
         ("checkpoints/checkpoint_step_200/MANIFEST.json", cut, "MANIFEST.json is damaged", "choose another run_name"),
     ],
 )

@@ -43,7 +43,7 @@ class MirroredRun:
             self.buffers.save(step, encode([step], copy=False))
         held = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
         known = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
-        return self.checkpoints.save(step, encode(held, copy=False, known=known))
+        return self.checkpoints.save(step, encode(held, copy=False, known=known), hub_state=b"the state of a hub")
 
     def prune(self, keep_last):
         self.checkpoints.prune(Retention(keep_last))

@@ -13,6 +13,7 @@ import trieye
 from tests.damage import flip
 from tests.mirror.mirrored_run import APP, RUN, MirroredRun
 from tests.snapshot.growing import Log
+from trieye.checkpoints.directory import read_hub_state
 from trieye.checkpoints.manifest import MANIFEST_NAME
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.history.table import read_history
@@ -53,6 +54,7 @@ def test_a_run_comes_back_as_it_was(run, other, url):
     assert other.num_records() == 2
     loaded = other.checkpoints.load(other.checkpoints.latest().path)
     assert (loaded["a"] == np.full(100, 2)).all()
+    assert read_hub_state(other.checkpoints.path(2)) == b"the state of a hub"
     log = Log()
     log.load_state_dict(loaded["growing"])
     assert (log.rows == np.arange(20)).all()
@@ -129,6 +131,7 @@ def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left)
     [
         "checkpoints/checkpoint_step_2-*/state.safetensors",
         "checkpoints/checkpoint_step_2-*/state.json",
+        "checkpoints/checkpoint_step_2-*/hub.bin",
         f"checkpoints/checkpoint_step_2-*/{MANIFEST_NAME}",
     ],
 )

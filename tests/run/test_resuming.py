@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,19 @@ import pytest
 
 import trieye
 from tests.curves import curves_in_tensorboard, record_of
+from tests.damage import cut, flip
 from tests.drop_in import training_state
 from tests.waiting import wait_until
+from trieye.checkpoints.directory import HUB_NAME
+from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from trieye.checkpoints.serializer import Serializer
 from trieye.checkpoints.store import load_checkpoint
 from trieye.cli import main
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.files.checksum import sums_of
+from trieye.history.history import read_history
 from trieye.hub.logic import ActorLogic
+from trieye.hub.marks import unpack_state
 from trieye.snapshot import signing
 
 
@@ -121,6 +128,79 @@ def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(ma
     record = record_of(run_dir_of(student))
     assert (record.went_back_to, record.attempt) == (None, 1)
     assert str(tmp_path / "root") in (record.resumed_from or "")
+
+
+def saved_amid_a_window(make_config, *, steps=(15,), **settings):
+    """Save at steps while a window of ten is open, log beyond, and return the config."""
+    mean = {"name": "mean", "raw_event_name": "loss", "aggregation": "mean", "log_frequency_steps": 10}
+    config = make_config(stats={"metrics": [mean]}, **settings)
+    with trieye.Run(config) as run:
+        for step in range(1, max(steps) + 3):
+            run.step = step
+            run.log("loss", float(step))
+            if step in steps:
+                run.save(weights=np.full(3, float(step)))
+    return config
+
+
+def windows_when_resumed(config, *, to):
+    """Go on up to a step, and return step, mean and number of events of each point."""
+    with trieye.Run(config) as run:
+        assert run.restore()
+        for step in range(run.step + 1, to + 1):
+            run.step = step
+            run.log("loss", float(step))
+        run.save()
+    table = read_history(run_dir_of(config))
+    return [(row["step"], row["value"], row["count"]) for row in table.to_pylist() if row["metric"] == "mean"]
+
+
+WHOLE_WINDOWS = [(10, 5.5, 10), (20, 15.5, 10)]
+
+
+def test_the_state_of_the_hub_is_a_small_file_that_only_a_run_that_goes_on_reads(make_config):
+    config = make_config()
+    with trieye.Run(config) as run:
+        run.step = 15
+        run.log({f"metric_{number}": 1.0 for number in range(1000)})
+        path = run.save(weights=np.ones(3)).wait()
+    assert (path / MANIFEST_NAME).stat().st_size < 2000
+    assert (path / HUB_NAME).stat().st_size < 100 * 1000
+    # another content, which the manifest vouches for
+    manifest = read_manifest(path)
+    (path / HUB_NAME).write_bytes(b"no state of a hub")
+    size_bytes, crc32, _ = sums_of(path / HUB_NAME)
+    entry = manifest.files[HUB_NAME].model_copy(update={"size_bytes": size_bytes, "crc32": crc32})
+    (path / MANIFEST_NAME).unlink()
+    write_manifest(path, manifest.model_copy(update={"files": {**manifest.files, HUB_NAME: entry}}))
+    assert load_checkpoint(run_dir_of(config), "latest").objects["weights"].tolist() == [1, 1, 1]
+    assert train(make_config(run_name="student", persistence={"load_checkpoint_path": "run:latest"}), 16)[0] == 15
+    with pytest.raises(CheckpointError, match="checkpoint_step_15 does not hold the state of a hub"):
+        train(config, 20)
+
+
+def test_a_checkpoint_of_an_earlier_version_with_the_hub_in_its_manifest_resumes_amid_a_window(make_config):
+    config = saved_amid_a_window(make_config)
+    path = run_dir_of(config) / "checkpoints" / "checkpoint_step_15"
+    manifest = read_manifest(path)
+    hub = unpack_state(zlib.decompress((path / HUB_NAME).read_bytes()))
+    assert hub["stats"]["windows"]["mean"]["open"]
+    files = {name: entry for name, entry in manifest.files.items() if name != HUB_NAME}
+    (path / HUB_NAME).unlink()
+    (path / MANIFEST_NAME).unlink()
+    metadata = {**manifest.metadata, "hub": hub}
+    write_manifest(path, manifest.model_copy(update={"format": 2, "files": files, "metadata": metadata}))
+    assert main(["verify", str(run_dir_of(config))]) == 0
+    assert windows_when_resumed(config, to=20) == WHOLE_WINDOWS
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_a_run_whose_newest_checkpoint_has_a_damaged_state_of_the_hub_goes_on_from_the_one_before(make_config, damage):
+    config = saved_amid_a_window(make_config, steps=(14, 15))
+    damage(run_dir_of(config) / "checkpoints" / "checkpoint_step_15" / HUB_NAME)
+    assert windows_when_resumed(config, to=20) == WHOLE_WINDOWS
+    names = {path.name for path in (run_dir_of(config) / "checkpoints").iterdir()}
+    assert names >= {"checkpoint_step_14", "checkpoint_step_15.damaged", "checkpoint_step_20"}
 
 
 def test_a_checkpoint_of_the_drop_in_api_is_no_fresh_start_for_a_run(make_config):

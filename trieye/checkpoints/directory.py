@@ -1,4 +1,4 @@
-"""An encoded state as a directory: state.json, state.safetensors, objects.bin, parts/*.safetensors, MANIFEST.json."""
+"""An encoded state as a directory: state.json, state.safetensors, objects.bin, hub.bin, parts/, and MANIFEST.json."""
 
 import errno
 import json
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 TREE_NAME = "state.json"
 TENSORS_NAME = "state.safetensors"
 OBJECTS_NAME = "objects.bin"
+HUB_NAME = "hub.bin"
 VERIFIED_EVERY = 16
 """Saves after which each part that is linked from save to save has been read once: a sixteenth of them at each save."""
 
@@ -48,13 +49,14 @@ FindPart = Callable[[str], tuple[Path, FileEntry] | None]
 """Where a part that was saved earlier lies now, and what its manifest says about it."""
 
 
-def save_state(
+def save_state(  # noqa: PLR0913 - all of them are written
     path: Path,
     encoded: EncodedState,
     *,
     step: int | None = None,
     sequence: int = 0,
     metadata: Mapping[str, Any] | None = None,
+    hub_state: bytes = b"",
     key: bytes | None = None,
     checksum: Checksum = "crc32",
     find_part: FindPart | None = None,
@@ -69,6 +71,7 @@ def save_state(
         step: Its global step.
         sequence: Its number among the saves into the same parent directory.
         metadata: Plain values to keep in the manifest.
+        hub_state: Bytes for `read_hub_state`, kept in a file of their own: only who goes on from here reads them.
         key: Signs pickled parts; the user's own key if None.
         checksum: What is kept to find damage.
         find_part: Finds parts that were saved earlier; None: in what is at `path` now.
@@ -82,6 +85,10 @@ def save_state(
     try:
         with new_directory(path) as scratch:
             files = _write_own_files(scratch, encoded, key, checksum)
+            if hub_state:
+                with ChecksumFile(scratch / HUB_NAME, checksum) as file:
+                    file.write(hub_state)
+                files[HUB_NAME] = FileEntry.of(file)
             files |= _write_parts(scratch, encoded, checksum, find_part or parts_in([path]))
             write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=kept))
     except OSError as error:
@@ -102,6 +109,19 @@ def load_state(path: Path, *, key: bytes | None = None, allow_pickle: bool | Non
     """
     check_no_link(path)
     return _read_state(path, read_manifest(path), key=key, allow_pickle=allow_pickle)
+
+
+def read_hub_state(path: Path) -> bytes:
+    """Return the `hub_state` of the directory `path`; empty if it has none.
+
+    Raises:
+        CheckpointError: It is missing or damaged.
+    """
+    entry = read_manifest(path).files.get(HUB_NAME)
+    if entry is None:
+        return b""
+    with verified(path / HUB_NAME, entry) as file:
+        return file.read(entry.size_bytes)
 
 
 def damaged_parts(path: Path) -> set[str]:
@@ -298,6 +318,8 @@ def _read_state(directory: Path, manifest: Manifest, *, key: bytes | None, allow
             with verified(directory / OBJECTS_NAME, files[OBJECTS_NAME]) as file:
                 content = file.read(files[OBJECTS_NAME].size_bytes)
             objects = _checked_objects(content, directory / OBJECTS_NAME, key, allow_pickle=allow_pickle)
+        if HUB_NAME in files:  # without it the run could not go on from here
+            verify_file(directory / HUB_NAME, files[HUB_NAME])
     except ConfigurationError:  # a key that cannot be used; it is a ValueError, too
         raise
     except (ValueError, LookupError, RecursionError) as error:

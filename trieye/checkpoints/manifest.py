@@ -19,7 +19,8 @@ from trieye.files.checksum import NOT_NOW, ChecksumFile, FileEntry, verify_file
 
 MANIFEST_NAME = "MANIFEST.json"
 PARTS_DIRECTORY = "parts"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""2: the state of the hub was a mapping in the metadata, named `hub`, and not a file of its own."""
 
 _FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _THREADS = 4

@@ -1,6 +1,7 @@
 """CheckpointStore: the saved states in one directory, newest and best; which are kept, which are damaged."""
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from trieye.snapshot.fitting import restore_objects
 logger = logging.getLogger(__name__)
 
 _DAMAGED = ".damaged"
+
+_LEFTOVERS = {".tmp-", ".old-"}
 
 _Mark = tuple[int, int, int]
 
@@ -171,15 +174,18 @@ class CheckpointStore:
         self._allow_pickle = allow_pickle
         self._read_only = read_only
         self._checksum = checksum
-        # guards `_seen`, and the directory while a state is written or deleted; taken with no other lock held
+        # guards these two, and the directory while a state is written or deleted; taken with no other lock held
         self._lock = threading.RLock()
-        self._seen: dict[Path, tuple[_Mark, CheckpointEntry]] = {}
+        self._seen: dict[str, tuple[_Mark, CheckpointEntry]] = {}
+        self._sequence: int | None = None  # that of the newest save; nobody else saves here meanwhile
 
     def path(self, step: int) -> Path:
         """Return the directory of the state of a step."""
         return self.directory / f"{self._prefix}{step}"
 
-    def save(self, step: int, encoded: EncodedState, *, metadata: Mapping[str, Any] | None = None) -> Path:
+    def save(
+        self, step: int, encoded: EncodedState, *, metadata: Mapping[str, Any] | None = None, hub_state: bytes = b""
+    ) -> Path:
         """Write a state; one of the same step is replaced. Kill it at any point and a whole one is left.
 
         Parts that an earlier state holds are linked, not written again.
@@ -188,6 +194,7 @@ class CheckpointStore:
             step: Global step, 0 or more.
             encoded: The state.
             metadata: Plain values: `objective` and `is_best` are what `best` looks at.
+            hub_state: Bytes for `trieye.checkpoints.directory.read_hub_state`.
 
         Raises:
             CheckpointError: `step` is negative, or a part that was saved earlier is gone.
@@ -196,26 +203,32 @@ class CheckpointStore:
         if step < 0:
             raise CheckpointError(f"a checkpoint of step {step} was asked for; steps begin at 0")
         with self._lock:
-            existing = self.entries()
-            sequence = 1 + max((entry.manifest.sequence for entry in existing), default=0)
-            return save_state(
+            links = any(not isinstance(part, Mapping) for part in encoded.parts.values())
+            # there may be thousands: they are listed where there is a reason to
+            existing = self.entries() if links or self._sequence is None else []
+            if self._sequence is None:
+                self._sequence = max((entry.manifest.sequence for entry in existing), default=0)
+            path = save_state(
                 self.path(step),
                 encoded,
                 step=step,
-                sequence=sequence,
+                sequence=self._sequence + 1,
                 metadata=metadata,
+                hub_state=hub_state,
                 key=self._key,
                 checksum=self._checksum,
                 find_part=parts_in([entry.path for entry in reversed(existing)]),
             )
+            self._sequence += 1
+            self._entry(step, str(path))  # while it is at hand: a later listing reads none of those saved here
+            return path
 
     def entries(self) -> list[CheckpointEntry]:
         """Return the states with a readable manifest in the order in which they were saved, the oldest first."""
         with self._lock:
-            if not self._read_only and self.directory.is_dir():
-                recover(self.directory)
-            found = [entry for step, path in self._directories() if (entry := self._entry(step, path)) is not None]
-            self._seen = {entry.path: self._seen[entry.path] for entry in found if entry.path in self._seen}
+            listed = self._listed()
+            found = [entry for step, place in listed if (entry := self._entry(step, place)) is not None]
+            self._seen = {place: self._seen[place] for _, place in listed if place in self._seen}
         return sorted(found, key=lambda entry: (entry.manifest.sequence, entry.created, entry.step))
 
     def latest(self, max_step: int | None = None, *, read: Read = check) -> CheckpointEntry | None:
@@ -258,12 +271,7 @@ class CheckpointStore:
         Args:
             mode: Whether a higher or a lower objective is better; None: as the newest state says.
         """
-        entries = list(reversed(self.entries()))
-        mode = mode or ("min" if entries and entries[0].metadata.get("mode") == "min" else "max")
-        sign = 1 if mode == "max" else -1
-        rated = [(sign * entry.objective, entry) for entry in entries if entry.objective is not None]
-        by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
-        return [*by_objective, *(entry for entry in entries if entry.is_best and entry.objective is None)]
+        return _ranked(self.entries(), mode)
 
     def find(self, which: Which, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best state that is whole, or the newest, or that of a step; None if there is none of that kind.
@@ -293,8 +301,11 @@ class CheckpointStore:
 
     def prune(self, retention: Retention) -> list[Path]:
         """Delete what need not be kept; return what was deleted. What cannot be is left for the next time."""
+        if not retention.keep_last:
+            return []
         with self._lock:
-            surplus = [entry.step for entry in retention.surplus(self.entries(), self.ranked(retention.mode))]
+            saved = self.entries()
+            surplus = [entry.step for entry in retention.surplus(saved, _ranked(saved, retention.mode))]
             return [self.path(step) for step in surplus if self.remove(step)]
 
     def remove(self, step: int) -> bool:
@@ -308,28 +319,42 @@ class CheckpointStore:
             return False
         return True
 
-    def _directories(self) -> Iterable[tuple[int, Path]]:
+    def _listed(self) -> list[tuple[int, str]]:
+        """Return step and path of each saved directory, of one that was moved away while it was replaced, too."""
         if not self.directory.is_dir():
-            return
-        paths = {path.name: path for path in self.directory.iterdir() if path.is_dir() and not path.is_symlink()}
-        for name, path in {**replaced(self.directory), **paths}.items():
-            if match := self._name.fullmatch(name):
-                yield int(match[1]), path
+            return []
+        names, kinds = self._names()
+        moved: dict[str, Path] = {}
+        if kinds & _LEFTOVERS:
+            if not self._read_only:
+                recover(self.directory)
+                names, _ = self._names()
+            moved = replaced(self.directory)
+        paths = {**{name: str(path) for name, path in moved.items()}, **names}
+        return [(int(match[1]), path) for name, path in paths.items() if (match := self._name.fullmatch(name))]
 
-    def _entry(self, step: int, path: Path) -> CheckpointEntry | None:
-        mark = _mark_of(path)
-        if mark is not None and path in self._seen and self._seen[path][0] == mark:
-            return self._seen[path][1]
+    def _names(self) -> tuple[dict[str, str], set[str]]:
+        """Return the directories here by their names, and how the names begin; there may be thousands."""
+        with os.scandir(self.directory) as found:
+            entries = list(found)
+        names = {entry.name: entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+        return names, {entry.name[:5] for entry in entries}
+
+    def _entry(self, step: int, place: str) -> CheckpointEntry | None:
+        mark = _mark_of(place)
+        if mark is not None and place in self._seen and self._seen[place][0] == mark:
+            return self._seen[place][1]
+        path = Path(place)
         try:
             manifest = read_manifest(path)
         except CheckpointError as error:
             self._set_aside(path, error)
             return None
-        # the state of the hub is large
+        # an earlier version had the state of the hub there, which is large
         metadata = {name: value for name, value in manifest.metadata.items() if not isinstance(value, Mapping)}
         entry = CheckpointEntry(path, step, manifest.model_copy(update={"metadata": metadata}))
         if mark is not None:
-            self._seen[path] = mark, entry
+            self._seen[place] = mark, entry
         return entry
 
     def _first_whole(self, entries: Iterable[CheckpointEntry], read: Read) -> CheckpointEntry | None:
@@ -359,18 +384,30 @@ class CheckpointStore:
         """
         if not self.directory.is_dir():
             return []
-        found = []
-        for path in sorted(self.directory.iterdir()):
-            match = self._name.match(path.name)
-            if match and path.is_dir() and (max_step is None or int(match[1]) <= max_step):
-                found.append(path)
-        return found
+        with os.scandir(self.directory) as found:
+            named = [(match, entry) for entry in found if (match := self._name.match(entry.name)) and entry.is_dir()]
+        return sorted(Path(entry) for match, entry in named if max_step is None or int(match[1]) <= max_step)
 
 
-def _mark_of(path: Path) -> _Mark | None:
-    """Return what tells a manifest from every other one: to read all of them takes 2 ms for each, at each save."""
+def _ranked(entries: Sequence[CheckpointEntry], mode: Mode | None) -> list[CheckpointEntry]:
+    """Return those of the states that say how good they are, the best first.
+
+    Args:
+        entries: All states, the oldest first.
+        mode: See `CheckpointStore.ranked`.
+    """
+    newest_first = entries[::-1]
+    mode = mode or ("min" if newest_first and newest_first[0].metadata.get("mode") == "min" else "max")
+    sign = 1 if mode == "max" else -1
+    rated = [(sign * entry.objective, entry) for entry in newest_first if entry.objective is not None]
+    by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
+    return [*by_objective, *(entry for entry in newest_first if entry.is_best and entry.objective is None)]
+
+
+def _mark_of(place: str) -> _Mark | None:
+    """Return what tells a manifest from every other one, so that none is read at each listing."""
     try:
-        about = (path / MANIFEST_NAME).lstat()
+        about = os.lstat(f"{place}/{MANIFEST_NAME}")
     except OSError:
         return None
     return about.st_ino, about.st_size, about.st_mtime_ns

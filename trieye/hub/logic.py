@@ -17,6 +17,7 @@ from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
+from trieye.hub.marks import pack_state
 from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import Restored, Saved
@@ -215,21 +216,19 @@ class ActorLogic:
             self._sinks.wake()
 
     @request("save")
-    def save_checkpoint(
-        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: Mapping[str, Any]
-    ) -> Saved:
+    def save_checkpoint(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Saved:
         """Write a checkpoint and return its place when it is safe on disk.
 
         Args:
             step: The step that is complete.
             state: What to save.
             metadata: Plain data for the manifest.
-            hub_state: What `get_state` returned when the step was complete.
+            hub_state: What `packed_state` returned when the step was complete.
 
         Raises:
             CheckpointError: It could not be written; counted in `persistence/save_failures`.
         """
-        path = self._saved(step, lambda: self.files.states.save(step, state, {**metadata, "hub": hub_state}))
+        path = self._saved(step, lambda: self.files.states.save(step, state, metadata, hub_state))
         return Saved(str(path), damaged_parts(path) if state.parts else ())
 
     def save_training_state(
@@ -313,6 +312,11 @@ class ActorLogic:
         state = self._ledger.to_state(complete_step)
         self._sinks.wake()
         return state
+
+    @request("ingest")
+    def packed_state(self, complete_step: int) -> bytes:
+        """Return what a checkpoint keeps of the hub as bytes, which cross to another process as they are."""
+        return pack_state(self.get_state(complete_step))
 
     @request("ingest")
     def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:

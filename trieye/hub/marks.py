@@ -55,6 +55,16 @@ class LedgerState(_Stored, frozen=True):
     num_processed: int
 
 
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """Return the state of a hub, plain data, as bytes for `unpack_state`."""
+    return _encode(state)
+
+
+def unpack_state(data: bytes) -> Mapping[str, Any]:
+    """Return what `pack_state` was given; raises `msgspec.MsgspecError` for other bytes."""
+    return msgspec.msgpack.decode(data, type=dict[str, Any])
+
+
 def place_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return where a checkpoint was made: `index` of the history, journal time `at`, `attempt`, `run`, `superseded`."""
     place: Mapping[str, Any] = state.get("journal", {})

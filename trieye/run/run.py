@@ -324,7 +324,7 @@ class Run(Recorder):
         held = {"objects": objects, "rng": capture_all(), "step": step}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
-        hub_state = hub.ask(ActorLogic.get_state, step)
+        hub_state = hub.ask(ActorLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
         begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
