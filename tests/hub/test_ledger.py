@@ -1,4 +1,5 @@
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -70,6 +71,78 @@ def test_every_accepted_event_is_in_exactly_one_point(tmp_path_factory, script):
     points, counts = play(Hub(tmp_path_factory.mktemp("hub")), script, crashes=set())
     for metric in ("windows", "spread", "timed", "middle", "smooth"):
         assert events_in([point for point in points if point.metric == metric]) == counts["accepted"]
+
+
+MOMENTS = {
+    "points are made": ("advance", lambda hub: (hub.ledger.stats, "advance")),
+    "points get their indices": ("advance", lambda hub: (hub.history, "append")),
+    "a snapshot takes in what is queued": ("snapshot", lambda hub: (hub.ledger.stats, "ingest")),
+    "a snapshot is taken": ("snapshot", lambda hub: (hub.ledger.stats, "to_state")),
+    "a snapshot is stored": ("snapshot", lambda hub: (hub.journal, "commit")),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_events_are_accepted_in_the_middle_of_a_pass_or_a_snapshot_and_come_after_it(hub, monkeypatch, moment):
+    work, place = MOMENTS[moment]
+    hub.start()
+    hub.log(1, 2)
+    owner, name = place(hub)
+    original, reached, opened = getattr(owner, name), threading.Event(), threading.Event()
+
+    def held_up(*arguments, **options):
+        reached.set()
+        assert opened.wait(30)
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, held_up)
+        worker = threading.Thread(target=getattr(hub.ledger, work))
+        worker.start()
+        assert reached.wait(30)
+        assert hub.log(3, 15)
+        # what was dropped is counted by the pass that comes next, and waits until this one has counted
+        dropped = threading.Thread(target=hub.ledger.count_dropped, args=([("overflow", "*", 1)],))
+        dropped.start()
+        dropped.join(0.05)
+        opened.set()
+        worker.join()
+        dropped.join()
+    hub.ledger.advance()
+    expected, counts = hub.points(), hub.ledger.counts
+    assert steps_of(hub.points("windows")) == [10]
+    assert counts["accepted"] == counts["processed"] == 4
+    hub.die()
+    hub.start(attempt=1)
+    assert (hub.points(), hub.ledger.counts) == (expected, counts)
+    hub.ledger.advance(force=True)
+    assert events_in(hub.points("windows")) == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_journal_alone_determines_the_points_of_events_that_come_at_any_moment(hub, seed):
+    rng = random.Random(seed)
+    hub.start()
+
+    def produce(number):
+        for seq in range(1, 60):
+            hub.log(seq, seq + rng.randrange(3), client=f"c{number}", seq=seq)
+            if seq % 7 == 0:
+                hub.ledger.accept_rows([EventRow("loss", 1.0, seq, NOW)], [("overflow", "*", 1)])
+
+    producers = [threading.Thread(target=produce, args=(number,)) for number in range(3)]
+    for producer in producers:
+        producer.start()
+    while any(producer.is_alive() for producer in producers):
+        rng.choice([hub.ledger.advance, hub.ledger.snapshot, hub.ledger.ingest, hub.ledger.to_state])()
+        hub.ledger.record(LogParams({"a": "b"}))
+    expected, counts, drops = hub.points(), hub.ledger.counts, dict(hub.ledger.stats.drops.by_reason)
+    hub.die()
+    hub.start(attempt=1)
+    assert (hub.points(), hub.ledger.counts, dict(hub.ledger.stats.drops.by_reason)) == (expected, counts, drops)
+    hub.ledger.advance(force=True)
+    for metric in ("windows", "spread", "middle"):
+        assert events_in(hub.points(metric)) == counts["accepted"] == 3 * (2 * 59 + 8)
 
 
 def test_a_batch_that_is_sent_again_counts_once_also_after_a_restart(hub):

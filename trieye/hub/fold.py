@@ -242,12 +242,16 @@ class Fold:
         for kind, payload in state.pending:
             self._take(kind, payload)
 
-    def state(self) -> LedgerState:
-        """Return the state; nothing may be queued."""
+    def state(self, num_accepted: int) -> LedgerState:
+        """Return the state after the last pass.
+
+        Args:
+            num_accepted: Events that were accepted before it; those that came since are in later records.
+        """
         return LedgerState(
             aggregator=self.stats.to_state(),
             pending=[],
-            num_accepted=self.num_accepted,
+            num_accepted=num_accepted,
             num_processed=self.num_processed,
         )
 
@@ -271,7 +275,7 @@ class Fold:
     def apply(self, record: Record) -> None:
         """Apply a record."""
         if record.kind == "pass":
-            self._pass(Pass.from_bytes(record.payload), record.at)
+            self.make_pass(Pass.from_bytes(record.payload), record.at, self.queue.take())
         else:
             self._take(record.kind, record.payload)
 
@@ -293,9 +297,16 @@ class Fold:
             (self.queue.add_rows if kind == "rows" else self.queue.add_batch)(batch)
         self.has_news = True
 
-    def _pass(self, asked: Pass, at: float) -> None:
+    def make_pass(self, asked: Pass, at: float, batches: Sequence[EventBatch]) -> None:
+        """Put events into windows, and close some.
+
+        Args:
+            asked: What is to be closed.
+            at: Journal time in seconds.
+            batches: What was queued when the record of the pass was stored; others may be queued by now.
+        """
         self.skip_to(asked.index)
-        for batch in self.queue.take():
+        for batch in batches:
             self.num_processed += len(batch)
             self.stats.ingest(batch, at=at)
         if asked.ingest_only:

@@ -7,7 +7,8 @@ applies it; a restarted one begins with the newest snapshot and applies the reco
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,10 +40,25 @@ SNAPSHOT_AFTER_S = 10.0
 SNAPSHOT_AFTER_POINTS = 20_000
 
 
+class _Settled(NamedTuple):
+    """A position of the journal at which every event that was accepted before is in its window.
+
+    Attributes:
+        pos: The position.
+        num_accepted: Events accepted up to there, over all attempts.
+        num_bytes: Bytes of the records up to there that no snapshot stands for.
+    """
+
+    pos: int
+    num_accepted: int
+    num_bytes: int
+
+
 class Ledger:
     """The one place where events are accepted and points are made; knows no sink, no thread, no clock but those given.
 
-    Safe to use from several threads: the journal's order is the order in which the lock is taken.
+    Safe to use from several threads. Events are accepted also while a pass is applied or a snapshot is taken: in the
+    journal they come after that, and all that they do is to queue.
 
     Args:
         config: The metrics.
@@ -70,12 +86,16 @@ class Ledger:
         self._journal, self._history, self._queue = journal, history, queue
         self._fold = Fold(self._config, history, queue)
         self._clock, self._wall_clock = clock, wall_clock
-        # guards the fold, its queue and all fields below: a thread applies its record before another one appends. A
-        # thread that holds it may take the locks of the queue, of the drops, of the journal and of the history's tail
+        # guards the windows of the fold, the end of the history, `_mark` and `_snapshot_at`; held from before a record
+        # is stored until it is applied, unless the record only queues events; taken before `_lock`
+        self._folding = threading.RLock()
+        # guards the queue and the other fields below: a thread queues its events before another one appends a record.
+        # A thread that holds one of the two may take the locks of queue, drops, journal and the history's tail
         self._lock = threading.RLock()
         self._zero = clock()
         self._mark: AttemptMark
         self._applied = self._unsaved_bytes = self._undecided_bytes = 0
+        self._settled = _Settled(0, 0, 0)
         self._snapshot_at = 0.0
         self._is_finished = False
 
@@ -90,7 +110,7 @@ class Ledger:
         Returns:
             Whether the attempt goes on after the death of its hub.
         """
-        with self._lock:
+        with self._folding, self._lock:
             earlier = AttemptMark.from_bytes(held) if (held := self._journal.meta("attempt")) else None
             self._replay(earlier)
             self._zero = self._clock() - self._journal.last_at
@@ -142,7 +162,8 @@ class Ledger:
             config=self._config,
         )
         self._fold.adopt(self._config, self._mark)
-        self._save_snapshot(self._fold.state(), discontinuous=True)
+        self._settle()
+        self._save_snapshot(self._fold.state(self._settled.num_accepted), discontinuous=True)
 
     @request("ingest")
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> bool:
@@ -176,13 +197,9 @@ class Ledger:
         if len(self._queue) > MAX_PENDING_EVENTS:
             self.ingest()  # if that fails nothing was accepted
         batch, refused = admit(batch, self._fold.stats.context_keys)
-        return self._append_open(kind, encode_events(batch, [*drops, *refused]), client, seq)
-
-    def _append_open(self, kind: Kind, payload: bytes, client: str, seq: int | None = None) -> bool:
-        with self._lock:
-            if self._is_finished:
-                raise RunClosedError("the run is closed; start it again to log more")
-            return self._append(kind, payload, client, seq)
+        dropped = [*drops, *refused]
+        with self._folding if dropped else nullcontext():  # a pass that is being applied counts those of before
+            return self._append(kind, encode_events(batch, dropped), client, seq, while_open=True)
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped elsewhere; see `accept_rows`."""
@@ -190,11 +207,12 @@ class Ledger:
 
     def record(self, operation: Operation, *, key: str = "") -> None:
         """Put an operation into the history, once for each key."""
-        self._append_open("operation", to_bytes(operation), key)
+        with self._folding:
+            self._append("operation", to_bytes(operation), key, while_open=True)
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Put points into the history that no event stands for."""
-        with self._lock:
+        with self._folding:
             self._append("points", points_payload(points))
 
     def advance(self, *, step: int | None = None, force: bool = False) -> None:
@@ -207,36 +225,64 @@ class Ledger:
         Raises:
             JournalFullError: Nothing was done.
         """
-        with self._lock:
+        with self._folding:
             has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
             if has_news or self._fold.stats.waits_for_time:
                 self._append_pass(Pass(step=step, force=force))
 
     def finish(self, *, force: bool) -> None:
         """Make the last pass, which closes open windows if `force` says so, and accept nothing more."""
-        with self._lock:
-            try:
-                self.advance(force=force)
-            finally:
+        with self._folding:
+            with self._lock:
                 self._is_finished = True
+            self.advance(force=force)
 
     def ingest(self) -> None:
         """Put the accepted events into windows and close none, so that memory stays bounded."""
-        with self._lock:
+        with self._folding:
             self._append_pass(Pass(ingest_only=True))
 
     def _append_pass(self, asked: Pass) -> None:
-        self._append("pass", msgspec.structs.replace(asked, index=self._history.end).to_bytes())
+        with self._lock:
+            at, payload = self._at(), msgspec.structs.replace(asked, index=self._history.end).to_bytes()
+            pos = self._journal.append("pass", payload, at=at)
+            if pos is None or pos - self._applied > 1:
+                self._catch_up()
+                batches = None
+            else:
+                self._note(pos, len(payload))
+                batches = self._queue.take()
+            self._settle()
+        if batches is not None:
+            self._fold.make_pass(asked, at, batches)
 
-    def _append(self, kind: Kind, payload: bytes, client: str = "", seq: int | None = None) -> bool:
-        """Store a record and apply it; return False if the journal has taken it before."""
-        at = self._at()
-        pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
-        if self._journal.last_pos - self._applied > (pos is not None):  # a call before failed, and its record is there
-            self._catch_up()
-        elif pos is not None:
-            self._note(pos, len(payload))
-            self._fold.apply(Record(pos, kind, at, client, seq or 0, payload))
+    def _settle(self) -> None:
+        """Take note of a position at which nothing is queued."""
+        self._settled = _Settled(self._applied, self._fold.num_accepted, self._unsaved_bytes)
+
+    def _append(
+        self, kind: Kind, payload: bytes, client: str = "", seq: int | None = None, *, while_open: bool = False
+    ) -> bool:
+        """Store a record and apply it; return False if the journal has taken it before.
+
+        The caller holds `_folding`, unless the record only queues events.
+
+        Raises:
+            RunClosedError: The last pass was made, and the record is for a run that is open.
+        """
+        with self._lock:
+            if while_open and self._is_finished:
+                raise RunClosedError("the run is closed; start it again to log more")
+            at = self._at()
+            pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
+            num_new = self._journal.last_pos - self._applied
+            if pos is not None and num_new == 1:
+                self._note(pos, len(payload))
+                self._fold.apply(Record(pos, kind, at, client, seq or 0, payload))
+                return True
+        if num_new:  # a call before failed, and its record is there
+            with self._folding, self._lock:
+                self._catch_up()
         return pos is not None
 
     def compact(self) -> bool:
@@ -245,7 +291,7 @@ class Ledger:
         Raises:
             JournalFullError: Nothing was freed.
         """
-        with self._lock:
+        with self._folding:
             due = (
                 self._unsaved_bytes > SNAPSHOT_AFTER_BYTES
                 or self._at() - self._snapshot_at > SNAPSHOT_AFTER_S
@@ -260,10 +306,13 @@ class Ledger:
 
     def snapshot(self) -> None:
         """Take a snapshot now; raises JournalFullError if there is no room for it."""
-        with self._lock:
-            if len(self._queue):
+        with self._folding:
+            with self._lock:
+                if is_settled := not len(self._queue):
+                    self._settle()
+            if not is_settled:
                 self.ingest()
-            self._save_snapshot(self._fold.state())
+            self._save_snapshot(self._fold.state(self._settled.num_accepted))
 
     def _save_snapshot(
         self,
@@ -273,8 +322,9 @@ class Ledger:
         superseded: Sequence[tuple[int, int]] | None = None,
         discontinuous: bool = False,
     ) -> None:
+        """Store a state, that of the position at which nothing was queued last; events may be accepted meanwhile."""
         at, end = self._at(), self._history.end
-        snapshot = Snapshot(self._applied, max(index, self._history.next_index), at, state.to_bytes())
+        snapshot = Snapshot(self._settled.pos, max(index, self._history.next_index), at, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),
@@ -285,8 +335,11 @@ class Ledger:
         )
         self._history.committed(end)
         self._fold.skip_to(snapshot.index)
-        self._unsaved_bytes, self._snapshot_at = 0, at
-        self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
+        with self._lock:
+            self._unsaved_bytes -= self._settled.num_bytes
+            self._settled = self._settled._replace(num_bytes=0)
+            self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
+        self._snapshot_at = at
 
     def to_state(self, complete_step: int | None = None) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain data.
@@ -294,7 +347,7 @@ class Ledger:
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
         """
-        with self._lock:
+        with self._folding:
             if complete_step is not None:
                 self._append_pass(Pass(step=complete_step))
             self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
@@ -313,7 +366,7 @@ class Ledger:
 
     def keep(self) -> None:
         """Go on from where the last attempt ended: this one begins with its very last state."""
-        with self._lock:
+        with self._folding:
             self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
 
     def rewind(self, state: Mapping[str, Any], *, key: str = "") -> int | None:
@@ -331,7 +384,7 @@ class Ledger:
         Raises:
             JournalFullError: Nothing was changed.
         """
-        with self._lock:
+        with self._folding, self._lock:
             state = self._mark.own(state)
             if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
                 return None
@@ -341,6 +394,7 @@ class Ledger:
             before_it = map(tuple, place_of(state).get("superseded", ranges))
             superseded = merged([*before_it, (min(index, first), end), *dead])
             rewound = self._fold.rewound(state, own, self._mark, at=self._mark.at if own else self._at())
+            self._settle()
             before = self._mark
             self._mark = msgspec.structs.replace(before, decided=True, resumed=True, key=key, dead=tuple(merged(dead)))
             try:
@@ -357,7 +411,7 @@ class Ledger:
 
     def is_under_way(self, state: Mapping[str, Any]) -> bool:
         """Tell whether this attempt went on from a state before, or made this one itself."""
-        with self._lock:
+        with self._folding:
             return self._mark.resumed or place_of(self._mark.own(state)).get("attempt") == self._mark.number
 
     def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
@@ -382,13 +436,13 @@ class Ledger:
 
     def read(self, what: Callable[[Aggregator], Seen]) -> Seen:
         """Return what a function finds in windows and summary; nothing changes there meanwhile."""
-        with self._lock:
+        with self._folding:
             return what(self._fold.stats)
 
     @property
     def counts(self) -> dict[str, int]:
         """Events `accepted` and `processed`, over all attempts; those that are `queued`; `late` ones."""
-        with self._lock:
+        with self._folding, self._lock:
             return {
                 "accepted": self._fold.num_accepted,
                 "processed": self._fold.num_processed,
