@@ -13,6 +13,7 @@ from trieye.config import DEFAULT_METRICS
 from trieye.exceptions import RunClosedError
 from trieye.files.run_record import RunRecord
 from trieye.hub.logic import ActorLogic
+from trieye.hub.marks import unpack_state
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 
@@ -45,6 +46,7 @@ def test_process_and_log_waits_for_the_interval_and_force_does_not(make_config, 
     logic.force_process_and_log(2)
     assert logic.summary()["m"]["step"] == 2
     assert logic.get_state()["last_processed_step"] == 2
+    assert unpack_state(logic.packed_state(2))["stats"] == logic.get_state(2)["stats"]
     logic.shutdown()
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from trieye.config import StatsConfig
 from trieye.history.history import History
-from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
+from trieye.hub.marks import AttemptMark, LedgerState, Pass, packed, place_of
 from trieye.hub.processor import LogContext, RawMetricEvent, row_of
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import Record
@@ -243,13 +243,13 @@ class Fold:
             self._take(kind, payload)
 
     def state(self, num_accepted: int) -> LedgerState:
-        """Return the state after the last pass.
+        """Return the state after the last pass, to be encoded.
 
         Args:
             num_accepted: Events that were accepted before it; those that came since are in later records.
         """
         return LedgerState(
-            aggregator=self.stats.to_state(),
+            aggregator=self.stats.to_state(packed),
             pending=[],
             num_accepted=num_accepted,
             num_processed=self.num_processed,

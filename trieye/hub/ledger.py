@@ -341,18 +341,21 @@ class Ledger:
             self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
         self._snapshot_at = at
 
-    def to_state(self, complete_step: int | None = None) -> dict[str, Any]:
+    def to_state(
+        self, complete_step: int | None = None, *, pack: Callable[[Mapping[str, Any]], Any] = dict
+    ) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain data.
 
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+            pack: See `Aggregator.to_state`.
         """
         with self._folding:
             if complete_step is not None:
                 self._append_pass(Pass(step=complete_step))
             self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
             place = self._mark.place(index=self._history.end, at=self._at(), superseded=self._history.superseded_ranges)
-            stats = self._fold.stats.to_state()
+            stats = self._fold.stats.to_state(pack)
             return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
 
     def note_final(self, checkpoint: str) -> None:

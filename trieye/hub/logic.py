@@ -17,7 +17,7 @@ from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
-from trieye.hub.marks import pack_state
+from trieye.hub.marks import pack_state, packed
 from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import Restored, Saved
@@ -308,15 +308,18 @@ class ActorLogic:
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
         """
-        self._check_open()
-        state = self._ledger.to_state(complete_step)
-        self._sinks.wake()
-        return state
+        return self._state_of_hub(complete_step, pack=dict)
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:
-        """Return what a checkpoint keeps of the hub as bytes, which cross to another process as they are."""
-        return pack_state(self.get_state(complete_step))
+        """Return what `get_state` does, as bytes: with thousands of metrics they cross to the driver at once."""
+        return pack_state(self._state_of_hub(complete_step, pack=packed))
+
+    def _state_of_hub(self, complete_step: int | None, *, pack: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+        self._check_open()
+        state = self._ledger.to_state(complete_step, pack=pack)
+        self._sinks.wake()
+        return state
 
     @request("ingest")
     def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:

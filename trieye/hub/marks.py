@@ -56,8 +56,13 @@ class LedgerState(_Stored, frozen=True):
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
-    """Return the state of a hub, plain data, as bytes for `unpack_state`."""
+    """Return the state of a hub, plain data, some of it perhaps as `packed` returns it, as bytes for `unpack_state`."""
     return _encode(state)
+
+
+def packed(data: Any) -> msgspec.Raw:
+    """Return plain data as bytes that take their place in what `to_bytes` and `pack_state` encode."""
+    return msgspec.Raw(_encode(data))
 
 
 def unpack_state(data: bytes) -> Mapping[str, Any]:

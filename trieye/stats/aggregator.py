@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -93,15 +93,17 @@ class Aggregator:
         """
         if not len(batch):
             return
-        for name, events in self._in_range(batch).by_name():
-            readers = self._readers.get(name) or self._undeclared_reader(name, len(events))
-            finite: EventBatch | None = None
-            for windows in readers:
-                if windows.config.context_key is not None:
-                    self._add(windows, events, at)
-                else:  # looked at once, so that an event counts once, however many metrics read it
-                    finite = self._finite(name, events) if finite is None else finite
-                    self._add(windows, finite, at)
+        is_finite = bool(np.isfinite(batch.values).all())  # looked at once for all metrics: there may be thousands
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
+            for name, events in self._in_range(batch).by_name():
+                readers = self._readers.get(name) or self._undeclared_reader(name, len(events))
+                finite = events if is_finite else None
+                for windows in readers:
+                    if windows.config.context_key is not None:
+                        self._add(windows, events, at)
+                    else:  # looked at once, so that an event counts once, however many metrics read it
+                        finite = self._finite(name, events) if finite is None else finite
+                        self._add(windows, finite, at)
 
     def _add(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
         try:
@@ -241,12 +243,19 @@ class Aggregator:
         """Late events of each metric that has any."""
         return {name: windows.num_late for name, windows in self._windows.items() if windows.num_late}
 
-    def to_state(self) -> dict[str, Any]:
-        """Return everything that `restore` needs, as plain data."""
+    def to_state(self, pack: Callable[[Mapping[str, Any]], Any] = dict) -> dict[str, Any]:
+        """Return everything that `restore` needs, as plain data.
+
+        Args:
+            pack: What is made of the data of a metric at once. Of 10 000 metrics it takes 150 ms, most of it Python's
+                search for garbage among so many objects, and 40 ms if the data of each metric become bytes.
+        """
         return {
             "undeclared": list(self._undeclared_names),
-            "windows": {name: windows.to_state() for name, windows in self._windows.items() if windows.num_events},
-            "summary": {name: dict(seen) for name, seen in self.summary.items()},
+            "windows": {
+                name: pack(windows.to_state()) for name, windows in self._windows.items() if windows.num_events
+            },
+            "summary": {name: pack(seen) for name, seen in self.summary.items()},
             "drops": self.drops.to_state(),
         }
 

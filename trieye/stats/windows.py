@@ -81,8 +81,22 @@ class Accumulator:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data that `from_state` takes."""
-        state = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
-        return state if self.detail is None else {**state, "detail": self.detail.to_state()}
+        # field by field: by their names it takes three times as long, and a snapshot takes this of every open window
+        state: dict[str, Any] = {
+            "count": self.count,
+            "total": self.total,
+            "low": self.low,
+            "high": self.high,
+            "m2": self.m2,
+            "last": self.last,
+            "step": self.step,
+            "time": self.time,
+        }
+        if self.x is not None:
+            state["x"] = self.x
+        if self.detail is not None:
+            state["detail"] = self.detail.to_state()
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -131,6 +145,11 @@ def accumulate(
         aggregation: What the accumulators are for: `m2` is 0 unless that is `std`, and `last` unless it is `latest`,
             because both cost as much as all the rest.
     """
+    if len(keys) == 1:  # of thousands of metrics with an event each: arrays would take ten times as long
+        value = values.item()
+        x = None if xs is None else xs.item()
+        yield keys.item(), Accumulator(1, value + 0.0, value, value, 0.0, value, steps.item(), times.item(), x)
+        return
     if keys[0] == keys[-1] and not (keys != keys[0]).any():
         yield int(keys[0]), _whole(values, steps, times, xs)
         return
@@ -243,13 +262,17 @@ class MetricWindows:
             at: Journal time in seconds.
         """
         self.num_events += len(values)
-        top = int(steps.max())
+        top = steps.item() if len(steps) == 1 else int(steps.max())
         self.highest = top if self.highest is None else max(self.highest, top)
-        keys = (steps + (self._length - 1)) // self._length if self._length else np.zeros_like(steps)
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
-            for key, events in self._grouped(keys, values, steps, times, xs):
-                self._take(key, events, at)
+        for key, events in self._grouped(self._keys(steps), values, steps, times, xs):
+            self._take(key, events, at)
         self._seat_late_events()
+
+    def _keys(self, steps: Ints) -> Ints:
+        """Return the window of each event."""
+        if self._length == 1:
+            return steps
+        return (steps + (self._length - 1)) // self._length if self._length else np.zeros_like(steps)
 
     def _grouped(
         self, keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None
