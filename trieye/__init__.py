@@ -3,8 +3,12 @@
 Names are loaded on first use (PEP 562): `import trieye` loads neither ray, torch nor mlflow.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("trieye needs Linux or macOS; on Windows use it in WSL 2")
 
 _HOME = {
     "ActorLogic": "trieye.hub.logic",

@@ -22,6 +22,8 @@ BUSY_TIMEOUT_S = 10.0
 
 INTERVAL_S = 0.1
 
+_sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+
 # what SQLite reports when there is no room: it ends a transaction as if it had never begun
 _FULL = frozenset(
     {
@@ -164,7 +166,7 @@ class IntervalSync:
                 # opened each time: SQLite deletes the file and makes another one
                 descriptor = os.open(self._path, os.O_RDONLY)
                 try:
-                    os.fdatasync(descriptor)
+                    _sync(descriptor)
                 finally:
                     os.close(descriptor)
             except FileNotFoundError:

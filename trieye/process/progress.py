@@ -1,4 +1,4 @@
-"""Progress: a bar with the key metrics on a terminal, plain lines elsewhere."""
+"""Progress: a bar with the key metrics on a terminal, a line that changes in a notebook, plain lines elsewhere."""
 
 import contextlib
 import logging
@@ -40,6 +40,7 @@ class Progress:
         self._name, self._total, self._start, self._metrics = name, total, start, metrics
         self._step = start
         self._said = -1
+        self._notebook = NotebookLine() if _in_a_notebook() else None
         self._began = time.monotonic()
         self._next = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
@@ -58,6 +59,8 @@ class Progress:
     ) -> None:
         if self._bar is not None or self._said != self._step:
             self._show()
+        if self._notebook is not None:
+            self._notebook.end()
         if self._bar is not None:
             self._bar.stop()
             for handler, stream in self._handlers:
@@ -68,7 +71,7 @@ class Progress:
         self._step = step
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + (LINE_INTERVAL_S if self._bar is None else REFRESH_INTERVAL_S)
+            self._next = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
             self._show()
 
     def _show(self) -> None:
@@ -80,7 +83,30 @@ class Progress:
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (self._step - self._start) / elapsed
         total = f"/{self._total} ({100 * self._step / self._total:.0f} %)" if self._total else ""
-        say(f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", "))
+        line = f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", ")
+        (self._notebook.show if self._notebook else say)(line)
+
+
+class NotebookLine:
+    """A line below a cell that each text replaces."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - what is below a cell is its terminal
+        self._length = len(text)
+
+    def end(self) -> None:
+        """Leave the line as it is; what comes next begins another one."""
+        if self._length:
+            print()  # noqa: T201 - likewise
+
+
+def _in_a_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:

@@ -1,0 +1,183 @@
+"""A notebook, processes that are spawned, a system that is no Linux: what works there, and what is refused."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+CONFIG = """
+import sys, time, trieye
+config = trieye.TrieyeConfig(
+    app_name="app", run_name="first", runtime={"kind": "local"}, persistence={"root_data_dir": "data"}, sinks={}
+)
+"""
+TRAIN = """
+class Agent:
+    done = 0
+    def state_dict(self): return {"done": self.done}
+    def load_state_dict(self, state): self.done = state["done"]
+
+agent = Agent()
+with trieye.Run(config) as run:
+    run.restore(agent=agent)
+    for step in run.steps(TOTAL):
+        agent.done += 1
+        run.log({"loss": 1.0 / step})
+        if run.save_due:
+            run.save(agent=agent)
+        time.sleep(0.01)
+    run.save(agent=agent)
+print("trained", agent.done, run.step)
+"""
+
+
+def program(tmp_path, *parts, options=()):
+    (file := tmp_path / "program.py").write_text("\n".join(textwrap.dedent(part) for part in parts))
+    return subprocess.run(
+        [sys.executable, *options, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+
+def record(tmp_path):
+    return json.loads((tmp_path / "data/app/runs/first/run.json").read_text())
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Return a function that runs a cell in a real kernel, and returns what stands below it."""
+    book = nbformat.v4.new_notebook()
+    client = NotebookClient(book, timeout=120, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
+
+    def run(code, interrupt_when=None):
+        cell = nbformat.v4.new_code_cell(textwrap.dedent(code))
+        book.cells.append(cell)
+
+        def look(cell, output):
+            if interrupt_when is not None and interrupt_when in output.get("text", ""):
+                client.km.interrupt_kernel()
+
+        client.on_output = look
+        client.execute_cell(cell, len(book.cells) - 1)
+        return "".join(out.get("text", "") + f"{out.get('ename', '')}: {out.get('evalue', '')}" for out in cell.outputs)
+
+    with client.setup_kernel():
+        yield run
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_runs_again(notebook, tmp_path):
+    notebook(CONFIG)
+    stopped = notebook(
+        "import _thread, threading\nthreading.Timer(1.0, _thread.interrupt_main).start()\n"
+        + TRAIN.replace("TOTAL", "2000")
+    )
+    assert "\rfirst: step " in stopped
+    assert "RunInterrupted" in stopped
+    assert record(tmp_path)["status"] == "KILLED"
+    at = int(notebook("print(run.saved_step)").split(":")[0])
+    assert 0 < at < 2000
+    again = notebook(TRAIN.replace("TOTAL", str(at + 20)))
+    assert f"trained {at + 20} {at + 20}" in again
+    assert record(tmp_path)["status"] == "FINISHED"
+
+    notebook("run = trieye.Run(config).open()\nrun.log('loss', 1.0)")
+    twice = notebook("run = trieye.Run(config).open()")
+    assert "RunLockedError: run 'first' is open in this process already" in twice
+    assert "close it first, with run.close()" in twice
+    notebook("run.close()")
+    assert "Error" not in notebook("with trieye.Run(config) as run:\n    run.log('loss', 1.0)")
+
+
+def test_processes_that_are_spawned_leave_the_run_alone(tmp_path):
+    child = """
+        import multiprocessing
+
+        def work(number):
+            return number**2
+
+        if __name__ == "__main__":
+            with trieye.Run(config) as run, multiprocessing.get_context("spawn").Pool(2) as pool:
+                run.log("sum", sum(pool.map(work, range(4))))
+                try:
+                    pool.apply(work, (run.client(),))
+                except trieye.ConfigurationError as error:
+                    print("refused:", error)
+    """
+    done = program(tmp_path, CONFIG, child)
+    assert done.returncode == 0, done.stderr
+    assert "refused: run 'first' lives in this process (runtime=local)" in done.stdout
+    assert record(tmp_path)["summary"]["sum"]["max"] == 14.0
+
+
+def test_a_program_that_spawned_processes_would_run_anew_is_told_what_to_write(tmp_path):
+    child = """
+        import multiprocessing
+
+        run = trieye.Run(config).open()
+        try:
+            process = multiprocessing.get_context("spawn").Process(target=print, args=("unreached",))
+            process.start()
+            process.join()
+        finally:
+            run.close()
+    """
+    done = program(tmp_path, CONFIG, child)
+    assert 'put what starts the run below `if __name__ == "__main__":`' in done.stderr
+    assert record(tmp_path)["attempt"] == 1
+
+
+NO_LINUX = """
+import builtins, io, os, pathlib
+for name in ("memfd_create", "fdatasync", "posix_fallocate", "posix_fadvise", "copy_file_range", "sched_getaffinity"):
+    delattr(os, name)
+
+def without(function):
+    def made(path, *args, **kwargs):
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(("/proc", "/sys/fs/cgroup")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return function(path, *args, **kwargs)
+    return made
+
+import psutil
+for module, name in ((io, "open"), (os, "open"), (os, "stat"), (os, "listdir"), (os, "scandir"), (builtins, "open")):
+    setattr(module, name, without(getattr(module, name)))
+"""
+EVERYTHING = """
+import numpy as np
+from trieye.cli import main
+
+for total in (20, 40):
+    with trieye.Run(config) as run:
+        run.restore()
+        for step in run.steps(total):
+            run.replay.add(obs=np.zeros(3, np.float32), reward=1.0, terminated=False, truncated=False)
+            run.log("loss", 1.0 / step)
+        run.save()
+assert len(run.replay) == 40
+assert main(["verify", str(run.dir)]) == 0
+assert main(["watch", str(run.dir), "--once"]) == 0
+try:
+    trieye.ReplayBuffer(100, storage="shm")
+except trieye.ConfigurationError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "interval", "always"])
+def test_what_only_linux_has_is_not_needed(tmp_path, durability):
+    settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
+    done = program(tmp_path, NO_LINUX, settings, EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    assert "everything is whole" in done.stdout
+    assert "replay storage 'shm' needs Linux; use storage='mmap'" in done.stdout
+
+
+def test_windows_is_refused_in_one_sentence():
+    code = "import sys; sys.platform = 'win32'; import trieye"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stderr.splitlines()[-1] == "ImportError: trieye needs Linux or macOS; on Windows use it in WSL 2"
