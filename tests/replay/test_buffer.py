@@ -447,6 +447,49 @@ def test_a_row_is_drawn_no_more_often_than_it_may():
         buffer.sample(1)
 
 
+def stacked(**options):
+    """Return the last 20 rows of an episode of 30, of which 3 lack frames of their stack and are drawn in vain."""
+    buffer = ReplayBuffer(20, frame_stack={"obs": 4}, **options)
+    buffer.extend(numbered(0, 30, done=np.zeros(30, bool)))
+    return buffer
+
+
+PRIORITIES = {"beta": 0.4, "beta_draws": 100}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "prioritized", "sampler_options": PRIORITIES},
+        {"sampler": "prioritized", "sampler_options": PRIORITIES, "max_staleness": 3},
+        {"sampler": "sequence", "sampler_options": {"length": 2, "priorities": PRIORITIES}},
+    ],
+    ids=["rows", "bounded", "sequences"],
+)
+def test_beta_grows_by_the_batches_that_are_handed_out_however_many_draws_one_takes(options):
+    buffer = stacked(**options)
+    betas = [buffer.sample(16).info["beta"] for _ in range(60)]
+    assert betas == pytest.approx(0.4 + 0.6 * np.arange(60) / 100)
+    assert buffer.stats()["sampled"] == 60 * buffer.sample(16).ids.size
+
+
+def test_rows_that_are_drawn_and_not_handed_out_are_not_used_up():
+    buffer = stacked(max_reuse=2)
+    with pytest.raises(ReplayTimeoutError, match="within max_reuse 2"):
+        buffer.sample(36)
+    ids = np.concatenate([buffer.sample(n).ids for n in (10, 10, 10, 4)])
+    assert np.bincount(ids).tolist() == [0] * 13 + [2] * 17
+    assert buffer.stats()["sampled"] == 34
+
+
+def test_the_oldest_rows_are_spared_where_others_are_left_and_then_still_there():
+    buffer = filled(50, max_reuse=1, limiter=Limiter(1.0, min_size_to_sample=50, error_buffer=50))
+    spared = [buffer.draw(5, above=10).ids for _ in range(6)]
+    assert np.concatenate(spared).min() >= 10
+    left = [buffer.draw(1, above=40).ids for _ in range(20)]
+    assert sorted(np.concatenate([*spared, *left]).tolist()) == list(range(50))
+
+
 def test_rows_of_old_versions_are_not_drawn():
     buffer = ReplayBuffer(100, SCHEMA, max_staleness=1)
     for version in range(4):

@@ -15,7 +15,7 @@ class PrioritizedConfig(StrictModel):
         default=0.4, ge=0, le=1, description="Exponent of the importance weights; with 1 no bias is left."
     )
     beta_draws: int | None = Field(
-        default=None, ge=1, description="Draws over which beta grows to 1, linearly; null = it stays as it is."
+        default=None, ge=1, description="Batches over which beta grows to 1, linearly; null = it stays as it is."
     )
     epsilon: float = Field(
         default=1e-6, ge=0, le=1e6, description="Added to every priority; with 0, rows of priority 0 are never drawn."

@@ -20,7 +20,7 @@ from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
 from trieye.replay.rows.store import AttachedReplay, ReplayHandle
 from trieye.replay.samplers import checked_kind, make_sampler
-from trieye.replay.samplers.base import Draw, spliced
+from trieye.replay.samplers.base import Draw
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, StateParts
@@ -203,18 +203,19 @@ class ReplayBuffer:
             self._pacing.settle()
         return self.rows(self.draw(n), out, keys)
 
-    def draw(self, n: int) -> Draw:
-        """Decide about the rows of a batch, which `rows` copies; the first half of `sample`."""
+    def draw(self, n: int, *, above: int = 0, again: bool = False) -> Draw:
+        """Decide about the rows of a batch, which `rows` copies; the first half of `sample`.
+
+        Args:
+            n: Number of rows, or of sequences.
+            above: Rows below this id are drawn only where a few tries find no others.
+            again: In place of as many rows of an earlier draw that were overwritten before they were copied: only the
+                rows' own uses (`max_reuse`) are counted, and the limiter is not asked.
+        """
         store = self._content.filled()
         if n < 1:
             raise ConfigurationError(f"sample({n}): at least 1 row must be asked for")
-        return self._content.draw(n, store)
-
-    def redraw(self, draw: Draw, which: NDArray[np.bool_]) -> Draw:
-        """Draw others in place of some rows or sequences of a draw, bool `[n]`; the count of rows drawn stays."""
-        others = self.draw(int(np.count_nonzero(which)))
-        self._content.counts.sampled -= others.ids.size
-        return spliced(draw, which, others)
+        return self._content.draw(n, store, above=above, again=again)
 
     def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Copy the rows that `draw` decided about; the second half of `sample`."""

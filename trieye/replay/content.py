@@ -15,7 +15,15 @@ from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column, Layout, RowOptions, as_array, describe
 from trieye.replay.rows.segments import Holes, Segments
 from trieye.replay.rows.store import RowStore
-from trieye.replay.samplers.base import Draw, Sampler, UniformSampler, checked_priorities, with_history
+from trieye.replay.samplers.base import (
+    Draw,
+    Sampler,
+    UniformSampler,
+    below,
+    checked_priorities,
+    spliced,
+    with_history,
+)
 from trieye.replay.samplers.eligible import EligibleSampler, checked_versions
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -23,6 +31,8 @@ from trieye.snapshot.parts import SavedParts
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
+
+MAX_REDRAWS = 5
 
 
 class Content:
@@ -128,22 +138,38 @@ class Content:
             self.sampler.set_row_versions(ids[kept], of_rows[kept])
         return ids
 
-    def draw(self, n: int, store: RowStore) -> Draw:
-        """Decide about `n` rows, or sequences, of the store."""
-        low, total = store.low, store.total
-        if self._pacing.is_needed:
+    def draw(self, n: int, store: RowStore, *, above: int, again: bool) -> Draw:
+        """Decide about `n` rows, or sequences, of the store; see `ReplayBuffer.draw`."""
+        if self._pacing.is_needed and not again:
             self._pacing.before_draw(n)
+        draw = self._decide(n, store)
+        for _ in range(MAX_REDRAWS if above > store.low else 0):
+            late = below(draw, above)
+            if not late.any():
+                break
+            self.sampler.discarded(draw.ids.reshape(n, -1)[late, 0], for_good=False)
+            draw = spliced(draw, late, self._decide(int(np.count_nonzero(late)), store))
+        if not again:
+            self._handed_out(draw)
+        return draw
+
+    def _decide(self, n: int, store: RowStore) -> Draw:
+        low, total = store.low, store.total
         draw = self.sampler.draw(n, low, total, self._rng)
-        if store.layout.num_earlier:
-            draw = with_history(
-                draw, lambda ids: store.reader.lacks_history(ids, low), self.sampler, self._rng, low=low, high=total
-            )
+        if not store.layout.num_earlier:
+            return draw
+        return with_history(
+            draw, lambda ids: store.reader.lacks_history(ids, low), self.sampler, self._rng, low=low, high=total
+        )
+
+    def _handed_out(self, draw: Draw) -> None:
+        """Count a draw as what the user gets, whatever was discarded on the way."""
+        self.sampler.handed_out(draw)
         if self._pacing.is_needed:
-            self._pacing.after_draw(n)
+            self._pacing.after_draw(len(draw))
         self.counts.sampled += draw.ids.size
         if "staleness_mean" in draw.info:
             self.counts.was_stale(draw)
-        return draw
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
         """Set the priorities of those rows that are still there, and return how many these are."""

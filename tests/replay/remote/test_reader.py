@@ -75,6 +75,35 @@ def test_rows_that_were_overwritten_since_they_were_planned_are_drawn_anew(make_
         assert reader.stats()["reader_redrawn"] > 0
 
 
+def test_rows_that_are_drawn_anew_count_once(make_replay):
+    priorities = {"beta": 0.4, "beta_draws": 100}
+    limiter = {"samples_per_insert": 2.0, "min_size_to_sample": 1, "error_buffer": 322.0}
+    replay = make_replay(100, sampler="prioritized", sampler_options=priorities, limiter=limiter)
+    add(replay, range(100))
+    with replay.reader(ahead=8, timeout_s=0.1) as reader:
+        batches = reader.sample_many(2, 32)
+        add(replay, range(100, 160))
+        with pytest.raises(ReplayTimeoutError, match="limiter"):
+            while True:
+                batches.append(reader.sample(32))
+        assert reader.stats()["reader_redrawn"] > 0
+        assert len(batches) * 32 == replay.stats()["sampled"] == 2 * 160 + 322 - 2
+        assert [batch.info["beta"] for batch in batches] == pytest.approx(0.4 + 0.6 * np.arange(20) / 100)
+
+
+def test_rows_that_are_held_back_are_not_used_up(make_replay):
+    replay = make_replay(100, max_reuse=1)
+    add(replay, range(100))
+    with replay.reader(ahead=1, timeout_s=0.05) as reader:
+        ids = [batch.ids[0] for batch in reader.sample_many(2, 1)]
+        add(replay, range(100, 150))
+        with pytest.raises(ReplayTimeoutError, match="max_reuse 1"):
+            while True:
+                ids.append(reader.sample(1).ids[0])
+    assert len(ids) == len(set(ids))
+    assert set(range(50, 150)) <= set(ids)
+
+
 def test_stacks_whose_first_frames_were_overwritten_since_they_were_planned_are_drawn_anew(make_replay):
     replay = make_replay(20, frame_stack={"x": 3})
     with replay.writer() as writer, replay.reader(ahead=64, timeout_s=5) as reader:

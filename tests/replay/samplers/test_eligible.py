@@ -22,6 +22,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("old"), st.integers(0, 4)),
         st.tuples(st.just("set_version"), st.integers(1, 3)),
         st.tuples(st.just("draw"), st.integers(1, 20)),
+        st.tuples(st.just("discard"), st.integers(1, 20)),
         st.tuples(st.just("update"), st.integers(0, 20)),
         st.tuples(st.just("clear"), st.none()),
         st.tuples(st.just("save"), st.none()),
@@ -73,6 +74,16 @@ class Case:
         ids = np.arange(self.low, self.total)
         self.sampler.update(ids, np.full(len(ids), float(priority)))
 
+    def discard(self, n):
+        rows = range(self.low, self.total)
+        if sum(self.left(row) for row in rows) >= n:
+            before = self.sampler.state_dict()
+            draw = self.sampler.draw(n, self.low, self.total, self.rng)
+            self.sampler.discarded(draw.ids, for_good=False)
+            after = self.sampler.state_dict()
+            assert after["uses"].tolist() == before["uses"].tolist()
+            assert after["rows"]["weights"].tolist() == before["rows"]["weights"].tolist()
+
     def draw(self, n):
         rows = range(self.low, self.total)
         if sum(self.left(row) for row in rows) < n:
@@ -96,7 +107,7 @@ class Case:
 def test_reuse_and_staleness_are_hard_bounds_whatever_happens(capacity, max_reuse, max_staleness, alpha, actions):
     case = Case(capacity, max_reuse=max_reuse, max_staleness=max_staleness, alpha=alpha)
     for action, amount in actions:
-        if case.total > case.low or action != "draw":
+        if case.total > case.low or action not in {"draw", "discard"}:
             getattr(case, action)(amount)
     rows = range(case.low, case.total)
     assert all(case.left(row) >= 0 for row in rows)
@@ -136,6 +147,7 @@ def test_a_draw_tells_how_stale_its_rows_are():
     sampler.set_version(13)
     sampler.added(2, 2)
     draw = sampler.draw(400, 0, 4, np.random.default_rng(0))
+    sampler.handed_out(draw)
     assert draw.info["staleness_max"] == 3
     assert draw.info["staleness_mean"] == pytest.approx(1.5)
     assert sampler.staleness(np.array([0, 3])).tolist() == [3, 0]

@@ -51,12 +51,19 @@ def test_weights_make_up_for_the_chances():
     assert draw.info == {"size": 4, "beta": 0.7}
 
 
-def test_beta_grows_to_one_over_the_draws_asked_for():
-    sampler, _ = made(4, 4, beta=0.4, beta_draws=4)
+def test_beta_grows_to_one_over_the_batches_asked_for():
     rng = np.random.default_rng(0)
-    assert [sampler.draw(2, 0, 4, rng).info["beta"] for _ in range(6)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1, 1])
+
+    def handed_out(sampler):
+        sampler.draw(2, 0, 4, rng)  # discarded
+        draw = sampler.draw(2, 0, 4, rng)
+        sampler.handed_out(draw)
+        return draw.info["beta"]
+
+    sampler, _ = made(4, 4, beta=0.4, beta_draws=4)
+    assert [handed_out(sampler) for _ in range(6)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1, 1])
     sampler, _ = made(4, 4, beta=0.4)
-    assert [sampler.draw(2, 0, 4, rng).info["beta"] for _ in range(2)] == [0.4, 0.4]
+    assert [handed_out(sampler) for _ in range(2)] == [0.4, 0.4]
 
 
 def test_rows_of_priority_zero_are_drawn_only_with_an_epsilon():

@@ -6,12 +6,11 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch
 from trieye.replay.remote.channel import Channel, Deadline, poll_s
-from trieye.replay.remote.messages import Plan, below
+from trieye.replay.remote.messages import Plan
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import Draw, spliced
@@ -143,26 +142,20 @@ class NearRows:
     def _copied(self, draw: Draw, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
         """Copy rows until none of them was overwritten meanwhile; return None if the memory changed instead."""
         while (batch := self._view.rows(draw, out, keys)) is None:
-            stale = self._stale(draw)
+            stale = self._view.lost(draw)
             count = int(np.count_nonzero(stale))
             self.num_redrawn += count
             deadline.check("rows are overwritten faster than they can be copied")
-            fresh = self._plan(count, deadline)
+            fresh = self._plan(count, deadline, again=True)
             if fresh.generation != self.generation:
                 return None
             draw = spliced(draw, stale, fresh.draws()[0])
         return batch
 
-    def _stale(self, draw: Draw) -> NDArray[np.bool_]:
-        """Return bool `[n]`, which rows or sequences are overwritten; all if it is something that they are made of."""
-        counters = self._view.counters()
-        stale = below(draw, max(counters["low"], counters["writing_until"] - self._view.capacity))
-        return stale if stale.any() else np.ones(len(draw), np.bool_)
-
-    def _plan(self, n: int, deadline: Deadline) -> Plan:
+    def _plan(self, n: int, deadline: Deadline, *, again: bool = False) -> Plan:
         """Return one draw, decided now."""
         while True:
-            plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s)
+            plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s, again)
             if isinstance(plan, Plan):
                 return plan
             deadline.check(plan)

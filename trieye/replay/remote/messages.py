@@ -95,13 +95,6 @@ class Memory:
     handle: Any = None
 
 
-def below(draw: Draw, low: int) -> NDArray[np.bool_]:
-    """Return bool `[n]`, which rows or sequences have an id below `low`."""
-    ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, low)
-    found: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
-    return found
-
-
 _ASIDE: Mapping[str, tuple[DTypeLike, float]] = {
     "env_ids": (np.int64, 0), "priorities": (np.float64, np.nan), "versions": (np.int64, -1)
 }  # fmt: skip

@@ -15,13 +15,10 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.delivery import Ack, Receipts
-from trieye.replay.remote.messages import Memory, Plan, Rows, below
+from trieye.replay.remote.messages import Memory, Plan, Rows
 from trieye.replay.samplers.base import Draw, Ids
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
-
-MAX_REDRAWS = 5
-
 
 NUM_CALLS = 4
 """So many calls later, what one of them decided has been copied: two readers with two calls each."""
@@ -93,8 +90,14 @@ class Table:
             for code in self._env_codes.pop(client, {}).values():
                 self._buffer.interrupt(code)  # nobody goes on with these episodes
 
-    def plan(self, k: int, n: int, timeout_s: float) -> Plan | str:
+    def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Plan | str:
         """Draw up to `k` times `n` rows, for somebody who copies them out of the shared memory.
+
+        Args:
+            k: Number of draws.
+            n: Rows, or sequences, of each.
+            timeout_s: How long to wait at most until there is something to draw, seconds.
+            again: In place of rows of earlier draws that were overwritten before they were copied.
 
         Returns:
             At least one draw; or why there was nothing to draw in that time.
@@ -102,7 +105,7 @@ class Table:
         until = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                draws, hindrance = self._draws(k, n)
+                draws, hindrance = self._draws(k, n, again=again)
                 if draws:
                     self._edge.called(self._end)
                     self._changed.notify_all()
@@ -244,37 +247,31 @@ class Table:
             return ""
         return f"the limiter of table {self.name!r} waits for rows to be drawn"
 
-    def _draws(self, k: int, n: int) -> tuple[list[Draw], str]:
+    def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[Draw], str]:
         """Return as many of `k` draws as there can be now, and what hinders the next one."""
         draws: list[Draw] = []
         hindrance = ""
         try:
             while len(draws) < k and not hindrance:
-                hindrance = self._hindrance(n)
+                hindrance = self._hindrance(n, again=again)
                 if not hindrance:
-                    draws.append(self._draw(n))
+                    draws.append(self._draw(n, again=again))
         except (ConfigurationError, ReplayTimeoutError) as error:  # such as no whole sequence; new rows may come
             hindrance = str(error)
         return draws, hindrance
 
-    def _hindrance(self, n: int) -> str:
+    def _hindrance(self, n: int, *, again: bool) -> str:
         if not len(self._buffer):
             return "it is empty"
-        if self._limiter is not None and not self._limiter.can_sample(n):
+        if self._limiter is not None and not again and not self._limiter.can_sample(n):
             return "its limiter waits for new rows"
         return ""
 
-    def _draw(self, n: int) -> Draw:
+    def _draw(self, n: int, *, again: bool) -> Draw:
         """Draw rows, but not those that may be overwritten before they are copied."""
-        buffer = self._buffer
-        draw = buffer.draw(n)
-        low = self._end - len(buffer) + self._edge.rows(self._end, len(buffer))
-        for _ in range(MAX_REDRAWS):
-            late = below(draw, low)
-            if not late.any():
-                break
-            draw = buffer.redraw(draw, late)
-        if self._limiter is not None:
+        size = len(self._buffer)
+        draw = self._buffer.draw(n, above=self._end - size + self._edge.rows(self._end, size), again=again)
+        if self._limiter is not None and not again:
             self._limiter.sample(n)
         return draw
 

@@ -13,7 +13,7 @@ from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.ring import Ring
 from trieye.replay.rows.schema import PREFIX, Layout, check_keys
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import Draw, below
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -61,12 +61,14 @@ class RowReader:
             self._memory.learn(signature, batch.data)
         return batch
 
-    def is_whole(self, draw: Draw, low: int) -> bool:
-        """Return whether all rows of a draw, and the earlier frames of their stacks, are there."""
-        ids = draw.ids.reshape(-1)
-        if draw.mask is not None:
-            ids = ids[draw.mask.reshape(-1)]
-        return bool(ids.size == 0 or ids.min() >= low) and not self.lacks_history(ids, low).any()
+    def lost(self, draw: Draw, low: int) -> NDArray[np.bool_]:
+        """Return bool `[n]`, which rows or sequences of a draw are gone, or earlier frames of their stacks are."""
+        gone = below(draw, low)
+        if gone.any() or not self._layout.num_earlier:
+            return gone
+        ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, draw.ids[:, :1])
+        lacks = self.lacks_history(ids.reshape(-1), low)
+        return np.logical_or.reduce(lacks.reshape(len(draw), -1), axis=1)  # type: ignore[no-any-return]  # bool [n]
 
     def _batch(self, draw: Draw, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Batch:
         if draw.ids.ndim > 1:

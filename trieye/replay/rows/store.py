@@ -313,10 +313,18 @@ class AttachedReplay:
         low = self._low()
         if draw.ids.size and draw.ids.max() >= self.counters()["total"]:
             return None
-        if not self._reader.is_whole(draw, low):
+        if self._reader.lost(draw, low).any():
             return None
         batch = self._reader.batch(draw, low, out, keys)
-        return batch if self._reader.is_whole(draw, self._low()) else None
+        return None if self._reader.lost(draw, self._low()).any() else batch
+
+    def lost(self, draw: Draw) -> NDArray[np.bool_]:
+        """Return bool `[n]`, which rows or sequences of a draw are not here, or not all that they are made of.
+
+        These are all where the memory changed altogether.
+        """
+        lost = self._reader.lost(draw, self._low())
+        return lost if lost.any() else np.ones(len(draw), np.bool_)
 
     def _low(self) -> int:
         counters = self.counters()

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 
 Ids = NDArray[np.int64]
 
@@ -59,11 +59,23 @@ class Sampler(Protocol):
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
         """Draw `n` times from the rows `[low, high)`, which are all that the buffer holds.
 
-        The rows may come sorted, so a part of one draw is no draw.
+        The rows may come sorted, so a part of one draw is no draw. One batch may take several draws, of which a part is
+        discarded; what is counted once for each batch, `handed_out` counts.
 
         Raises:
             ConfigurationError: No row can be drawn.
         """
+
+    def discarded(self, ids: Ids, *, for_good: bool) -> None:
+        """Take note that rows `[n]`, just drawn, are not handed out; of sequences, their first rows.
+
+        Args:
+            ids: The rows.
+            for_good: They never can be, and need not be drawn again.
+        """
+
+    def handed_out(self, draw: Draw) -> None:
+        """Take note of what a batch is made of in the end, and add to its `info` what follows from its rows."""
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set the priorities, float `[n]`, of rows that are still in the buffer; of equal ids the last one counts."""
@@ -111,6 +123,13 @@ def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
         mask[where] = fresh.mask
     scale = float(weights.max())
     return Draw(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
+
+
+def below(draw: Draw, low: int) -> NDArray[np.bool_]:
+    """Return bool `[n]`, which rows or sequences have an id below `low`."""
+    ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, low)
+    found: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
+    return found
 
 
 def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -164,6 +183,12 @@ class UniformSampler:
         """Draw `n` rows of `[low, high)`."""
         return self.judge(rng.integers(low, high, n), low, high)
 
+    def discarded(self, ids: Ids, *, for_good: bool) -> None:
+        """Do nothing: no draw depends on others."""
+
+    def handed_out(self, draw: Draw) -> None:
+        """Do nothing, likewise."""
+
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
         """Draw `n` ids of `[low, high)`."""
         return rng.integers(low, high, n)
@@ -210,26 +235,41 @@ def with_history(
 
     Raises:
         ConfigurationError: No row has all its frames.
+        ReplayTimeoutError: Those that have may not be drawn so often any more; nothing was drawn.
     """
-    lacking = np.flatnonzero(lacks(draw.ids.reshape(len(draw), -1)[:, 0]))
-    if not lacking.size:
+    lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
+    if not lacking.any():
         return draw
     if not isinstance(sampler, RowSampler):
         for _ in range(_MORE_TRIES):
-            draw = spliced(draw, lacking, sampler.draw(lacking.size, low, high, rng))
-            lacking = np.flatnonzero(lacks(draw.ids.reshape(len(draw), -1)[:, 0]))
-            if not lacking.size:
+            draw = _redrawn(draw, lacking, sampler, rng, low=low, high=high)
+            lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
+            if not lacking.any():
                 return draw
         raise ConfigurationError(_NONE_WHOLE)
     ids = draw.ids.copy()
     for _ in range(_TRIES):
-        ids[lacking] = sampler.propose(lacking.size, low, high, rng)
-        lacking = np.flatnonzero(lacks(ids))
-        if not lacking.size:
+        ids[lacking] = sampler.propose(int(np.count_nonzero(lacking)), low, high, rng)
+        lacking = lacks(ids)
+        if not lacking.any():
             return sampler.judge(ids, low, high)
     every = np.arange(low, high)
     whole = every[~lacks(every)]
     if not whole.size:
         raise ConfigurationError(_NONE_WHOLE)
-    ids[lacking] = sampler.pick(lacking.size, whole, rng)
+    ids[lacking] = sampler.pick(int(np.count_nonzero(lacking)), whole, rng)
     return sampler.judge(ids, low, high)
+
+
+def _redrawn(
+    draw: Draw, where: NDArray[np.bool_], sampler: Sampler, rng: np.random.Generator, *, low: int, high: int
+) -> Draw:
+    """Replace rows, bool `[n]`, that can never be handed out; if there are no others, discard the whole draw."""
+    firsts = draw.ids.reshape(len(draw), -1)[:, 0]
+    sampler.discarded(firsts[where], for_good=True)
+    try:
+        fresh = sampler.draw(int(np.count_nonzero(where)), low, high, rng)
+    except TrieyeError:
+        sampler.discarded(firsts[~where], for_good=False)
+        raise
+    return spliced(draw, where, fresh)

@@ -40,6 +40,7 @@ class EligibleSampler:
         self._rows = rows
         self.capacity = rows.capacity
         self._uses = np.zeros(self.capacity if max_reuse else 0, np.uint32)
+        self._chances = np.zeros(self.capacity if max_reuse else 0, np.float32)  # what rows had until they were used up
         self._versions = np.zeros(self.capacity if max_staleness is not None else 0, np.int64)
         self._low = self._settled = self._end = 0
 
@@ -100,18 +101,28 @@ class EligibleSampler:
         """
         self._settle()
         self._low = max(self._low, low)
-        if self.max_reuse is None:
-            try:
-                draw = self._rows.draw(n, low, high, rng)
-            except ConfigurationError as error:
-                raise self._exhausted(n, 0, high - low) from error
-        else:
-            draw = self._draw_within(n, self.max_reuse, low, high, rng)
+        if self.max_reuse is not None:
+            return self._draw_within(n, self.max_reuse, low, high, rng)
+        try:
+            return self._rows.draw(n, low, high, rng)
+        except ConfigurationError as error:
+            raise self._exhausted(n, 0, high - low) from error
+
+    def discarded(self, ids: Ids, *, for_good: bool) -> None:
+        """Count rows that were just drawn as not drawn, with the chances that they had."""
+        if self.max_reuse is not None:
+            np.subtract.at(self._uses, ids % self.capacity, 1)
+            back = ids[self._rows.chances(ids) == 0]
+            self._rows.set_chances(back, self._chances[back % self.capacity])
+        self._rows.discarded(ids, for_good=for_good)
+
+    def handed_out(self, draw: Draw) -> None:
+        """Tell the sampler of the rows, and the draw how many versions its rows are behind."""
+        self._rows.handed_out(draw)
         if self.max_staleness is not None:
             staleness = self.staleness(draw.ids)
             means = {"staleness_mean": float(staleness.mean()), "staleness_max": float(staleness.max())}
             draw.info = {**draw.info, **means}
-        return draw
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set the priorities of those rows that may still be drawn."""
@@ -150,13 +161,15 @@ class EligibleSampler:
                     self._rows.propose(n - count, low, high, rng) if count else self._rows.stratified(n, low, rng)[0]
                 )
             except ConfigurationError as error:
-                self._undo(ids[:count], chances[:count])
+                self.discarded(ids[:count], for_good=False)
                 raise self._exhausted(n, count, high - low) from error
             taken = self._within(proposed, max_reuse)
             added = slice(count, count + len(taken))
             ids[added], chances[added] = taken, self._rows.chances(taken)
             np.add.at(self._uses, taken % self.capacity, 1)
-            self._retire(taken[self._uses[taken % self.capacity] >= max_reuse])
+            spent = self._uses[taken % self.capacity] >= max_reuse
+            self._chances[taken[spent] % self.capacity] = chances[added][spent]
+            self._retire(taken[spent])
             count = added.stop
         return self._rows.judge(ids, low, high, chances)
 
@@ -167,10 +180,6 @@ class EligibleSampler:
         first = np.append(True, ids[1:] != ids[:-1])
         repetition = places - np.maximum.accumulate(np.where(first, places, 0))
         return ids[self._uses[ids % self.capacity] + repetition < max_reuse]
-
-    def _undo(self, ids: Ids, chances: NDArray[np.float32]) -> None:
-        np.subtract.at(self._uses, ids % self.capacity, 1)
-        self._rows.set_chances(ids, chances)
 
     def _exhausted(self, n: int, found: int, size: int) -> ReplayTimeoutError:
         return ReplayTimeoutError(

@@ -36,7 +36,7 @@ class PrioritizedSampler:
             capacity: Rows of the ring.
             alpha: How much priorities count; with 0 every row is drawn equally often.
             beta: How much the weights make up for that, in [0, 1]; with 1 wholly.
-            beta_draws: The number of draws over which beta grows to 1, linearly; it stays as it is if None.
+            beta_draws: The number of batches over which beta grows to 1, linearly; it stays as it is if None.
             epsilon: Added to every priority, so that a row of priority 0 is drawn too; with 0 it never is.
 
         Raises:
@@ -58,7 +58,7 @@ class PrioritizedSampler:
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights of the next draw."""
+        """The exponent of the weights of the next batch."""
         if self._beta_draws is None:
             return self._first_beta
         return min(self._first_beta + (1 - self._first_beta) * self._draws / self._beta_draws, 1.0)
@@ -79,6 +79,15 @@ class PrioritizedSampler:
         """
         ids, chances = self.stratified(n, low, rng)
         return self.judge(ids, low, high, chances)
+
+    def discarded(self, ids: Ids, *, for_good: bool) -> None:
+        """Give rows that need not be drawn again no chance any more, until their next `update`."""
+        if for_good:
+            self.set_chances(ids, np.zeros(len(ids), np.float32))
+
+    def handed_out(self, draw: Draw) -> None:  # noqa: ARG002 - a protocol
+        """Let beta grow."""
+        self._draws += 1
 
     def stratified(self, n: int, low: int, rng: np.random.Generator) -> tuple[Ids, Chances]:
         """Draw `n` ids of rows from `low` on, one from each of `n` equal parts of the sum; return also p^alpha."""
@@ -103,7 +112,7 @@ class PrioritizedSampler:
         return self._tree.weights.take(ids % self.capacity)
 
     def judge(self, ids: Ids, low: int, high: int, chances: Chances | None = None) -> Draw:
-        """Return the ids of a draw with their weights, of which the largest is 1, and count it.
+        """Return the ids of a draw with their weights, of which the largest is 1.
 
         Args:
             ids: int64 `[n]`.
@@ -113,7 +122,6 @@ class PrioritizedSampler:
         """
         chances = self.chances(ids) if chances is None else chances
         beta = self.beta
-        self._draws += 1
         # N and the sum of all chances are the same for every row, so they are gone when the largest weight is made 1
         least, info = chances.min(), {"size": high - low, "beta": beta}
         return Draw(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))

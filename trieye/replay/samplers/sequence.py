@@ -86,6 +86,14 @@ class SequenceSampler:
         draw = self.starts.judge(ids[:, 0], low, high)
         return Draw(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
 
+    def discarded(self, ids: Ids, *, for_good: bool) -> None:
+        """Tell the sampler of the starts."""
+        self.starts.discarded(ids, for_good=for_good)
+
+    def handed_out(self, draw: Draw) -> None:
+        """Tell the sampler of the starts."""
+        self.starts.handed_out(draw)
+
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities of first rows, `Draw.ids[:, 0]`."""
         self.starts.update(ids, priorities)
