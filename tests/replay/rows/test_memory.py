@@ -114,6 +114,56 @@ def test_more_than_there_is_is_refused_before_it_is_touched(kind):
         open_memory(kind).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
 
 
+GIB = 1 << 30
+MEMINFO = {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8388608 kB\n"}
+V2 = {"memory.max": f"{6 * GIB}\n", "memory.current": f"{5 * GIB}\n", "memory.stat": f"anon 7\ninactive_file {GIB}\n"}
+V1 = {
+    "memory.limit_in_bytes": f"{6 * GIB}\n",
+    "memory.usage_in_bytes": f"{5 * GIB}\n",
+    "memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+}
+
+
+def files_in(folder, files):
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "free_gib"),
+    [
+        ({}, 8),
+        (files_in("sys/fs/cgroup", V2), 2),
+        (files_in("sys/fs/cgroup", {**V2, "memory.max": "max\n"}), 8),
+        (files_in("sys/fs/cgroup", {**V2, "memory.current": f"{9 * GIB}\n"}), 0),
+        (files_in("sys/fs/cgroup", {"memory.max": f"{6 * GIB}\n"}), 6),
+        ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs/17", V2)}, 2),
+        ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs", V2)}, 2),
+        ({"proc/self/cgroup": "0::/other\n", **files_in("sys/fs/cgroup/jobs", V2)}, 8),
+        (files_in("sys/fs/cgroup/memory", V1), 2),
+        (files_in("sys/fs/cgroup/memory", {**V1, "memory.limit_in_bytes": f"{1 << 63}\n"}), 8),
+        ({"proc/self/cgroup": "5:cpu:/jobs\n4:memory:/jobs/17\n", **files_in("sys/fs/cgroup/memory/jobs", V1)}, 2),
+    ],
+    ids=[
+        "none",
+        "v2",
+        "unlimited",
+        "full",
+        "usage unknown",
+        "own",
+        "parent",
+        "other",
+        "v1",
+        "v1 unlimited",
+        "v1 parent",
+    ],
+)
+def test_what_a_control_group_uses_already_is_not_free(tmp_path, files, free_gib):
+    for name, text in (MEMINFO | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path) == free_gib * GIB
+
+
 def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
     def resident_bytes():
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -7,7 +7,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,6 +24,13 @@ STORAGES: tuple[Storage, ...] = ("ram", "shm", "mmap")
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no name for it
 _NO_SPACE = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EINVAL}
 _GIB = 2**30
+_UNLIMITED = 1 << 62
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of a control group, version 2 and 1: its limit, what it uses, and in `memory.stat` the part that the system can take
+back; bytes."""
 
 
 @dataclass(frozen=True)
@@ -243,15 +250,46 @@ class AttachedMemory:
         """Do nothing: the maps live as long as the arrays."""
 
 
-def available_bytes() -> int:
-    """Return how much memory this process can still take, as far as the system tells."""
-    limits = [1 << 62]
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # the limit of a container
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
-    return max(min(limits), 0)
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return how much memory this process can still take, as far as the system tells.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+    """
+    left = [_UNLIMITED if (free := _number(root / "proc/meminfo", "MemAvailable:")) is None else free * 1024]
+    left += [_left_in(group, *names) for names in _GROUP_FILES for group in _memory_groups(root)]
+    return max(min(left), 0)
+
+
+def _memory_groups(root: Path) -> Iterator[Path]:
+    """Yield the directories that limit the memory of this process: of its control group and of those around it."""
+    yield from (mounts := (root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"))  # all that a container sees
+    lines = []
+    with contextlib.suppress(OSError, ValueError):
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+    for line in lines:  # 0::/path, and with version 1 also 4:memory:/path
+        _, controllers, path = line.split(":", 2)
+        group = Path(path.strip("/"))
+        for mount in mounts if controllers in {"", "memory"} else ():
+            yield from (mount / around for around in (group, *group.parents))
+
+
+def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> int:
+    """Return what a control group leaves, in bytes; cached files that nobody uses count as free."""
+    most = _number(group / limit)
+    if most is None:
+        return _UNLIMITED
+    used = (_number(group / usage) or 0) - (_number(group / "memory.stat", reclaimable) or 0)
+    return most - max(used, 0)
+
+
+def _number(path: Path, key: str = "") -> int | None:
+    """Return the number in a file of the system, or the one behind a key; None if there is none, as with `max`."""
+    try:
+        words = path.read_text("ascii").split()
+        return int(words[words.index(key) + 1 if key else 0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _map(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
