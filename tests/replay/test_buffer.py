@@ -74,8 +74,9 @@ def test_a_reused_batch_is_written_in_place(width):
     again = buffer.sample(16, out=first)
     twin.sample(16)
     assert np.shares_memory(again["obs"], memory)
+    assert np.shares_memory(again["discount"], first["discount"])
     assert_same(again, twin.sample(16))
-    with pytest.raises(ConfigurationError, match="holds 16 rows of obs, n; reuse a batch of the same size"):
+    with pytest.raises(ConfigurationError, match="holds 16 rows of obs, n, discount; reuse a batch of the same size"):
         buffer.sample(17, out=first)
 
 
@@ -84,7 +85,7 @@ def test_a_batch_reads_like_a_mapping_of_the_keys_that_were_asked_for():
     assert len(batch) == 8
     assert "obs" in batch
     assert "weight" not in batch
-    assert set(dict(batch)) == set(SCHEMA)
+    assert set(dict(batch)) == {*SCHEMA, "discount"}
     assert (batch.weights.dtype, batch.weights.tolist(), batch.info["size"]) == (np.float32, [1.0] * 8, 20)
     for key in batch:  # torch takes them without a copy
         assert np.shares_memory(torch.from_numpy(batch[key]).numpy(), batch[key])
@@ -128,6 +129,7 @@ def test_the_schema_comes_from_the_first_row():
         "reward": ("float32", ()),
         "done": ("bool", ()),
         "q": ("float64", ()),
+        "discount": ("float32", ()),
     }
 
 
@@ -382,13 +384,71 @@ def test_metrics_have_no_value_for_what_is_not_known():
     assert metrics["replay/inserts_per_s"] > 0
 
 
+@pytest.mark.parametrize(("n_step", "discounts"), [(1, [0.5, 0.5, 0.5, 0.0]), (2, [0.25, 0.5, 0.0, 0.0])])
 @pytest.mark.parametrize("extra", ["terminated", "truncated"])
-def test_done_at_a_truncation_does_not_end_the_value(extra):
-    buffer = ReplayBuffer(10, n_step=2, gamma=0.5)
+def test_done_at_a_truncation_does_not_end_the_value(extra, n_step, discounts):
+    buffer = ReplayBuffer(10, n_step=n_step, gamma=0.5)
     done = np.array([False, True, False, True])  # the first episode is cut off, the second one ends
     flags = done & (np.arange(4) > 1 if extra == "terminated" else np.arange(4) < 2)
     buffer.extend({"reward": np.ones(4), "done": done, extra: flags})
-    assert by_id(buffer.sample(200), "discount") == {0: 0.25, 1: 0.5, 2: 0.0, 3: 0.0}
+    assert by_id(buffer.sample(200), "discount") == dict(enumerate(discounts))
+
+
+def no_reward(achieved, desired, info):
+    return np.zeros(len(achieved), np.float32)
+
+
+@WIDTHS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_step": 3},
+        {"frame_stack": {"obs": 2}},
+        {"frame_stack": {"obs": 2}, "n_step": 3},
+        {"dedup_next": True},
+        {"sampler": "prioritized", "max_reuse": 100},
+        {"sampler": "sequence", "sampler_options": {"length": 4, "pad": True}},
+        {"her": Hindsight(no_reward, achieved_key="next_obs", goal_keys=["goal"])},
+    ],
+    ids=lambda options: " ".join(options) or "plain",
+)
+def test_a_batch_has_the_discount_of_what_comes_next_however_its_rows_are_made(options, width):
+    buffer = ReplayBuffer(100, gamma=0.9, **options)
+    done = np.arange(90) % 7 == 6
+    rows = numbered(0, 90, width, terminated=done, done=np.zeros(90), goal=np.zeros((90, width), np.float32))
+    buffer.extend({**rows, "next_obs": rows["obs"] + 1})
+    batch = buffer.sample(300)
+    windows = batch["n"] if "n" in batch else np.ones(batch.ids.shape)
+    expected = np.where(batch["terminated"] | (batch.ids < 0), 0, 0.9**windows).astype(np.float32)
+    assert batch["discount"].dtype == np.float32
+    assert np.array_equal(batch["discount"], expected)
+    assert 0 < np.count_nonzero(batch["discount"]) < batch["discount"].size
+    if "her" not in options:
+        draw = buffer.draw(32)
+        some = buffer.rows(draw, keys=["discount", "action"])
+        assert list(some) == ["discount", "action"]
+        assert np.array_equal(some["discount"], buffer.rows(draw)["discount"])
+
+
+def test_a_discount_needs_no_key_that_ends_an_episode_and_takes_flags_of_any_kind():
+    endless = ReplayBuffer(10, gamma=0.9)
+    endless.extend({"obs": np.zeros(5)})
+    assert endless.sample(4)["discount"].tolist() == [np.float32(0.9)] * 4
+    flags = np.array([0.0, 1.0])
+    for column in (flags, flags.astype(np.int64), flags[:, None] > 0):
+        buffer = ReplayBuffer(10, gamma=0.5)
+        buffer.extend({"terminated": column})
+        assert by_id(buffer.sample(50, keys=["discount"]), "discount") == {0: 0.5, 1: 0.0}
+
+
+def test_rows_with_a_discount_of_their_own_keep_it_and_n_step_returns_need_its_name():
+    rows = {"reward": np.ones(4), "discount": np.arange(4.0), "done": np.zeros(4, bool)}
+    buffer = ReplayBuffer(10)
+    buffer.extend(rows)
+    assert by_id(buffer.sample(100), "discount") == {0: 0, 1: 1, 2: 2, 3: 3}
+    with pytest.raises(ConfigurationError, match="'discount' is what n_step=2 makes; give the column"):
+        ReplayBuffer(10, n_step=2).extend(rows)
 
 
 def test_an_interrupted_episode_is_not_continued():

@@ -79,7 +79,7 @@ class ReplayConfig(StrictModel):
     storage_dir: str | None = Field(default=None, min_length=1, description="Directory for `mmap`, and for no other.")
     prefault: bool = Field(default=True, description="Take the memory or disk space at the start.")
     n_step: int = Field(default=1, ge=1, le=1000, description="Rows that a reward is summed over.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of each of those rows.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward, or a value, one row later.")
     frame_stack: dict[str, int] = Field(
         default_factory=dict, description="Frames in a stack, by key; rows then hold single frames."
     )

@@ -30,6 +30,9 @@ class Batch:
 
     Attributes:
         data: One array `[n, ...]` for each key, `[n, length, ...]` for sequences, in the dtype of the buffer's schema.
+            `discount`, float32, is always among them: the factor of the value of the next observation, that is gamma to
+            the power of the rows in the window (gamma itself unless `n_step` is above 1), or 0 where the episode
+            terminated there; 0, too, where a sequence is padded. Rows that have a `discount` of their own keep it.
         ids: int64, the row ids that `add` and `extend` returned: `[n]`, or `[n, length]` for sequences.
         weights: float32 `[n]`, importance weights; all 1 with uniform sampling. May be read-only.
         info: What the sampler tells about the draw, such as the size of the buffer.

@@ -81,9 +81,9 @@ class ReplayBuffer:
             storage: Where rows live: `ram`; `shm`, memory that other processes of this machine can read (`handle`);
                 `mmap`, files that may be larger than the memory.
             storage_dir: Directory of those files. They have no names, and vanish with the process.
-            n_step: Sum rewards over so many rows: adds the keys `discount` and `n`, and `next_*` and the ends of an
-                episode are those of the last of these rows.
-            gamma: Discount of a reward for each row that it comes later.
+            n_step: Sum rewards over so many rows: adds the key `n`, and `next_*`, `discount` and the ends of an episode
+                are those of the last of these rows.
+            gamma: Discount of a reward for each row that it comes later; `discount` of a batch says what is left of it.
             frame_stack: Frames in a stack, by key. Rows hold single frames; a draw has `[n, frames, ...]`, the newest
                 frame last. Applies to `next_<key>` too.
             padding: What stands in a stack before the first frame of an episode: that frame again (`reset`) or zeros

@@ -85,10 +85,7 @@ class DQN(Experiment[TrainConfig]):
         obs, next_obs = torch.from_numpy(batch["obs"]), torch.from_numpy(batch["next_obs"])
         actions = torch.from_numpy(batch["action"])[:, None]
         rewards, weights = torch.from_numpy(batch["reward"]), torch.tensor(batch.weights)
-        if "discount" in batch:  # replay.n_step > 1: rewards are summed, next_obs is that of the last step
-            discounts = torch.from_numpy(batch["discount"])
-        else:
-            discounts = self.agent.gamma * ~torch.from_numpy(batch["terminated"])
+        discounts = torch.from_numpy(batch["discount"])  # gamma^replay.n_step, and 0 where the episode terminated
         with torch.no_grad():
             next_q = self.target(next_obs)
             best = (self.q(next_obs) if self.agent.double else next_q).argmax(dim=1, keepdim=True)

@@ -27,11 +27,12 @@ def check(batch, n):
 
 @pytest.mark.parametrize(("storage", "attach"), [("shm", True), ("shm", False), ("ram", True)])
 def test_batches_hold_whole_rows_wherever_they_are_copied(make_replay, storage, attach):
-    replay = make_replay(storage=storage)
+    replay = make_replay(storage=storage, gamma=0.5)
     add(replay, np.arange(100, 1400))
     with replay.reader(attach=attach) as reader:
         batch = reader.sample(64)
         check(batch, 64)
+        assert batch["discount"].tolist() == [0.5] * 64
         assert (batch["x"] == batch.ids + 100).all()
         assert batch.ids.min() >= 300
         assert batch.weights.tolist() == [1.0] * 64

@@ -33,7 +33,14 @@ class RowReader:
         self._layout, self._ring, self._links, self._next_rows = layout, ring, links, next_rows
         self._memory = BatchMemory()
         self._n_step = NStep(layout.options.n_step, layout.options.gamma)
+        self._discounts = np.array([layout.options.gamma, 0], np.float32)  # of rows that did not terminate, and did
         self._is_direct = not (layout.options.n_step > 1 or next_rows or layout.stacks)
+        self._stored_keys = [key for key in layout.keys if key not in layout.made]
+        # many set `done` at a truncation too; without `terminated` there is no other way to tell
+        named = [key for key in ("done", "truncated") if key in layout.ends] if "done" in layout.ends else []
+        self._terminal = ["terminated"] if "terminated" in layout.ends else named
+        is_plain = len(self._terminal) == 1 and layout.columns[self._terminal[0]].spec == ("|b1", ())
+        self._flag = self._terminal[0] if is_plain else ""
 
     def batch(self, draw: Draw, low: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         """Copy the rows of a draw.
@@ -99,9 +106,17 @@ class RowReader:
         Returns:
             Arrays `[n, ...]` by key, and the block of records that they view or None.
         """
-        if self._is_direct:
-            return self._ring.gather(self._slots(ids, low), keys, block, out)
-        return self._made(ids, low, keys, block, out)
+        if not self._is_direct:
+            return self._made(ids, low, keys, block, out)
+        slots, made = self._slots(ids, low), self._layout.made
+        if not made or "discount" not in keys:
+            return self._ring.gather(slots, keys, block, out)
+        are_all = keys is self._layout.keys
+        stored = self._stored_keys if are_all else [key for key in keys if key != "discount"]
+        data, block = self._ring.gather(slots, stored, block, out)
+        there = data if block is None or are_all else {key: block[key] for key in self._terminal}
+        data["discount"] = self._discount(ids, low, there, out)
+        return (data if are_all else {key: data[key] for key in keys}), block
 
     def column(self, key: str, ids: Ids, low: int) -> NDArray[Any]:
         """Return the values `[n, ...]` of one key, as they were added."""
@@ -153,7 +168,7 @@ class RowReader:
         data: Data = {}
         last = ids
         if self._links is not None and self._n_step.n > 1:
-            terminated = partial(self._has_terminated, low=low)
+            terminated = partial(self._has_terminated, low=low, there={})
             made = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
             last = made.last
             data = {"reward": made.reward, "discount": made.discount, "n": made.n}
@@ -161,7 +176,7 @@ class RowReader:
         near: list[str] = []
         far: list[str] = []
         for key in keys:
-            if key in data or key in stacked or key in self._layout.paired:
+            if key in data or key in stacked or key in self._layout.paired or key in self._layout.made:
                 continue
             (far if last is not ids and (key in self._layout.ends or key.startswith(PREFIX)) else near).append(key)
         taken, block = self._take(ids, low, near, block, out)
@@ -172,7 +187,27 @@ class RowReader:
                 data[key] = self._stack(key, ids if key in self._layout.options.frame_stack else last, low, out)
             elif key in self._layout.paired:
                 data[key] = self._next(key, last, low, out)
+        if "discount" in keys and "discount" not in data:
+            data["discount"] = self._discount(ids, low, data, out)
         return {key: data[key] for key in keys}, block
+
+    def _discount(
+        self, ids: Ids, low: int, there: Mapping[str, NDArray[Any]], out: Mapping[str, Any] | None
+    ) -> NDArray[Any]:
+        """Return the `discount` of `Returns` for rows whose window is the row alone.
+
+        Args:
+            ids: int64 `[n]`.
+            low: Id of the oldest row of the buffer.
+            there: Columns of these rows that were read already.
+            out: Arrays by key to write into, or None.
+        """
+        terminated = there.get(self._flag)
+        if terminated is None:
+            terminated = self._has_terminated(ids, low, there)
+        if out is None:
+            return self._discounts.take(terminated)  # a third of the price of arithmetic with booleans
+        return self._discounts.take(terminated, out=out["discount"], mode="clip")  # `raise` would buffer
 
     def _take(self, ids: Ids, low: int, keys: list[str], block: Any, out: Mapping[str, Any] | None) -> tuple[Data, Any]:
         if not keys:
@@ -221,19 +256,12 @@ class RowReader:
             values[:, -1] = self.column(key, ids, low)
         return values
 
-    def _has_terminated(self, ids: Ids, low: int) -> NDArray[Any]:
-        ends = self._layout.ends
-        if "terminated" in ends:
-            return self._flags("terminated", ids, low)
-        if "done" not in ends:
+    def _has_terminated(self, ids: Ids, low: int, there: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        flags = [there[key] if key in there else self.column(key, ids, low) for key in self._terminal]
+        if not flags:
             return np.zeros(len(ids), np.bool_)
-        done = self._flags("done", ids, low)
-        # many set `done` at a truncation too; without `terminated` there is no other way to tell
-        return np.greater(done, self._flags("truncated", ids, low)) if "truncated" in ends else done
-
-    def _flags(self, key: str, ids: Ids, low: int) -> NDArray[np.bool_]:
-        flags = self.column(key, ids, low).reshape(len(ids), -1).astype(np.bool_)
-        return np.logical_or.reduce(flags, axis=1)  # type: ignore[no-any-return]  # bool [n]
+        flags = [np.logical_or.reduce(each.reshape(len(ids), -1).astype(np.bool_), axis=1) for each in flags]
+        return np.greater(*flags) if len(flags) > 1 else flags[0]
 
 
 @dataclass(slots=True)

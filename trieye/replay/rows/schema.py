@@ -255,6 +255,7 @@ class Layout:
         paired: The columns `next_<key>` that are read from the next row.
         stacks: Frames in a stack, for each key that is handed out as one, `next_<key>` included.
         ends: The keys that end an episode.
+        made: The keys that are handed out and not added: `discount`, and with n-step returns `n`.
         keys: The keys that are handed out.
         num_earlier: How many earlier rows of its episode a row needs to be made.
 
@@ -277,7 +278,8 @@ class Layout:
             check_known(f"frame_stack key {name!r}", name, self.columns)
         nexts = {PREFIX + name: frames for name, frames in options.frame_stack.items() if PREFIX + name in self.columns}
         self.stacks = {**options.frame_stack, **nexts}
-        self.keys = [*self.columns, *(("discount", "n") if options.n_step > 1 else ())]
+        self.made = _made_beside(self.columns, options)
+        self.keys = [*self.columns, *self.made]
         self.num_earlier = options.num_earlier
         if options.needs_episodes and not self.ends:
             raise ConfigurationError(
@@ -286,6 +288,22 @@ class Layout:
             )
         if options.n_step > 1 and "reward" not in self.columns:
             raise ConfigurationError(f"n_step needs a key 'reward' (found: {', '.join(self.columns)})")
+
+
+def _made_beside(columns: Mapping[str, Column], options: RowOptions) -> tuple[str, ...]:
+    """Return the keys that are made of the rows, besides theirs; one-step rows may bring a `discount` of their own.
+
+    Raises:
+        ConfigurationError: The rows have such a key, with n-step returns.
+    """
+    if options.n_step == 1:
+        return () if "discount" in columns else ("discount",)
+    made = ("discount", "n")
+    if taken := [name for name in made if name in columns]:
+        raise ConfigurationError(
+            f"replay key {taken[0]!r} is what n_step={options.n_step} makes; give the column of the rows another name"
+        )
+    return made
 
 
 def _pairs_in(columns: Mapping[str, Column]) -> dict[str, Column]:
