@@ -1,6 +1,7 @@
 """A replay buffer as plainly as it can be written, rows that tell their numbers, and how two buffers are compared."""
 
 import numpy as np
+import torch
 
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
@@ -148,6 +149,16 @@ def assert_same(one, other):
     for key in one:
         assert one[key].dtype == other[key].dtype, key
         assert np.array_equal(one[key], other[key]), key
+
+
+def assert_fit_for_torch(batch):
+    """Check that torch takes each array of a batch as it is; what it warns of is an error in the tests."""
+    arrays = {**batch.data, "ids": batch.ids, "weights": batch.weights, "mask": batch.mask}
+    for key, array in arrays.items():
+        if array is not None:
+            assert array.flags.writeable, key
+            assert torch.from_numpy(array).data_ptr() == torch.as_tensor(array).data_ptr() == array.ctypes.data, key
+            assert array.flags.c_contiguous or key in batch.data, key  # which may view records
 
 
 def assert_goes_on_alike(one, other, count=10):

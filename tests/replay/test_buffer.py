@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.replay.plain_replay import assert_drawn_by, assert_same, by_id, numbered, one_of, restored, saved
+from tests.replay.plain_replay import (
+    assert_drawn_by,
+    assert_fit_for_torch,
+    assert_same,
+    by_id,
+    numbered,
+    one_of,
+    restored,
+    saved,
+)
 from trieye.config import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, TrieyeError
 from trieye.replay import Draw, ReplayBuffer
@@ -87,8 +96,7 @@ def test_a_batch_reads_like_a_mapping_of_the_keys_that_were_asked_for():
     assert "weight" not in batch
     assert set(dict(batch)) == {*SCHEMA, "discount"}
     assert (batch.weights.dtype, batch.weights.tolist(), batch.info["size"]) == (np.float32, [1.0] * 8, 20)
-    for key in batch:  # torch takes them without a copy
-        assert np.shares_memory(torch.from_numpy(batch[key]).numpy(), batch[key])
+    assert_fit_for_torch(batch)
     assert list(filled(20).sample(8, keys=["reward", "obs"])) == ["reward", "obs"]
 
 
@@ -117,6 +125,16 @@ def test_batches_become_torch_tensors_on_a_device():
     batch = next(filled(90).iter_batches(16, keys=["obs"], device="cpu"))
     assert isinstance(batch["obs"], torch.Tensor)
     assert np.array_equal(batch["obs"][:, 0].numpy(), batch.ids.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_torch_takes_numbers_whose_rows_numpy_would_pack_more_closely(dtype):
+    buffer = ReplayBuffer(9)
+    buffer.extend({"obs": np.arange(8.0, dtype=np.float32), "z": np.arange(8) * dtype(1j), "done": np.zeros(8, bool)})
+    batch = buffer.sample(5)
+    assert batch.records is not None
+    assert (batch["z"].imag == batch["obs"]).all()
+    assert_fit_for_torch(batch)
 
 
 def test_the_schema_comes_from_the_first_row():
@@ -214,7 +232,7 @@ def extended(**arguments):
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
         (lambda: filled(9).sample(0), "at least 1 row"),
         (lambda: filled(9).sample(8, keys=["rewards"]), r"'rewards' is unknown; did you mean 'reward'\?"),
-        (lambda: filled(9).iter_batches(4, prefetch=0, device="cpu"), "prefetch is 0"),
+        (lambda: filled(9).iter_batches(4, prefetch=-1), "prefetch is -1"),
         (lambda: with_obs(n_step=2), "need to know where an episode ends: add a key terminated, truncated or done"),
         (lambda: with_obs(dedup_next=True), "dedup_next needs keys <key> and next_<key>"),
         (
@@ -424,6 +442,7 @@ def test_a_batch_has_the_discount_of_what_comes_next_however_its_rows_are_made(o
     assert batch["discount"].dtype == np.float32
     assert np.array_equal(batch["discount"], expected)
     assert 0 < np.count_nonzero(batch["discount"]) < batch["discount"].size
+    assert_fit_for_torch(batch)
     if "her" not in options:
         draw = buffer.draw(32)
         some = buffer.rows(draw, keys=["discount", "action"])

@@ -8,8 +8,9 @@ import torch
 
 from tests.forked import in_a_child
 from trieye.exceptions import ConfigurationError, ReplayClosedError
+from trieye.replay import ReplayBuffer
 from trieye.replay.batch import Batch
-from trieye.replay.prefetch import Prefetcher, TorchBatches, unpacked
+from trieye.replay.prefetch import DeviceBatches, Prefetcher, TorchBatches, unpacked
 from trieye.replay.samplers.base import Draw, ones
 
 RECORD = np.dtype([("obs", np.float32, (2, 2)), ("n", np.int64), ("done", np.bool_), ("small", np.int16)], align=True)
@@ -169,6 +170,32 @@ def test_batches_are_tensors_on_a_device_and_views_on_the_cpu(packed, device):
             assert device != "cpu" or batch["n"].data_ptr() in rows.memory
 
 
+@PACKED
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_batches_that_are_drawn_one_by_one_on_a_device_are_those_of_numpy_and_keep_their_values(packed, device):
+    shape = (2,) if packed else (300,)
+    buffer, twin = (ReplayBuffer(100, seed=1, sampler="prioritized") for _ in range(2))
+    for one in (buffer, twin):
+        one.extend({"obs": np.random.default_rng(0).normal(size=(100, *shape)), "done": np.arange(100) % 3 == 0})
+    batches = [buffer.sample(n, keys=keys, device=device) for n in (8, 8, 5) for keys in (None, ["discount", "obs"])]
+    expected = [twin.sample(n, keys=keys) for n in (8, 8, 5) for keys in (None, ["discount", "obs"])]
+    for batch, numpy_batch in zip(batches, expected, strict=True):
+        assert list(batch) == list(numpy_batch)
+        assert batch.ids.tolist() == numpy_batch.ids.tolist()
+        assert batch["obs"].device.type == batch.weights.device.type == device
+        assert torch.equal(batch.weights.cpu(), torch.from_numpy(numpy_batch.weights))
+        for key in batch:
+            assert torch.equal(batch[key].cpu(), torch.from_numpy(numpy_batch[key]))
+    one_by_one = buffer.iter_batches(4, prefetch=0, device=device)
+    assert torch.equal(next(one_by_one)["obs"].cpu(), torch.from_numpy(twin.sample(4)["obs"]))
+    sampled = buffer.stats()["sampled"]
+    with pytest.raises(ConfigurationError, match="device 'nonsense' cannot be used"):
+        buffer.sample(4, device="nonsense")
+    with pytest.raises(ConfigurationError, match="leave it away, or use iter_batches"):
+        buffer.sample(5, out=expected[-2], device=device)
+    assert buffer.stats()["sampled"] == sampled
+
+
 def test_a_block_of_records_becomes_tensors_of_its_fields():
     records = Rows().records
     fields = unpacked(torch.from_numpy(records.view(np.uint8).reshape(100, -1)), RECORD, ["small", "obs", "n", "done"])
@@ -197,6 +224,34 @@ class OtherMemory(TorchBatches):
 
     def _pinned(self, array):
         return array.copy()
+
+
+class Copying(TorchBatches):
+    """Copies in place of a device that has memory of its own, and counts how often that was waited for."""
+
+    waited = 0
+
+    def copied(self, batch):
+        moved, _ = super().copied(batch)
+        moved.data = {key: tensor.clone() for key, tensor in moved.data.items()}
+        return moved, self
+
+    def received(self, batch, event):
+        return batch
+
+    def synchronize(self):
+        self.waited += 1
+
+
+def test_batches_that_are_drawn_one_by_one_use_the_memory_they_are_copied_from_again():
+    rows, made, device = Rows(), DeviceBatches(), Copying("cpu")
+    made._devices["other"] = device
+    batches = [made.make("other", None, (8,), rows.draw, rows.fill) for _ in range(4)]
+    assert (len(rows.memory), device.waited) == (1, 3)
+    for batch, ids in zip(batches, rows.draws, strict=True):
+        assert batch["n"].tolist() == batch.ids.tolist() == ids.tolist()
+    made.make("other", None, (9,), rows.draw, rows.fill)
+    assert device.waited == 3
 
 
 def test_what_lies_in_records_is_told_from_what_was_made_beside_them():

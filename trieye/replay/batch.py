@@ -26,7 +26,8 @@ Signature = tuple[Any, ...]
 class Batch:
     """Rows drawn from a buffer; `batch["obs"]` is `batch.data["obs"]`.
 
-    The arrays of small rows are strided views of one block of memory: `torch.from_numpy` takes them as they are.
+    All arrays can be written to, and `torch.from_numpy` takes them as they are; so do those of small rows, which are
+    strided views of one block of memory. With a `device` they are tensors, all but `ids`.
 
     Attributes:
         data: One array `[n, ...]` for each key, `[n, length, ...]` for sequences, in the dtype of the buffer's schema.
@@ -34,7 +35,7 @@ class Batch:
             the power of the rows in the window (gamma itself unless `n_step` is above 1), or 0 where the episode
             terminated there; 0, too, where a sequence is padded. Rows that have a `discount` of their own keep it.
         ids: int64, the row ids that `add` and `extend` returned: `[n]`, or `[n, length]` for sequences.
-        weights: float32 `[n]`, importance weights; all 1 with uniform sampling. May be read-only.
+        weights: float32 `[n]`, importance weights; all 1 with uniform sampling.
         info: What the sampler tells about the draw, such as the size of the buffer.
         mask: bool `[n, length]`, False where a sequence is padded, with zeros; None if nothing can be.
     """

@@ -15,7 +15,7 @@ from trieye.replay.batch import Batch
 from trieye.replay.content import Content
 from trieye.replay.hindsight import Hindsight
 from trieye.replay.limiter import Limiter, Pacing
-from trieye.replay.prefetch import Prefetcher
+from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
 from trieye.replay.rows.store import AttachedReplay, ReplayHandle
@@ -119,6 +119,7 @@ class ReplayBuffer:
             seed=seed,
         )
         self._her, self._storage = her, storage
+        self._on_devices = DeviceBatches()
         if schema is not None:
             columns = [Column.from_dtype(name, spec) for name, spec in schema.items()]
             self._content.store = self._content.made_for(columns)
@@ -188,20 +189,30 @@ class ReplayBuffer:
         content.sampler.added(first, count)
         return np.arange(first, first + count)
 
-    def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+    def sample(
+        self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None, device: str | None = None
+    ) -> Batch:
         """Draw `n` rows, with replacement, or `n` sequences of rows.
 
         Args:
             n: Number of rows.
             out: An earlier batch of the same `n` and `keys`, whose memory is written again; its old values are gone.
             keys: The keys wanted; all if None.
+            device: Hand out torch tensors on this device, such as `cuda`, for the current stream of this thread; NumPy
+                arrays if None. Ids stay NumPy arrays.
 
         Raises:
-            ConfigurationError: The buffer is empty, `n` is below 1, a key is unknown, or `out` is of another size.
+            ConfigurationError: The buffer is empty, `n` is below 1, a key or the device is unknown, or `out` is of
+                another size, or given with a device.
         """
         if self._her is not None:
             self._pacing.settle()
-        return self.rows(self.draw(n), out, keys)
+        if device is None:
+            return self.rows(self.draw(n), out, keys)
+        signature = n, None if keys is None else tuple(keys)
+        return self._on_devices.make(
+            device, out, signature, lambda: self.draw(n), lambda draw, out: self.rows(draw, out, keys)
+        )
 
     def draw(self, n: int, *, above: int = 0, again: bool = False) -> Draw:
         """Decide about the rows of a batch, which `rows` copies; the first half of `sample`.
@@ -237,10 +248,10 @@ class ReplayBuffer:
             keys: The keys wanted; all if None.
             prefetch: Batches that a thread copies ahead. They are decided about as early, and each is valid until the
                 next one is asked for. With 0 there is no thread, and batches have memory of their own.
-            device: Hand out torch tensors on this device, such as `cuda`; NumPy arrays if None. Needs a `prefetch`.
+            device: Hand out torch tensors on this device, as `sample`; NumPy arrays if None.
         """
-        if not prefetch and device is None:
-            return iter(partial(self.sample, n, keys=keys), None)
+        if not prefetch:
+            return iter(partial(self.sample, n, keys=keys, device=device), None)
         prefetcher = Prefetcher(
             lambda: self.draw(n), lambda draw, out: self.rows(draw, out, keys), depth=prefetch, device=device
         )

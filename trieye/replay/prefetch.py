@@ -146,6 +146,47 @@ _Job = tuple[Draw, _Slot]
 _Result = tuple[_Slot, Batch | BaseException]
 
 
+class DeviceBatches:
+    """Makes batches of tensors one at a time, for whoever does not prefetch; each has memory of its own on its device.
+
+    One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[str, TorchBatches] = {}
+        self._slot = _Slot()  # page-locked memory, which the next batch of the same signature is written into
+        self._signature: tuple[Any, ...] = ()
+
+    def make(
+        self, device: str, out: Batch | None, signature: tuple[Any, ...], draw: Callable[[], Draw], fill: Fill
+    ) -> Batch:
+        """Draw and copy rows, and start their copy to the device.
+
+        Args:
+            device: As `TorchBatches` takes it.
+            out: None; refused otherwise.
+            signature: What tells batches of different sizes and keys apart.
+            draw: Decides about the batch.
+            fill: Copies its rows, into the memory of an earlier batch if one is given.
+
+        Raises:
+            ConfigurationError: There is no such device, or `out` is given.
+        """
+        if out is not None:
+            raise ConfigurationError(
+                f"sample(device={device!r}) makes new tensors, and cannot write into `out`; leave it away, or use "
+                "iter_batches(device=...), which uses its memory again"
+            )
+        if device not in self._devices:
+            self._devices[device] = TorchBatches(device)
+        tensors = self._devices[device]
+        slot = self._slot if (device, *signature) == self._signature else _Slot()
+        moved = _make(draw(), slot, fill, tensors)
+        if slot.event is not None:  # otherwise the tensors may be views of that memory
+            self._slot, self._signature = slot, (device, *signature)
+        return tensors.received(moved, slot.event)
+
+
 class Prefetcher:
     """Yields batches for ever; while one is used, a thread copies the rows of the next ones.
 

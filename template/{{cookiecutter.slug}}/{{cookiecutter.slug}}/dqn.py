@@ -84,7 +84,7 @@ class DQN(Experiment[TrainConfig]):
         batch = self.replay.sample(self.agent.batch_size)
         obs, next_obs = torch.from_numpy(batch["obs"]), torch.from_numpy(batch["next_obs"])
         actions = torch.from_numpy(batch["action"])[:, None]
-        rewards, weights = torch.from_numpy(batch["reward"]), torch.tensor(batch.weights)
+        rewards, weights = torch.from_numpy(batch["reward"]), torch.from_numpy(batch.weights)
         discounts = torch.from_numpy(batch["discount"])  # gamma^replay.n_step, and 0 where the episode terminated
         with torch.no_grad():
             next_q = self.target(next_obs)

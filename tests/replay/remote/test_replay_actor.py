@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.replay.plain_replay import assert_fit_for_torch
 from tests.replay.remote.conftest import content
 from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts, save_parts
@@ -68,7 +69,8 @@ def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(victim.die.remote())
     with replay.reader() as reader, replay.writer(flush_rows=64) as writer:
-        check(reader.sample(32))
+        check(batch := reader.sample(32))
+        assert_fit_for_torch(batch)
         assert reader.stats()["reader_attached"]
         for value in range(1, 301):
             writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
@@ -120,7 +122,8 @@ def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_
     with again.reader(attach=False) as reader:
         batch = reader.sample(4)
         batch["x"][:] = 1
-        assert batch["obs"].flags.writeable
+        assert_fit_for_torch(batch)
+        assert reader.sample(4, device="cpu")["x"].tolist() == [0] * 4
         reader.update_priorities(batch.ids, np.ones(4))
     with pytest.raises(ConfigurationError, match="'othr' is unknown; did you mean 'other'"):
         again.reader("othr").sample(1)

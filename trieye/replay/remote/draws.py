@@ -202,7 +202,10 @@ class FarRows:
                 self._num_ahead // 2,
             )
         self.generation, batch = batches.next(deadline)
-        if out is None:  # what was sent is read-only
+        # what was sent is read-only
+        batch.ids, batch.weights = batch.ids.copy(), batch.weights.copy()
+        batch.mask = None if batch.mask is None else batch.mask.copy()
+        if out is None:
             batch.data = {key: np.array(array) for key, array in batch.data.items()}
             return batch
         out.check(n, batch.ids.shape, batch)

@@ -77,9 +77,10 @@ class Plan:
         )
 
     def draws(self) -> list[Draw]:
-        """Return the draws, as views."""
-        masks = [None] * len(self.ids) if self.masks is None else list(self.masks)
-        return [Draw(*parts) for parts in zip(self.ids, self.weights, self.infos, masks, self.scales, strict=True)]
+        """Return the draws, as copies: what was sent is read-only."""
+        masks = [None] * len(self.ids) if self.masks is None else [mask.copy() for mask in self.masks]
+        ids, weights = [each.copy() for each in self.ids], [each.copy() for each in self.weights]
+        return [Draw(*parts) for parts in zip(ids, weights, self.infos, masks, self.scales, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
-from trieye.replay.prefetch import Prefetcher
+from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.remote.channel import Channel, Client, Deadline, ask, poll_s
 from trieye.replay.remote.draws import FarRows, NearRows
 from trieye.replay.remote.messages import DEFAULT_TABLE
@@ -20,6 +20,8 @@ from trieye.replay.samplers.base import Draw, Ids, paired
 
 MAX_CALLS = 2
 MAX_WAITING_ROWS = 1 << 16
+NO_DRAW = Draw(np.empty(0, np.int64), np.empty(0, np.float32))
+"""What is decided before rows are copied: nothing, as the decision may have to be made again while they are."""
 
 
 class Reader(Client):
@@ -58,28 +60,38 @@ class Reader(Client):
         self._rows: NearRows | FarRows = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
         self._updates = Updates(channel, table, timeout_s)
         self._num_sampled = 0
-        self._lock = threading.Lock()  # guards `_rows` and the count: `iter_batches` draws in a thread
+        self._on_devices = DeviceBatches()
+        self._lock = threading.Lock()  # guards `_rows`, the count, `_on_devices`: `iter_batches` draws in a thread
         self._updates_lock = threading.Lock()  # guards `_updates`; never taken together with the other
         self._is_closed = False
 
-    def sample(self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+    def sample(
+        self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None, device: str | None = None
+    ) -> Batch:
         """Draw `n` rows; waits until there are any, or until a limiter lets them go.
 
         Args:
             n: Number of rows, or of sequences.
             out: An earlier batch of the same `n` and `keys`, whose memory is written again.
             keys: The keys wanted; all if None.
+            device: Hand out torch tensors on this device, as `ReplayBuffer.sample`; NumPy arrays if None.
 
         Raises:
             ReplayTimeoutError: There was nothing to draw for `timeout_s`, or the server was away for so long.
             ReplayClosedError: The reader is closed.
-            ConfigurationError: `n` is below 1, a key is unknown, or `out` is of another size.
+            ConfigurationError: `n` is below 1, a key or the device is unknown, or `out` is of another size, or given
+                with a device.
         """
         self._check_open()
         if n < 1:
             raise ConfigurationError(f"sample({n}): at least 1 row must be asked for")
         with self._lock:
-            return self._sample(n, out, keys)
+            if device is None:
+                return self._sample(n, out, keys)
+            signature = n, None if keys is None else tuple(keys)
+            return self._on_devices.make(
+                device, out, signature, lambda: NO_DRAW, lambda _, out: self._sample(n, out, keys)
+            )
 
     def sample_many(self, k: int, n: int, keys: Sequence[str] | None = None) -> list[Batch]:
         """Draw `k` batches of `n` rows; raises what `sample` raises."""
@@ -95,14 +107,12 @@ class Reader(Client):
             keys: The keys wanted; all if None.
             prefetch: Batches that a thread draws and copies ahead; each is valid until the next one is asked for. With
                 0 there is no thread, and batches have memory of their own.
-            device: Hand out torch tensors on this device, such as `cuda`; NumPy arrays if None. Needs a `prefetch`.
+            device: Hand out torch tensors on this device, as `sample`; NumPy arrays if None.
         """
-        if not prefetch and device is None:
-            return iter(partial(self.sample, n, keys=keys), None)
-        # decided and copied by the thread: the decision may have to be made again while copying
-        nothing = Draw(np.empty(0, np.int64), np.empty(0, np.float32))
+        if not prefetch:
+            return iter(partial(self.sample, n, keys=keys, device=device), None)
         return Prefetcher(
-            lambda: nothing, lambda _, out: self.sample(n, out=out, keys=keys), depth=prefetch, device=device
+            lambda: NO_DRAW, lambda _, out: self.sample(n, out=out, keys=keys), depth=prefetch, device=device
         )
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:

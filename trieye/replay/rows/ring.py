@@ -1,5 +1,6 @@
 """Ring: the memory of the newest rows, one preallocated array for each key or one of packed records."""
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct, error
@@ -37,8 +38,7 @@ class Ring:
         if not self.columns:
             raise ConfigurationError("replay schema is empty; a row needs at least one key")
         order = sorted(self.columns.values(), key=lambda column: not column.shape)  # arrays first, for `RowPacker`
-        fields = {"names": [column.name for column in order], "formats": [(c.dtype, c.shape) for c in order]}
-        record = np.dtype(fields, align=True)  # type: ignore[call-overload]  # of such a dictionary
+        record = _record(order)
         self.is_packed = record.itemsize <= MAX_PACKED_BYTES
         self.records = memory.allocate("rows", (capacity,), record) if self.is_packed else None
         self.cells = {
@@ -217,6 +217,26 @@ class UnreadRows:
             here = homes == home
             for name, rows in self._parts[home].items():
                 cells[name][slots[here]] = rows[ids[here] - self._starts[home]]
+
+
+def _record(columns: Sequence[Column]) -> np.dtype[Any]:
+    """Return the dtype of a packed row, in which the fields lie as torch takes them.
+
+    It steps from row to row by whole elements; NumPy aligns complex numbers to half their size only.
+    """
+    offsets, end = [], 0
+    for column in columns:
+        start = -(-end // column.dtype.itemsize) * column.dtype.itemsize
+        offsets.append(start)
+        end = start + column.dtype.itemsize * math.prod(column.shape)
+    widest = max(column.dtype.itemsize for column in columns)
+    fields = {
+        "names": [column.name for column in columns],
+        "formats": [(column.dtype, column.shape) for column in columns],
+        "offsets": offsets,
+        "itemsize": -(-end // widest) * widest,
+    }
+    return np.dtype(fields, align=True)  # type: ignore[call-overload, no-any-return]  # of such a dictionary
 
 
 def row_count(arrays: Mapping[str, NDArray[Any]]) -> int:

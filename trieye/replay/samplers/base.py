@@ -24,7 +24,7 @@ class Draw:
 
     Attributes:
         ids: int64 `[n]`, or `[n, length]` for sequences; -1 marks a step that only pads a sequence.
-        weights: float32 `[n]`, importance weights; all 1 without priorities. May be read-only.
+        weights: float32 `[n]`, importance weights; all 1 without priorities.
         info: What the sampler tells about the draw, as plain numbers.
         mask: bool `[n, length]`, False where a sequence is padded; None if nothing can be.
         scale: The largest weight before all were divided by it, so that two draws can become one.
@@ -201,7 +201,7 @@ class UniformSampler:
 
     def judge(self, ids: Ids, low: int, high: int) -> Draw:
         """Return the ids with weights that are all 1."""
-        return Draw(ids, ones(len(ids)), {"size": high - low})
+        return Draw(ids, ones(len(ids)).copy(), {"size": high - low})  # a batch is the user's, and torch wants to write
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Do nothing, so that an algorithm with priorities runs unchanged."""

@@ -82,7 +82,7 @@ class SequenceSampler:
             budget -= count
         if missing:
             taken.append(self._links_of(self.starts.pick(missing, self._all_starts(low, high), rng)))
-        ids = np.concatenate(taken)
+        ids = np.ascontiguousarray(np.concatenate(taken))  # the links come column by column
         draw = self.starts.judge(ids[:, 0], low, high)
         return Draw(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
 
