@@ -143,14 +143,27 @@ class Content:
         if self._pacing.is_needed and not again:
             self._pacing.before_draw(n)
         draw = self._decide(n, store)
-        for _ in range(MAX_REDRAWS if above > store.low else 0):
+        if above:
+            draw = self._without_late(draw, store, above)
+        if again:
+            return draw
+        # counted is what the user gets, whatever was discarded on the way
+        self.sampler.handed_out(draw)
+        if self._pacing.is_needed:
+            self._pacing.after_draw(n)
+        self.counts.sampled += draw.ids.size
+        if "staleness_mean" in draw.info:
+            self.counts.was_stale(draw)
+        return draw
+
+    def _without_late(self, draw: Draw, store: RowStore, above: int) -> Draw:
+        """Replace rows below an id where a few tries find others."""
+        for _ in range(MAX_REDRAWS):
             late = below(draw, above)
             if not late.any():
                 break
-            self.sampler.discarded(draw.ids.reshape(n, -1)[late, 0], for_good=False)
+            self.sampler.discarded(draw.ids.reshape(len(draw), -1)[late, 0], for_good=False)
             draw = spliced(draw, late, self._decide(int(np.count_nonzero(late)), store))
-        if not again:
-            self._handed_out(draw)
         return draw
 
     def _decide(self, n: int, store: RowStore) -> Draw:
@@ -161,15 +174,6 @@ class Content:
         return with_history(
             draw, lambda ids: store.reader.lacks_history(ids, low), self.sampler, self._rng, low=low, high=total
         )
-
-    def _handed_out(self, draw: Draw) -> None:
-        """Count a draw as what the user gets, whatever was discarded on the way."""
-        self.sampler.handed_out(draw)
-        if self._pacing.is_needed:
-            self._pacing.after_draw(len(draw))
-        self.counts.sampled += draw.ids.size
-        if "staleness_mean" in draw.info:
-            self.counts.was_stale(draw)
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
         """Set the priorities of those rows that are still there, and return how many these are."""

@@ -108,15 +108,17 @@ class RowReader:
         """
         if not self._is_direct:
             return self._made(ids, low, keys, block, out)
-        slots, made = self._slots(ids, low), self._layout.made
-        if not made or "discount" not in keys:
+        slots, layout = self._slots(ids, low), self._layout
+        if not layout.made or "discount" not in keys:
             return self._ring.gather(slots, keys, block, out)
-        are_all = keys is self._layout.keys
-        stored = self._stored_keys if are_all else [key for key in keys if key != "discount"]
-        data, block = self._ring.gather(slots, stored, block, out)
-        there = data if block is None or are_all else {key: block[key] for key in self._terminal}
+        if keys is layout.keys:
+            data, block = self._ring.gather(slots, self._stored_keys, block, out)
+            data["discount"] = self._discount(ids, low, data, out)
+            return data, block
+        data, block = self._ring.gather(slots, [key for key in keys if key != "discount"], block, out)
+        there = data if block is None else {key: block[key] for key in self._terminal}
         data["discount"] = self._discount(ids, low, there, out)
-        return (data if are_all else {key: data[key] for key in keys}), block
+        return {key: data[key] for key in keys}, block
 
     def column(self, key: str, ids: Ids, low: int) -> NDArray[Any]:
         """Return the values `[n, ...]` of one key, as they were added."""
