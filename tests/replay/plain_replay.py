@@ -1,7 +1,6 @@
 """A replay buffer as plainly as it can be written, rows that tell their numbers, and how two buffers are compared."""
 
 import numpy as np
-import torch
 
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
@@ -153,6 +152,8 @@ def assert_same(one, other):
 
 def assert_fit_for_torch(batch):
     """Check that torch takes each array of a batch as it is; what it warns of is an error in the tests."""
+    import torch
+
     arrays = {**batch.data, "ids": batch.ids, "weights": batch.weights, "mask": batch.mask}
     for key, array in arrays.items():
         if array is not None:

@@ -112,6 +112,8 @@ def assert_goes_on(make, directory, *, steps=200, seed=3):
 
 @pytest.mark.parametrize("env_id", PLAIN)
 def test_episodes_of_classic_control_and_toy_text_go_on_bit_for_bit(env_id, tmp_path):
+    if env_id not in gym.registry:
+        pytest.skip(f"gymnasium {gym.__version__} has no {env_id}")
     assert_goes_on(lambda: gym.make(env_id, max_episode_steps=30), tmp_path)
 
 

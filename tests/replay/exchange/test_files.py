@@ -52,6 +52,19 @@ def test_rows_come_back_as_they_were(tmp_path, name, options, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_keys_may_have_any_name(tmp_path, name):
+    write, read = FORMATS[name]
+    buffer, other = ReplayBuffer(5), ReplayBuffer(5)
+    rows = {"file": np.arange(3), "allow_pickle": np.arange(3) / 2}
+    buffer.extend(rows)
+    write(buffer, tmp_path / "rows")
+    read(other, tmp_path / "rows")
+    assert {key: array.tolist() for key, array in content(other)[0].items()} == {
+        key: array.tolist() for key, array in rows.items()
+    }
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_an_empty_buffer_is_an_empty_file(tmp_path, name):
     write, read = FORMATS[name]
     assert write(ReplayBuffer(5), tmp_path / "rows") == 0

@@ -50,8 +50,11 @@ def export_npz(buffer: ReplayBuffer, path: str | Path) -> int:
     chunks = list(buffer.iter_rows())
     arrays = {key: np.concatenate([rows[key] for rows, _ in chunks]) for key in (chunks[0][0] if chunks else ())}
     episodes = np.concatenate([numbers for _, numbers in chunks]) if chunks else np.empty(0, np.int64)
-    with _replaced(Path(path)) as file:
-        np.savez(file, allow_pickle=False, **{EPISODE: episodes, **arrays})
+    # as np.savez, which has arguments that a key may be called, and does not know `allow_pickle` before NumPy 2.2
+    with _replaced(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        for key, array in {EPISODE: episodes, **arrays}.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
     return len(episodes)
 
 
