@@ -1,6 +1,9 @@
 # make demo   bake a project, train DQN on CartPole, show where to look      (SEED=1 for another seed)
 # make test   format, lint, types and all tests
 # make check  format, lint and types only
+# make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 6 minutes
+# make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
+#                   about 5 minutes each                                     (FAST=tests/config for some tests only)
 # make bench  every goal of the benchmarks folder as one JSON line each
 # make soak   kills, damage, outages, full disks, by the hundred: about 25 minutes
 # make format mend what the formatter and the linter can mend
@@ -8,13 +11,16 @@
 
 PYTHON ?= python3
 SEED ?= 0
+FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats)
 BIN := .venv/bin
 READY := .venv/.ready
 
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench soak clean format
+LOWEST := .venv-lowest
+
+.PHONY: demo test test-lowest test-matrix check bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -30,6 +36,21 @@ demo: $(READY)
 
 test: check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+$(LOWEST)/.ready: pyproject.toml .ci/lowest.py
+	@echo "Installing the lowest versions into $(LOWEST) (a few minutes) ..."
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt -e '.[dev,rl]'
+	@touch $@
+
+# Ray 2.48 leaves files open when it starts, which pytest 8 makes an error of the test that runs then
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" -p no:cacheprovider \
+	  -W default::pytest.PytestUnraisableExceptionWarning $(FAST)
+
+test-matrix:
+	@$(PYTHON) .ci/matrix.py $(FAST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -49,4 +70,4 @@ soak: $(READY)
 	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
 
 clean:
-	rm -rf .venv .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest .matrix .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
