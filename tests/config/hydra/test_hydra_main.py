@@ -184,7 +184,8 @@ def test_a_sweep_asked_for_by_the_mode_has_its_directory_and_its_sweeper_the_obj
         "        print('objective', job_return.return_value)\n"
     )
     words = ["hydra.mode=MULTIRUN", "hydra.sweep.dir='my sweep!'", "+hydra.callbacks.seen._target_=seen.Seen"]
-    ended = project.ran(*words, "seed=5,6")
+    ended = project.run(*words, "seed=5,6")  # Hydra 1.4 warns of callbacks that are not its own
+    assert ended.code == 0, ended.err
     assert _said(ended.out, "objective") == ["5.0", "6.0"]
     assert [said.split()[:2] for said in _said(ended.out, "config")] == [["my_sweep_0", "5"], ["my_sweep_1", "6"]]
 
