@@ -1,6 +1,7 @@
 """A replay buffer as plainly as it can be written, rows that tell their numbers, and how two buffers are compared."""
 
 import numpy as np
+import pytest
 
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
@@ -152,8 +153,7 @@ def assert_same(one, other):
 
 def assert_fit_for_torch(batch):
     """Check that torch takes each array of a batch as it is; what it warns of is an error in the tests."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     arrays = {**batch.data, "ids": batch.ids, "weights": batch.weights, "mask": batch.mask}
     for key, array in arrays.items():
         if array is not None:
