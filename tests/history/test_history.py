@@ -264,7 +264,7 @@ def test_a_full_disk_costs_nothing(written, monkeypatch):
 
 def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
     columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
-    columns.operations[3] = msgspec.msgpack.encode({"type": "LogVideo", "name": "v"})
+    columns.operations[3] = msgspec.msgpack.encode({"type": "LogSmell", "name": "v"})
     written.journal.append("pass", b"", at=0.0)
     chunks = [Chunk(0, 5, columns.to_chunk())]
     written.journal.commit(Snapshot(1, 5, 0.0, b""), chunks=chunks, keep_after=1)
@@ -274,5 +274,5 @@ def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
         assert drain(written.history) == [point(0), LogParams({"a": "1"}), point(2), point(4)]
         assert written.history.num_lost == 1
         written.roll()
-    assert pq.read_table(written.path_of(0))["kind"].to_pylist()[3] == "LogVideo"
-    assert "LogVideo" in caplog.text
+    assert pq.read_table(written.path_of(0))["kind"].to_pylist()[3] == "LogSmell"
+    assert "LogSmell" in caplog.text

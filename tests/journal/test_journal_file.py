@@ -112,7 +112,7 @@ def synced(tmp_path, monkeypatch):
         if (tmp_path / "broken").exists():
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr("trieye.journal.file._sync", sync)
     journal = Journal(tmp_path / "journal.db", durability="interval")
     yield journal, tries
     journal.close()

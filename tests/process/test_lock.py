@@ -115,7 +115,10 @@ def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
     path = tmp_path / "run" / "run.lock"
     RunLock.check(path)
     assert not path.parent.exists()
-    with RunLock(path), pytest.raises(RunLockedError, match="is open in this process already"):
+    with (
+        RunLock(path),
+        pytest.raises(RunLockedError, match=f"process {os.getpid()} on .*, which is this one: close it first"),
+    ):
         RunLock.check(path)
     RunLock.check(path)
     with RunLock(path) as lock:

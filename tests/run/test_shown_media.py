@@ -72,7 +72,7 @@ def log_all(make_config):
 
 def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(shown):
     run, _ = shown
-    events = EventAccumulator(str(run.dir / "tensorboard"), size_guidance={"images": 0, "tensors": 0}).Reload()
+    events = EventAccumulator(str(run.dir), size_guidance={"images": 0, "tensors": 0}).Reload()
     # the first attempt left no checkpoint and the second did not restore: both are parts of one curve
     videos = {event.step: event.encoded_image_string for event in events.Images("episode")}
     assert videos.keys() == {1, 2}

@@ -123,17 +123,17 @@ class RunLock:
         if (found := self.holder()) is None:
             return f"run {run!r} is being written by another process ({self.path} is locked); {advice}"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found.get("started") or 0)))
-        if (found.get("pid"), found.get("host")) == (os.getpid(), socket.gethostname()):
-            return (
-                f"run {run!r} is open in this process already, since {since}; close it first, with run.close() or by "
-                "leaving its `with` block, or choose another run_name"
-            )
         if getattr(multiprocessing.current_process(), "_inheriting", False) and found.get("pid") == os.getppid():
             return (
                 f"run {run!r} is being written by the process that started this one, which by `spawn` runs the same "
                 'program anew: put what starts the run below `if __name__ == "__main__":`'
             )
         who = f"process {found.get('pid')} on {found.get('host')} since {since}"
+        if (found.get("pid"), found.get("host")) == (os.getpid(), socket.gethostname()):
+            return (
+                f"run {run!r} is being written by {who}, which is this one: close it first, with run.close() or by "
+                "leaving its `with` block, or choose another run_name"
+            )
         if self.is_of_hub and found.get("actor"):
             who = f"a hub, the Ray actor {found['actor']!r} at {found.get('address')}: {who}"
             advice = (
