@@ -9,16 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
 import pytest
-from mlflow import MlflowClient
+from mlflow import MlflowClient, environment_variables
 
 from trieye.exceptions import ConfigurationError, SinkBusyError, TrieyeError
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.mlflow.store import alone, set_environment
+from trieye.sinks.mlflow.store import alone, prepare_client
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
 
@@ -137,44 +138,42 @@ def test_a_store_whose_password_was_left_out_is_never_asked(tmp_path, monkeypatc
 def environment(monkeypatch):
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
-    # deleting first what may be set later makes monkeypatch undo it
-    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_ALLOW_FILE_STORE"):
-        monkeypatch.setenv(name, "unset")
-        monkeypatch.delenv(name)
     return monkeypatch
 
 
-def mlflow_settings():
-    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+def settings(uri=None):
+    """Return what MLflow goes by: in a thread that prepares its client for a store, or in this one."""
+    names = ("HTTP_REQUEST_MAX_RETRIES", "HTTP_REQUEST_TIMEOUT", "ALLOW_FILE_STORE", "SUPPRESS_PRINTING_URL_TO_STDOUT")
+    variables = [getattr(environment_variables, f"MLFLOW_{name}") for name in names]
+    if uri is None:
+        return [variable.get() for variable in variables]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(prepare_client, uri).result()
+        return pool.submit(lambda: [variable.get() for variable in variables]).result()
 
 
-@pytest.mark.usefixtures("environment")
-def test_a_server_is_not_retried_for_minutes():
-    set_environment("http://localhost:1")
-    assert int(mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]) <= 1
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("http://localhost:1", [1, 30, None, None]),
+        ("https://ann:secret@localhost:1", [1, 30, None, True]),
+        ("file:///tmp/mlruns", [None, None, True, None]),
+    ],
+)
+def test_what_a_store_needs_is_set_for_our_threads_only(environment, uri, expected):
+    before, found = settings(), settings(uri)
+    assert [value if wanted is None else wanted for value, wanted in zip(found, expected, strict=True)] == found
+    assert settings() == before
+    assert not [name for name in os.environ if name.startswith("MLFLOW_")]
 
 
 def test_settings_of_the_user_stay(environment):
     environment.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
-    set_environment("https://localhost:1")
-    assert mlflow_settings()["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "6"
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("uri", ["sqlite:////tmp/mlflow.db", "postgresql://host/db", "databricks://profile"])
-def test_a_database_needs_no_settings(uri):
-    set_environment(uri)
-    assert mlflow_settings() == {}
-
-
-@pytest.mark.usefixtures("environment")
-def test_a_directory_is_allowed_as_a_store():
-    set_environment("file:///tmp/mlruns")
-    assert mlflow_settings() == {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    assert settings("https://localhost:1")[:2] == [6, 30]
 
 
 def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_each_retry(caplog, monkeypatch):
-    set_environment("sqlite:///store.db")
+    prepare_client("sqlite:///store.db")
     monkeypatch.setattr(logging.getLogger("mlflow"), "propagate", True)  # without, only newer pytests see its records
     fail = partial(logging.getLogger("mlflow.store.db.utils").error, "SQLAlchemy database error")
     sink = threading.Thread(target=fail, name="trieye-sink-mlflow")

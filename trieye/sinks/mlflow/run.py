@@ -128,7 +128,7 @@ def delete_run(uri: str, run_id: str) -> None:
         return
     from mlflow import MlflowClient
 
-    mlflow_store.set_environment(uri)
+    mlflow_store.prepare_client(uri)
     client = MlflowClient(tracking_uri=uri)
     try:
         if client.get_run(run_id).info.lifecycle_stage != "deleted":

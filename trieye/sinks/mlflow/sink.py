@@ -243,7 +243,7 @@ class MlflowSink:
     def _connect(self, run: RunInfo) -> str:
         from mlflow import MlflowClient
 
-        mlflow_store.set_environment(self._uri)
+        mlflow_store.prepare_client(self._uri)
         if mlflow_store.is_sqlite(self._uri):
             # half a second of imports, which others need not wait for
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - only loaded

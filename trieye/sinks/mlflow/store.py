@@ -5,6 +5,7 @@ import glob
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -16,16 +17,10 @@ from trieye.files.atomic import fsync_directory
 
 log = logging.getLogger("trieye.sinks")
 
-_HTTP_DEFAULTS = {
-    # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
-    # retries anyway, and keeps count
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}
-_POOL_CLASS = "MLFLOW_SQLALCHEMYSTORE_POOLCLASS"
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 _LOCK_TIMEOUT_S = 120.0
 _BUSY_TIMEOUT_S = 10.0
+_threads = threading.local()
 
 
 def is_sqlite(uri: str) -> bool:
@@ -38,18 +33,39 @@ def is_file_store(uri: str) -> bool:
     return uri.startswith("file:") or "://" not in uri
 
 
-def set_environment(uri: str) -> None:
-    """Give MLflow the settings that this kind of store needs; what the user has set stays."""
+def prepare_client(uri: str) -> None:
+    """Give the MLflow of this thread, and of our other ones, the settings that this kind of store needs.
+
+    What the user has set stays, and so does what MLflow does in the user's own threads.
+    """
+    _threads.is_ours = True
     if redacted_text(uri) != uri:  # at the end of a run it prints the address with the password
-        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+        _set_in_our_threads("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", value=True)
     if uri.startswith(("http:", "https:")):
-        for name, value in _HTTP_DEFAULTS.items():
-            os.environ.setdefault(name, value)
+        # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
+        # retries anyway, and keeps count
+        _set_in_our_threads("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 1)
+        _set_in_our_threads("MLFLOW_HTTP_REQUEST_TIMEOUT", 30)
         logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_sink)
     elif is_file_store(uri):
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        _set_in_our_threads("MLFLOW_ALLOW_FILE_STORE", value=True)
     else:  # a traceback of 40 lines for each retry on a full disk
         logging.getLogger("mlflow.store.db.utils").addFilter(_not_of_a_sink_at_all)
+
+
+def _set_in_our_threads(name: str, value: object) -> None:
+    """Let one of MLflow's environment variables, where the environment does not have it, be something else for us."""
+    from mlflow import environment_variables
+
+    variable = getattr(environment_variables, name, None)
+    if variable is None:  # an MLflow that does not ask
+        return
+    before = type(variable).get
+    variable.get = lambda: value if _is_ours() and name not in os.environ else before(variable)
+
+
+def _is_ours() -> bool:
+    return getattr(_threads, "is_ours", False) or threading.current_thread().name.startswith("trieye-sink-")
 
 
 @contextlib.contextmanager
@@ -263,19 +279,17 @@ def _create(path: Path) -> None:
 
 
 def _make_tables(draft: Path) -> None:
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient, environment_variables
 
-    # MLflow keeps its engines for ever, and an engine with a pool keeps a connection to the draft open; other threads
-    # that make one meanwhile get one without a pool, too, which is slower and nothing else
-    before = os.environ.get(_POOL_CLASS)
-    os.environ[_POOL_CLASS] = "NullPool"
+    # MLflow keeps its engines for ever, and an engine with a pool keeps a connection to the draft open
+    pool = environment_variables.MLFLOW_SQLALCHEMYSTORE_POOLCLASS
+    pool.get = lambda: getattr(_threads, "pool", None) or type(pool).get(pool)
+    _threads.pool = "NullPool"
     try:
         with quiet("mlflow.store.db.utils"):
             MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
     finally:
-        os.environ.pop(_POOL_CLASS)
-        if before is not None:
-            os.environ[_POOL_CLASS] = before
+        _threads.pool = None
 
 
 def _remove_drafts(path: Path) -> None:
