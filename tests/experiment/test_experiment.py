@@ -2,15 +2,19 @@ import random
 import shutil
 import signal
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 import trieye
 from trieye.config.sinks import SinksConfig
-from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
 from trieye.files.run_record import RunRecord
-from trieye.history.history import read_history
+from trieye.history.history import History
+from trieye.history.table import read_history
+from trieye.journal.journal import Journal
+from trieye.stats.operations import LogImage, LogTable
 
 
 class Walk(trieye.Experiment):
@@ -42,6 +46,24 @@ class Walk(trieye.Experiment):
 
     def cleanup(self):
         self.cleaned = True
+
+
+class Showing(Walk):
+    """The same, with pictures and notes in its run."""
+
+    def setup(self, config):
+        super().setup(config)
+        self.notes = None if self._run is None else self.run.dir / "notes.txt"
+
+    def step(self):
+        self.run.log_image("path", np.zeros((4, 4), np.uint8))
+        return super().step()
+
+    def evaluate(self):
+        self.notes.write_text(f"evaluated at {self.run.step}")
+        self.run.log_artifact(self.notes)
+        self.run.log_table("visits", {"x": [1, 2]})
+        return super().evaluate()
 
 
 class InFiles(Walk):
@@ -80,6 +102,19 @@ def test_it_trains_to_its_last_step_and_tells_the_best_objective_and_its_checkpo
     assert trieye.load_checkpoint(result.run_dir, 40).objective == -10.0
     with pytest.raises(CheckpointError, match=r"no checkpoint 7 \(steps: 10, 20, 30, 40, 50\)"):
         trieye.load_checkpoint(result.run_dir, 7)
+
+
+def test_an_experiment_has_its_run_and_one_without_says_so(loop_config):
+    result = trieye.run_experiment(Showing, loop_config(steps=4, evaluate_every_steps=2))
+    with closing(Journal(result.run_dir / "journal.db")) as journal:
+        items, _ = History(journal, result.run_dir / "history").read(0, 10_000)
+    shown = [item for item in items if isinstance(item, LogImage | LogTable)]
+    assert [(type(item), item.name, item.step) for item in shown] == [
+        (LogImage, "path", 1), (LogImage, "path", 2), (LogTable, "visits", 2),
+        (LogImage, "path", 3), (LogImage, "path", 4), (LogTable, "visits", 4),
+    ]  # fmt: skip
+    with pytest.raises(RunClosedError, match="has no run: run_experiment makes it with one"):
+        Showing(loop_config(steps=4)).step()
 
 
 @pytest.mark.parametrize(

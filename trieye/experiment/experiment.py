@@ -15,7 +15,7 @@ from trieye.checkpoints.store import CheckpointStore
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
-from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
+from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.experiment.finished import Progress, Result, finished, finished_sentence
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
@@ -36,11 +36,25 @@ class Experiment(Generic[ConfigT]):
 
     Args:
         config: The config of the run.
+        run: The run that it trains in, which `run_experiment` opens; None: it is made to be looked at or evaluated.
     """
 
-    def __init__(self, config: ConfigT) -> None:
-        self.config = config
+    def __init__(self, config: ConfigT, run: Run | None = None) -> None:
+        self.config, self._run = config, run
         self.setup(config)
+
+    @property
+    def run(self) -> Run:
+        """The run: pictures, videos, tables and files for it, its directory, its replay buffer, clients for workers.
+
+        It logs what `step` and `evaluate` return, and saves, without being asked.
+
+        Raises:
+            RunClosedError: The experiment was made without a run.
+        """
+        if self._run is None:
+            raise RunClosedError(f"{type(self).__name__}(config) has no run: run_experiment makes it with one")
+        return self._run
 
     def setup(self, config: ConfigT) -> None:
         """Make models, optimizers and environments."""
@@ -132,7 +146,7 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         seed_all(config.seed)
-        made = experiment_class(config)
+        made = experiment_class(config, run)
         try:
             loop = _Loop(made, run)
             reason = loop.drive()
