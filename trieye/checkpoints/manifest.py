@@ -153,13 +153,17 @@ def _check_version(path: Path, version: int) -> None:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    seal = zlib.crc32(json.dumps(content, sort_keys=True).encode())
-    text = json.dumps({"manifest": content, "crc32": seal}, sort_keys=True, indent=1, allow_nan=False)
+    text = json.dumps({"manifest": content, "crc32": _seal(content)}, sort_keys=True, indent=1, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def _unsealed(text: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(text)["manifest"]
-    if _sealed(content) != text:
+    held = json.loads(text)
+    content: dict[str, Any] = held["manifest"]
+    if _seal(content) != held["crc32"] or not text.endswith(b"\n"):
         raise ValueError("its checksum does not match")
     return content
+
+
+def _seal(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
