@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import trieye
+from trieye.checkpoints.store import CheckpointStore
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
 from trieye.files.run_record import RunRecord
@@ -371,3 +372,53 @@ def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, mo
     with pytest.raises(CheckpointError, match="is no name of a file inside its directory"):
         trieye.run_experiment(InFiles, config)
     assert not list(tmp_path.rglob("planted*"))
+
+
+class Counting(Walk):
+    """The same, with updates from its third step on."""
+
+    def step(self):
+        values = super().step()
+        return {**values, "updates": 3 if self.steps_done > 2 else 0}
+
+
+@pytest.mark.parametrize(
+    ("axis", "saved", "total"), [("env_steps", [20, 40, 60], 60), ("updates", [21, 42, 60], 60), ("step", [20, 40], 40)]
+)
+def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, total):
+    config = loop_config(every=20, axis=axis, steps=total, evaluate_every_steps=30)
+    result = trieye.run_experiment(Counting, config)
+    assert result.step == total
+    assert result.stop_reason == f"loop.steps={total} done"
+    store = CheckpointStore(result.run_dir / "checkpoints", read_only=True)
+    kept = [entry.step for entry in store.entries()]
+    assert set(saved) <= set(kept)
+    table = read_history(result.run_dir, ["position", "progress/env_steps", "progress/updates"]).to_pylist()
+    if axis != "step":
+        counted = [row for row in table if row["metric"] == f"progress/{axis}"]
+        assert all(row["step"] == row["value"] for row in counted)
+    loop = trieye.load_checkpoint(result.run_dir, "latest").objects["loop"]
+    done = loop["iterations"]
+    assert (loop["env_steps"], loop["updates"]) == (4 * done, 3 * (done - 2))
+    assert RunRecord.read(result.run_dir / "run.json").axis == axis
+
+
+def test_a_run_that_goes_on_keeps_its_axis(loop_config):
+    trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
+    with pytest.raises(ConfigurationError, match=r"loop.axis=updates: the steps of run 'run' count env_steps since"):
+        trieye.run_experiment(Counting, loop_config(axis="updates", steps=400))
+    result = trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=80))
+    assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (80, 80, 20)
+
+
+def test_another_run_that_starts_from_it_may_count_otherwise(loop_config, make_config):
+    trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
+    persistence = {"load_checkpoint_path": "run:latest"}
+    other = make_config(run_name="other", loop={"axis": "updates", "steps": 30}, persistence=persistence)
+    result = trieye.run_experiment(Counting, other)
+    assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (30, 48, 12)
+
+
+def test_an_axis_that_nobody_counts_is_an_error(loop_config):
+    with pytest.raises(ConfigurationError, match=r"loop.axis=updates: Walk.step\(\) returned no 'updates'"):
+        trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))

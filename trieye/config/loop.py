@@ -10,7 +10,12 @@ from trieye.config.base import StrictModel
 class LoopConfig(StrictModel):
     """When the loop of an experiment stops, at whichever limit comes first, and how often it evaluates."""
 
-    steps: int | None = Field(default=None, ge=1, description="Stop after this many steps of the experiment.")
+    axis: Literal["step", "env_steps", "updates"] = Field(
+        default="step",
+        description="What a run counts as its steps: calls of step(), environment steps, or updates. Points, names of "
+        "checkpoints, everything that is done every so many steps and `steps` count it; a run keeps its axis.",
+    )
+    steps: int | None = Field(default=None, ge=1, description="Stop after this many steps, as `axis` counts them.")
     env_steps: int | None = Field(default=None, ge=1, description="Stop after this many environment steps.")
     time_s: float | None = Field(
         default=None, gt=0, description="Stop after this many seconds of training, all attempts."

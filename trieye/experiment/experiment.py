@@ -20,6 +20,7 @@ from trieye.experiment.finished import Progress, Result, finished, finished_sent
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.run.run import Run
+from trieye.run.steps import steps
 from trieye.snapshot.generators import seed_all
 
 _MIN_PATIENCE_STEPS = 100
@@ -63,8 +64,8 @@ class Experiment(Generic[ConfigT]):
         """Do one logical iteration.
 
         Returns:
-            Values to log; those that are None are left out. The value under `env_steps`, the number of environment
-            steps made in this iteration, is also summed up for `loop.env_steps`.
+            Values to log; those that are None are left out. Those under `env_steps` and `updates`, the numbers of
+            environment steps and of updates made in this iteration, are summed up for `loop.axis` and `loop.env_steps`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
@@ -184,9 +185,11 @@ class _Loop:
         """Train until a limit is reached, and return which one it was."""
         run = self._run
         if run.restore(experiment=_State(self._experiment), loop=self):
+            self._at.iterations = self._at.iterations or run.step  # an earlier version counted nothing else
             self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
             if run.resumed_from_another:  # whose best checkpoint is not among those of this run
                 self._at.best = None
+                run.step = run.saved_step = self._place()
         reason = self._reason_to_stop()
         if reason is not None:
             say(finished_sentence(run.name, reason))
@@ -204,7 +207,9 @@ class _Loop:
     def _train(self) -> str:
         self._began = time.monotonic()
         reason: str | None = None
-        for _ in self._run.steps(self._limits.steps):
+        run, code = self._run, self._run.config.runtime.requeue_exit_code
+        is_counted = self._limits.axis == "step"
+        for _ in steps(run, self._limits.steps, requeue_exit_code=code, counts=is_counted):
             self._one_step()
             reason = self._reason_to_stop()
             if reason is not None or self._evaluation_due():
@@ -220,11 +225,25 @@ class _Loop:
     def _one_step(self) -> None:
         began = time.perf_counter()
         values = self._experiment.step()
-        self._run.log("time/step_ms", (time.perf_counter() - began) * 1000.0)
-        if (made := values.get("env_steps")) is not None:
-            self._at.env_steps += int(made)
-            self._run.log("progress/env_steps", self._at.env_steps)
+        taken_s = time.perf_counter() - began
+        self._at.iterations += 1
+        self._at.env_steps += int(values.get("env_steps") or 0)
+        self._at.updates += int(values.get("updates") or 0)
+        axis = self._limits.axis
+        if axis != "step" and values.get(axis) is None:
+            kind = type(self._experiment).__name__
+            raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r}, which the run is to count")
+        self._run.step = self._place()
+        self._run.log("time/step_ms", taken_s * 1000.0)
+        counters = {"steps": self._at.iterations, "env_steps": self._at.env_steps, "updates": self._at.updates}
+        told = {name for name in ("env_steps", "updates") if name in values} | ({"steps"} if axis != "step" else set())
+        self._run.log({f"progress/{name}": counters[name] for name in sorted(told)})
         self._run.log(values)
+
+    def _place(self) -> int:
+        """Return the step of the run as its axis counts it."""
+        counted = {"step": self._at.iterations, "env_steps": self._at.env_steps, "updates": self._at.updates}
+        return counted[self._limits.axis]
 
     def _evaluation_due(self) -> bool:
         return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)

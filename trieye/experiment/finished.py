@@ -46,9 +46,11 @@ class Result:
 
 @dataclass
 class Progress:
-    """How far a training is, over all attempts, besides its step."""
+    """How far a training is, over all attempts, besides the step of its run, which is one of the first three."""
 
+    iterations: int = 0
     env_steps: int = 0
+    updates: int = 0
     time_s: float = 0.0
     best: float | None = None
     evaluated_step: int | None = -1

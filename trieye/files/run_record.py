@@ -58,6 +58,7 @@ class RunRecord(BaseModel):
         config_hash: Hash of what must not differ for a checkpoint to fit.
         group: The sweep that the run belongs to.
         git_sha: Commit of the code.
+        axis: What its steps count, `loop.axis`.
         summary: The metrics so far.
     """
 
@@ -81,6 +82,7 @@ class RunRecord(BaseModel):
     group: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)
     git_sha: str | None = None
+    axis: str = "step"
     summary: dict[str, MetricSummary] = Field(default_factory=dict)
 
     @classmethod
@@ -131,7 +133,8 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
         path: The run's run.json.
         app_name: Name of the app.
         run_name: Name of the run.
-        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `mlflow_run_id`; None keeps what was there.
+        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `axis`, `mlflow_run_id`; None keeps what
+            was there.
 
     Raises:
         ConfigurationError: The run is a copy of one that lies beside it: both would write to the same MLflow run.

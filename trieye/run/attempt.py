@@ -102,6 +102,11 @@ class Attempt:
             raise ConfigurationError(
                 f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
             )
+        if before is not None and before.axis != config.loop.axis:
+            raise ConfigurationError(
+                f"loop.axis={config.loop.axis}: the steps of run {self._name!r} count {before.axis} since it began; "
+                f"set loop.axis={before.axis}, or choose another run_name"
+            )
         tell_changes(self._paths, config)
         return open_run_record(
             self._paths.run_record_path,
@@ -109,6 +114,7 @@ class Attempt:
             run_name=config.run_name,
             config_hash=self.config_hash,
             group=self.group,
+            axis=config.loop.axis,
             git_sha=None if self._commit is None else self._commit.sha,
             tags=redacted(config.tags),
         )

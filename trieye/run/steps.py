@@ -35,13 +35,16 @@ class Stepped(Protocol):
         """Return when what was saved is safe on disk; raises if it is not."""
 
 
-def steps(run: Stepped, total: int | None, *, requeue_exit_code: int | None = None) -> Iterator[int]:
+def steps(
+    run: Stepped, total: int | None, *, requeue_exit_code: int | None = None, counts: bool = True
+) -> Iterator[int]:
     """Yield the numbers of the steps that are left; see `Run.steps`.
 
     Args:
         run: The run.
         total: The last step; None: there is none.
         requeue_exit_code: What to exit with after a signal that is not Ctrl-C; None: 128 + its number.
+        counts: Add 1 to the step of the run before each round; False: the body of the loop sets it.
 
     Raises:
         RunInterrupted: A signal asked the run to stop.
@@ -65,7 +68,7 @@ def steps(run: Stepped, total: int | None, *, requeue_exit_code: int | None = No
             if run.stop_requested and (had_its_chance or run.saved_step == run.step):
                 break
             had_its_chance = run.stop_requested
-            run.step += 1
+            run.step += counts
             try:
                 yield run.step
             finally:  # also when the loop is left by `break`
