@@ -120,7 +120,7 @@ def test_help_explains_a_group_and_its_keys_but_those_that_another_key_sets(help
     lines = helped("loop").splitlines()
     assert lines[0].startswith("  loop: ")
     assert "  loop.steps = null" in lines
-    assert "      an integer >= 1 or null. Stop after this many steps of the experiment." in lines
+    assert "      an integer >= 1 or null. Stop after this many steps, as `axis` counts them." in lines
 
 
 def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project, helped):
