@@ -248,6 +248,26 @@ def test_the_tree_in_architecture_is_that_of_the_docstrings():
     assert shown == tree(), "write it anew with `python tests/test_layout.py`"
 
 
+def stub():
+    """Return what type checkers and editors read of the package, whose names are imported when they are asked for."""
+    import trieye
+
+    lines = [
+        '"""Public names of trieye, for type checkers and editors; `python tests/test_layout.py` writes it."""',
+        "",
+    ]
+    lines += [f"from {home} import {name} as {name}" for name, home in sorted(trieye._HOME.items(), key=by_home)]
+    return "\n".join([*lines, "", "__version__: str", ""])
+
+
+def by_home(item):
+    return item[1], item[0]
+
+
+def test_type_checkers_know_the_public_names():
+    assert (PACKAGE / "__init__.pyi").read_text() == stub(), "write it anew with `python tests/test_layout.py`"
+
+
 def test_files_and_functions_stay_small():
     for path in MODULES.values():
         text = path.read_text()
@@ -261,3 +281,4 @@ def test_files_and_functions_stay_small():
 if __name__ == "__main__":
     page = ROOT / "ARCHITECTURE.md"
     page.write_text(page.read_text().partition(TREE)[0] + TREE + tree())
+    (PACKAGE / "__init__.pyi").write_text(stub())

@@ -115,6 +115,11 @@ def test_the_project_depends_on_the_trieye_that_made_it(project):
     assert pyproject(project)["dependencies"][0] == f"trieye[rl] @ {checkout.as_uri()}"
 
 
+def test_it_imports_public_names_only(project):
+    code = "\n".join(path.read_text("utf-8") for path in project.rglob("*.py"))
+    assert re.findall(r"(?:from|import) trieye\.\S+", code) == []
+
+
 def test_its_commands_complete_what_is_typed(project):
     scripts = pyproject(project)["scripts"]
     assert scripts == {f"{SLUG}-train": f"{SLUG}.train:train", f"{SLUG}-evaluate": f"{SLUG}.evaluate:main"}

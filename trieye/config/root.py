@@ -1,6 +1,8 @@
 """TrieyeConfig: the whole config of a run."""
 
+import json
 import time
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -9,10 +11,12 @@ from trieye.config.base import Marker, TolerantModel
 from trieye.config.loop import LoopConfig
 from trieye.config.mirror import require_package
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
+from trieye.config.redaction import with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
 from trieye.config.sinks import SinksConfig
 from trieye.config.stats import StatsConfig
+from trieye.exceptions import ConfigurationError
 
 
 class TrieyeConfig(TolerantModel):
@@ -42,6 +46,24 @@ class TrieyeConfig(TolerantModel):
         # a copy: the caller may use the PersistenceConfig it passed for another run
         self.persistence = self.persistence.model_copy(update={"app_name": self.app_name, "run_name": self.run_name})
         return self
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> Self:
+        """Return the config that a run was trained with; its secrets are taken from the environment.
+
+        Args:
+            run_dir: Directory of the run.
+
+        Raises:
+            ConfigurationError: It is not there, does not fit this class, or a secret is not in the environment.
+        """
+        path = run_dir / "configs.json"
+        try:
+            return cls.model_validate_json(json.dumps(with_secrets(json.loads(path.read_text("utf-8")))))
+        except ConfigurationError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} does not hold a {cls.__name__}: {error}") from error
 
     def check(self) -> None:
         """Refuse what this machine cannot run, before anything is started or written for the run.

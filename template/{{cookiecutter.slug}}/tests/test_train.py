@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import trieye
-from trieye.checkpoints.store import CheckpointStore
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 from {{ cookiecutter.slug }}.dqn import DQN
@@ -29,8 +28,8 @@ def compose(root: Path, *overrides: str) -> TrainConfig:
 
 
 def weights(root: Path, run: str, step: int) -> dict[str, torch.Tensor]:
-    store = CheckpointStore(root / NAME / "runs" / run / "checkpoints", read_only=True)
-    return store.load(store.path(step))["objects"]["experiment"]["state"]["q"]
+    saved = trieye.load_checkpoint(root / NAME / "runs" / run, step)
+    return saved.objects["experiment"]["state"]["q"]
 
 
 def test_a_short_training_learns_something_and_can_be_evaluated(tmp_path: Path):

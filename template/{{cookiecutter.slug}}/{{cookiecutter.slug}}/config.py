@@ -8,8 +8,7 @@ from typing import Annotated, Literal, Self
 
 import trieye
 from pydantic import Field, model_validator
-from trieye.config import TrieyeConfig
-from trieye.config.base import StrictModel
+from trieye import StrictModel, TrieyeConfig
 
 Width = Annotated[int, Field(ge=1, le=16_384)]
 

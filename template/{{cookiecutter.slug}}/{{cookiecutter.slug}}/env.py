@@ -5,8 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from trieye import ConfigurationError
-from trieye.config.base import did_you_mean
+from trieye import ConfigurationError, did_you_mean
 
 from {{ cookiecutter.slug }}.config import EnvConfig
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import trieye
-from trieye.config.base import did_you_mean
-from trieye.config.redaction import with_secrets
+from trieye import did_you_mean
 
 from {{ cookiecutter.slug }}.config import TrainConfig
 
@@ -95,7 +94,7 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
     from {{ cookiecutter.slug }}.dqn import DQN
 
     best = trieye.load_checkpoint(run_dir)
-    agent = DQN(read_config(run_dir))
+    agent = DQN(TrainConfig.of_run(run_dir))
     try:
         agent.load_checkpoint(best.objects["experiment"]["state"])
         returns = agent.play(episodes, FIRST_SEED)
@@ -114,17 +113,6 @@ def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
         "return_min": min(returns),
         "return_max": max(returns),
     }
-
-
-def read_config(run_dir: Path) -> TrainConfig:
-    """Return the config that the run was trained with; its secrets are not in the file, but in the environment."""
-    path = run_dir / "configs.json"
-    try:
-        return TrainConfig.model_validate_json(json.dumps(with_secrets(json.loads(path.read_text("utf-8")))))
-    except trieye.ConfigurationError:
-        raise
-    except (OSError, ValueError) as error:
-        raise trieye.ConfigurationError(f"{path} does not hold the config of this project: {error}") from error
 
 
 def print_table(report: dict[str, Any]) -> None:
