@@ -120,8 +120,9 @@ def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path, monkeypa
             written.append(points(first, first + 10)).commit()
             (directory.parent / "committed").write_text(str(first + 10))
             written.roll()
+        return written
 
-    write(prepare(0))
+    write(prepare(0)).close()
     for number, directory, is_done in killed_at_each({"open", "os.rename", "os.remove"}, prepare, write):
         committed = int((directory.parent / "committed").read_text())
         assert not is_done or committed == 60
