@@ -47,3 +47,18 @@ def test_on_a_terminal_there_is_a_bar_with_the_key_metrics(monkeypatch):
     assert re.search(r"0:00:0\d.*elapsed.*0:00:00.*left", shown)
     assert "metric3=3" in shown
     assert f"metric{progress.MAX_SHOWN_METRICS}=" not in shown
+
+
+def test_on_a_narrow_terminal_the_numbers_of_steps_and_the_times_stay_whole_and_the_metrics_are_cut(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    for columns in (80, 120):
+        terminal.seek(0)
+        terminal.truncate()
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with Progress("run_20261122", 60_000, 0, lambda: {f"episode/return{n}": 500.0 for n in range(4)}) as bar:
+            bar.update(12_345)
+        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+        assert re.search(r"run_20261122 .*12345/60000 0:00:0\d elapsed -?[0-9:-]+ left episode/", shown), shown
+        assert all(len(line) <= columns for line in re.split(r"[\r\n]+", shown))

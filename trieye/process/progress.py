@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -131,19 +132,32 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
+    from rich.text import Text
 
+    class Metrics(TextColumn):
+        """What is cut, with the bar, where a terminal is too narrow for everything."""
+
+        def render(self, task: Task) -> Text:
+            text = super().render(task)
+            text.no_wrap, text.overflow = True, "ellipsis"
+            return text
+
+    # rich takes width from columns that may wrap first, and from all alike if that is not enough
+    whole = partial(Column, no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=30, table_column=Column()),
+        MofNCompleteColumn(table_column=whole()),
+        TimeElapsedColumn(table_column=whole()),
         TextColumn("elapsed"),
-        *((TimeRemainingColumn(), TextColumn("left")) if has_end else ()),
-        TextColumn("{task.fields[metrics]}", markup=False),
+        *((TimeRemainingColumn(table_column=whole()), TextColumn("left")) if has_end else ()),
+        Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
         console=Console(stderr=True),
         refresh_per_second=1 / REFRESH_INTERVAL_S,
     )
