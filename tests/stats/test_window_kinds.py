@@ -40,6 +40,18 @@ def test_a_rate_of_a_later_attempt_that_has_no_past_is_measured_from_its_beginni
     assert [point.value for point in aggregator.advance(at=505.0)] == [2.0]
 
 
+def test_an_attempt_that_prepares_itself_is_not_shown_as_idle():
+    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
+    first.ingest(batch(("done", 10.0, 1, 0.0)), at=5.0)
+    assert [point.value for point in first.advance(at=5.0)] == [2.0]
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=8994.0, attempt_started=9000.0)
+    second.restore(first.to_state())
+    assert second.advance(at=30.0) == []
+    second.ingest(batch(("done", 50.0, 2, 0.0)), at=30.0)
+    assert [point.value for point in second.advance(at=30.0)] == [2.0]
+    assert [point.value for point in second.advance(at=35.0)] == [0.0]
+
+
 def smoothed(alpha):
     return Aggregator([metric(aggregation="ema", ema_alpha=alpha, log_frequency_steps=10)])
 

@@ -95,7 +95,7 @@ class RateWindows(MetricWindows):
     """Sum of the values since the last logged point, divided by the seconds since then.
 
     The first point counts from the beginning of the attempt. When nothing came for a whole interval one 0 is logged,
-    and then nothing until there is something to say.
+    and then nothing until there is something to say. An attempt never begins with that 0.
     """
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
@@ -150,6 +150,8 @@ class RateWindows(MetricWindows):
 
     def _idle(self, at: float) -> list[Point]:
         if not self._seconds or self._value == 0.0 or self._open or at - self._since < self._seconds:
+            return []
+        if self._since <= self._began:  # an attempt that imports and restores has not stopped doing anything
             return []
         self._value, self._logged_at = 0.0, at
         log_to = tuple(self.config.log_to)
