@@ -89,6 +89,8 @@ def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
         ([Lines], "a class; make an object of it, as Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
         ([sink, sink], "its name 'lines' is taken"),
+        (sink, "one sink is a list, too: sinks=[Lines()]"),
+        (Lines, "one sink is a list, too: sinks=[Lines()]"),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             trieye.Run(make_config(), sinks=given)

@@ -13,7 +13,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -176,8 +176,11 @@ def check_own(sinks: Sequence[Sink]) -> None:
     """Make sure that objects can be the sinks of a run, besides ours.
 
     Raises:
-        ConfigurationError: One is no sink, or has a name that is taken.
+        ConfigurationError: They are no list, one is no sink, or has a name that is taken.
     """
+    if not isinstance(sinks, Iterable):
+        kind = sinks if isinstance(sinks, type) else type(sinks)
+        raise ConfigurationError(f"sinks={sinks!r}: one sink is a list, too: sinks=[{kind.__name__}()]")
     names: list[str] = []
     for sink in sinks:
         given = f"sinks=[{sink!r}]"
