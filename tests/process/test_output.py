@@ -150,6 +150,24 @@ def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, sai
     assert said() == "a b\n20 %\n40 %\nc\nz\nd\n"
 
 
+def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, said):
+    log = start()
+    for text in (
+        "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it: what it prints above goes over the bar
+        "\r\x1b[2Khello\n\x1b[32mbar 2\x1b[0m",
+        "\r\x1b[2K\x1b[32mbar 3\x1b[0m",
+        "\r\x1b[2Kworld\nbar 4",  # without colors
+        "\r\x1b[2Kbar 5",
+        "\r\x1b[2Kend\n",
+        "no newline",
+        " yet\r\n",
+    ):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    log.close()
+    assert said() == "hello\nworld\nbar 4\nend\nno newline yet\n"
+
+
 def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were(tmp_path, capsys):
     def plain():
         return ["write" in vars(stream) or "flush" in vars(stream) for stream in (sys.stdout, sys.stderr)] == [

@@ -97,7 +97,8 @@ class _Ear:
         self._before = {name: vars(stream).get(name) for name in ("write", "flush")}
         self._write, self._flush = stream.write, stream.flush
         self._line = ""
-        # guards `_line`; a signal handler and a finalizer may print in the midst of a print
+        self._has_begun = False  # the file has the beginning of the line
+        # guards `_line` and `_has_begun`; a signal handler and a finalizer may print in the midst of a print
         self._lock = threading.RLock()
         self._is_open = True
         stream.write, stream.flush = self.write, self.flush
@@ -117,15 +118,16 @@ class _Ear:
         return self._write(text, *rest)
 
     def flush(self) -> Any:
-        if self._line and "\r" not in self._line:
+        if self._line and "\r" not in self._line and "\x1b" not in self._line:  # a bar will be written over
             self.hand_over()
         return self._flush()
 
     def hand_over(self) -> None:
         """Give the part of a line that is there to the file."""
         with self._lock:
-            part, self._line = _last_version(self._line), ""
+            part, self._line = self._continued(self._line), ""
             if part:
+                self._has_begun = True
                 self._take(part)
 
     def close(self) -> None:
@@ -159,8 +161,15 @@ class _Ear:
             self._line = rest
             if lines or newline:
                 if "\r" in lines:
-                    lines = "\n".join(map(_last_version, lines.split("\n")))
+                    first, *others = lines.split("\n")
+                    lines = "\n".join([self._continued(first), *map(_last_version, others)])
+                self._has_begun = not newline
                 self._take(lines + newline)
+
+    def _continued(self, line: str) -> str:
+        """Return the last version of the present line; another line if the file has an earlier version of it."""
+        last = _last_version(line)
+        return f"\n{last}" if self._has_begun and last != line.rstrip("\r") else last
 
 
 def _last_version(line: str) -> str:
