@@ -1,3 +1,5 @@
+import queue
+import re
 import threading
 import time
 
@@ -72,6 +74,11 @@ def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplo
         assert part in retry.error
     assert not retry.until_it_works(lambda: {}["lr"], 1, lambda *_: False)
     assert "KeyError: 'lr' (test_health.py, line" in retry.error
+    for error, told in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):
+        other = Retry(told)
+        assert not other.until_it_works(failing(1, error), 1, lambda *_: False)
+        assert re.search(rf"sink '{told}' does not work: {told} \(test_health.py, line \d+\)\n", caplog.text)
+        assert other.error.startswith(f"{told} (test_health.py, line")
 
 
 def test_a_sink_works_again_when_it_takes_what_it_did_not_take(retry, caplog):

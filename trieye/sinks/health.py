@@ -22,7 +22,7 @@ _MAX_REFUSALS_TOLD = 100
 _SPREAD = 0.25
 """Keeps the runs of a sweep from hitting a server that comes back all at once."""
 _MAX_MARKS = 1000
-_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 """Of the code of a sink rather than of the world around it: their texts alone say too little."""
 
 
@@ -141,9 +141,9 @@ class Retry:
     def _fail(self, error: Exception) -> None:
         is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
         self.is_gone = isinstance(error, SinkGoneError)
-        is_mistake = isinstance(error, _MISTAKES)
         reason = redacted_text(str(error))
-        self.error = f"{type(error).__name__}: {reason}{_where(error) if is_mistake else ''}"
+        is_mistake = isinstance(error, _MISTAKES) or not reason
+        self.error = f"{type(error).__name__}{reason and f': {reason}'}{_where(error) if is_mistake else ''}"
         if is_new:
             log.warning(
                 "sink %r does not work: %s\n"
