@@ -83,6 +83,22 @@ def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kin
     assert (tmp_path / "lines.txt").read_text() == "loss 1 0.5\nFINISHED\nloss 2 0.5\nFINISHED\n"
 
 
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_version_where_it_was(
+    make_config, tmp_path, is_typed
+):
+    for name, place in (("new", ""), ("old", "tensorboard")):
+        settings = [f"persistence.root_data_dir={tmp_path}", "app_name=app", f"run_name={name}", "runtime=local"]
+        in_code = {"run_name": name, "sinks": {"tensorboard": {"enabled": True}}}
+        config = trieye.compose([*settings, "sinks=[tensorboard]"]) if is_typed else make_config(**in_code)
+        directory = config.persistence.get_run_base_dir()
+        (directory / place).mkdir(parents=True)
+        with trieye.Run(config) as run:
+            run.log("loss", 0.5, step=1)
+        found = list(run.dir.rglob("events.out.tfevents.*"))
+        assert {path.parent for path in found} == {directory / place}
+
+
 def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
     sink = Lines(tmp_path / "lines.txt")
     for given, message in [

@@ -76,8 +76,9 @@ class PersistenceConfig(TolerantModel):
     log_dir_name: Name = Field(default="logs", description="Directory of log files in a run.")
     tensorboard_dir_name: Name | Literal["."] = Field(
         default="tensorboard",
-        description="Directory of event files in a run. A trieye.Run that is told nothing takes `.`, the directory of "
-        "the run itself: TensorBoard then shows the run under its own name.",
+        description="Directory of event files in a run. With `.`, the directory of the run itself, which trieye.Run "
+        "takes if it is told nothing, TensorBoard shows the run under its own name; a run that has `tensorboard` "
+        "already keeps it.",
     )
     profile_dir_name: Name = Field(default="profile_data", description="Directory of profiles in a run.")
     latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the newest checkpoint.")

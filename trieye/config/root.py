@@ -33,7 +33,9 @@ class TrieyeConfig(TolerantModel):
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
-    persistence: PersistenceConfig = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
+    persistence: Annotated[
+        PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(tensorboard_dir_name="."))
+    ] = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
     stats: StatsConfig = Field(default_factory=StatsConfig, description="Events to points.")
     sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
         default_factory=SinksConfig.all_enabled, description="Where points go."

@@ -317,9 +317,11 @@ def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: S
 def _completed(config: TrieyeConfig) -> TrieyeConfig:
     """Return the config with the defaults of `Run` where those of the drop-in API, whose models these are, differ."""
     persistence, stats = config.persistence, config.stats
-    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
-    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": earlier.name if earlier.is_dir() else "."}
+    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
     unset = {name: value for name, value in defaults.items() if name not in persistence.model_fields_set}
+    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
+    if unset.get("tensorboard_dir_name", persistence.tensorboard_dir_name) == "." and earlier.is_dir():
+        unset["tensorboard_dir_name"] = earlier.name
     if stats.undeclared is None:
         stats = stats.model_copy(update={"undeclared": "auto"})
     return config.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})
