@@ -1,5 +1,7 @@
 """Warm starts: states that fit in part, under other names, and those that do not fit and change nothing."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -195,6 +197,8 @@ def test_a_checkpoint_that_was_loaded_restores_objects_in_the_same_way(make_conf
     old, model = net(), net(actions=5)
     with trieye.Run(make_config()) as run:
         run.save(model=old)
+    with pytest.raises(CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; give that of a run"):
+        trieye.load_checkpoint(f"{run.dir}s")
     loaded = trieye.load_checkpoint(run.dir)
     with pytest.raises(CheckpointError, match=r"model\.head\.bias is \(5,\) and was \(2,\)"):
         loaded.restore(model=model)

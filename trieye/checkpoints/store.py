@@ -429,6 +429,8 @@ def load_checkpoint(
         UntrustedPickleError: It has pickled parts that are not signed by this user.
     """
     given = Path(run_dir)
+    if not given.is_dir():
+        raise CheckpointError(f"there is no directory {given.absolute()}; give that of a run, as in run.dir")
     directory = given / CHECKPOINTS if (given / CHECKPOINTS).is_dir() else given
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = store.find(which, read=store.read)
