@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from trieye.config.hydra.compose import Application, Config, Result, application
 from trieye.config.root import TrieyeConfig
+from trieye.exceptions import ConfigurationError
 
 
 def main(
@@ -19,7 +20,13 @@ def main(
         config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
             package.
         config_name: The primary config, without `.yaml`.
+
+    Raises:
+        ConfigurationError: It decorates without parentheses.
     """
+    if callable(config_path):
+        name = getattr(config_path, "__name__", "train")
+        raise ConfigurationError(f"@trieye.main above {name}: write @trieye.main(), or @trieye.main(config_path=...)")
 
     def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
         return application(task, config_path=config_path, config_name=config_name, check=check_start)

@@ -1,6 +1,7 @@
 """`trieye.compose` and the decorator `trieye.main`."""
 
 import os
+import traceback
 from pathlib import Path
 
 import hydra
@@ -179,3 +180,24 @@ def test_a_config_path_may_be_a_package(monkeypatch):
     assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
     with pytest.raises(ConfigurationError, match=r"^config_path=pkg://no\.such: "):
         compose(config_path="pkg://no.such")
+
+
+def test_a_directory_of_configs_that_is_not_there_is_said_with_what_can_be_done(tmp_path):
+    message = rf"^config_path={tmp_path}/conf: there is no such directory; put train\.yaml .*'pkg://trieye\.conf'"
+    with pytest.raises(ConfigurationError, match=message):
+        compose(config_path=tmp_path / "conf")
+
+
+def test_the_decorator_without_parentheses_is_refused_at_once():
+    with pytest.raises(ConfigurationError, match=r"@trieye.main above train: write @trieye.main\(\)"):
+
+        @trieye.main
+        def train(config: TrainConfig) -> None: ...
+
+
+def test_a_mistake_shows_no_frames_of_hydra():
+    with pytest.raises(ConfigurationError, match="did you mean 'local'") as caught:
+        compose(["runtime=lokal"])
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "/hydra/_internal/" not in shown
+    assert len(shown.splitlines()) < 20

@@ -202,6 +202,11 @@ def _check(source: Source, config_loader: ConfigLoaderImpl) -> None:
     try:
         config_loader.ensure_main_config_source_available()
     except HydraException as error:
+        if "://" not in source.directory and not Path(source.directory).is_dir():
+            raise ConfigurationError(
+                f"config_path={source.directory}: there is no such directory; put {source.name}.yaml into one, "
+                f"or take the configs of trieye: config_path='{registration.OWN_CONFIGS}', config_name='trieye'"
+            ) from error
         raise ConfigurationError(f"config_path={source.directory}: {error}") from error
     if not config_loader.repository.config_exists(source.name):
         known = [name for name in config_loader.get_group_options("") if name != SCHEMA_NAME and name[0] != "_"]
