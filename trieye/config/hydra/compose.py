@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, overload
 from trieye.config.hydra.registration import OWN_CONFIGS
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
+from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 Result = TypeVar("Result")
@@ -80,6 +81,9 @@ def compose(
     if config_path is not None:
         directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
     name = config_name or ("trieye" if config_path is None else "train")
-    with opened(Source(directory, name), chosen, run_name=default_run_name()) as loader:
-        config: Config = Preflight(loader, chosen).compose(overrides).config
-        return config
+    try:
+        with opened(Source(directory, name), chosen, run_name=default_run_name()) as loader:
+            config: Config = Preflight(loader, chosen).compose(overrides).config
+            return config
+    except ConfigurationError as error:
+        raise error from None  # it says what Hydra found; the frames of Hydra would be 60 lines above it
