@@ -84,8 +84,8 @@ class RunLock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=wait_s)
-        except Timeout as error:
-            raise RunLockedError(self.refusal()) from error
+        except Timeout:
+            raise RunLockedError(self.refusal()) from None  # it says who has the lock, and its cause does not
         except OSError as error:
             raise ConfigurationError(f"the run's lock {self.path} cannot be made: {error.strerror or error}") from error
         place = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
