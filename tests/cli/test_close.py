@@ -46,7 +46,7 @@ def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
     before = contents(run)
     assert main(["close", str(run)]) == 0
     assert contents(run) == before
-    assert "'first' is recorded as KILLED" in capsys.readouterr().out
+    assert "'first' is recorded as KILLED, and nothing is missing in tensorboard" in capsys.readouterr().out
 
 
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):

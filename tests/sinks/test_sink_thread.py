@@ -32,6 +32,10 @@ class StuckSink(MemorySink):
         super().write(points)
 
 
+class OwnSink(FlakySink):
+    """A sink that is no class of trieye."""
+
+
 class BufferedSink(MemorySink):
     """A sink that shows points only after a flush."""
 
@@ -125,8 +129,9 @@ def test_nobody_waits_for_a_stuck_sink(run, source):
     assert steps_of(sink) == list(range(1001))
 
 
-def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source, caplog):
-    thread = SinkThread(FlakySink(), run, source)
+@pytest.mark.parametrize("kind", [FlakySink, OwnSink])
+def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source, caplog, kind):
+    thread = SinkThread(kind(), run, source)
     add(thread, source, [*points(0, 1500), SetTags({"a": "1"})])
     wait_until(lambda: thread.error)
     start = time.monotonic()
@@ -135,6 +140,7 @@ def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source,
     assert thread.backlog == 1501
     assert "did not get 1500 points and 1 of the parameters, tags and files" in caplog.text
     assert "kept in the history, and sent first when the run is started again" in caplog.text
+    assert ("only if an installed package brings the sink" in caplog.text) == (kind is OwnSink)
 
 
 def test_a_long_pause_ends_when_the_run_is_closed(run, source):

@@ -28,7 +28,10 @@ def run(options: argparse.Namespace) -> int:
 
     run_dir = find_run(options.run_name, options.root)
     record, config = idle_run(run_dir)
-    if is_delivered(run_dir, record, sinks_of(config)):
-        print(f"run {config.run_name!r} is recorded as {record.status}, and its sinks have everything")
+    sinks = sinks_of(config)
+    if is_delivered(run_dir, record, sinks):
+        # by name: of the sinks that a program gives to `Run(sinks=...)` nobody else knows anything
+        names = " and ".join(sinks) or "no sink"
+        print(f"run {config.run_name!r} is recorded as {record.status}, and nothing is missing in {names}")
         return 0
     return deliver(config, options.timeout)

@@ -418,10 +418,13 @@ class SinkThread:
     def _say_what_is_kept(self) -> None:
         if self._num_missing:
             log.warning(
-                "sink %r did not get %s: kept in the history, and sent first when the run is started again or closed "
-                "with `trieye close`",
+                "sink %r did not get %s: kept in the history, and sent first when the run is started again %s",
                 self.sink.name,
                 self._what_is_missing(),
+                # who closes a run makes the sinks of its config and those of packages, but not an object of the program
+                "or closed with `trieye close`"
+                if type(self.sink).__module__.startswith("trieye.")
+                else "with this sink; `trieye close` can send it only if an installed package brings the sink",
             )
         elif self._store_error is not None:
             log.warning("sink %r got everything, but %s; the last of it comes again", self.sink.name, self._store_error)
