@@ -211,13 +211,15 @@ def test_a_pickled_part_is_announced_once_with_its_place(caplog, monkeypatch):
         encode({"deep": [{"note": Note("a")}]})
         encode({"other": Note("b")})
     assert len(caplog.records) == 1
-    assert "/deep/0/note" in caplog.text
+    assert "'deep.0.note' is a " in caplog.text
     assert "Note" in caplog.text
 
 
 def test_an_object_that_cannot_be_pickled_is_named():
-    with pytest.raises(SerializationError, match=r"'/a/1'.*lock.*cannot be pickled"):
+    with pytest.raises(SerializationError, match=r"^'a\.1' is a _thread.lock, which cannot be pickled"):
         encode({"a": [0, threading.Lock()]})
+    with pytest.raises(SerializationError, match=r"^'agent\.x' is a _thread.lock"):  # as Run.save gave it a name
+        encode({"objects": {"agent": {"x": threading.Lock()}}})
 
 
 def test_a_state_that_contains_itself_is_refused():

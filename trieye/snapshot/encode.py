@@ -15,7 +15,7 @@ from trieye.snapshot import arrays, objects, tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import generator_state
-from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join
+from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join, place
 
 __all__ = ["EncodedState", "Encoder", "decode", "encode"]
 
@@ -68,7 +68,7 @@ class Encoder:
             return encode_plain(value)
         if depth > MAX_DEPTH:
             raise SerializationError(
-                f"state{path[:200]!r} is nested deeper than {MAX_DEPTH} levels; does it contain itself?"
+                f"{place(path[:200])} is nested deeper than {MAX_DEPTH} levels; does it contain itself?"
             )
         encode_container = _CONTAINERS.get(type(value))
         if encode_container is not None:
@@ -144,17 +144,17 @@ class Encoder:
         for name in names:
             if not _PART_NAME.fullmatch(name) or names.count(name) > 1:
                 raise SerializationError(
-                    f"state{path!r}: a part is called {name!r}; a name is used once, of a-z, 0-9, - and _"
+                    f"{place(path)}: a part is called {name!r}; a name is used once, of a-z, 0-9, - and _"
                 )
         if strange := [name for name in found.kept if name not in self._known]:
-            raise SerializationError(f"state{path!r} keeps part {strange[0]!r}, which no finished checkpoint holds")
+            raise SerializationError(f"{place(path)} keeps part {strange[0]!r}, which no finished checkpoint holds")
         for name in found.kept:
             self.parts.setdefault(name)
         for name, columns in found.new.items():
             held = {key: _known_array(array, f"{path}/{name}/{key}") for key, array in columns.items()}
             if not _is_same(self.parts.get(name), held):
                 raise SerializationError(
-                    f"state{path!r}: a part is called {name!r}, and so is one of another object; names end at random"
+                    f"{place(path)}: a part is called {name!r}, and so is one of another object; names end at random"
                 )
             self.parts[name] = held
         return {KIND: "parts", "names": names, "state": self.node(found.state, path, depth + 1)}

@@ -17,6 +17,11 @@ Node = Any
 """A JSON value."""
 
 
+def place(path: str) -> str:
+    """Return a path in words: `'model.encoder'`, as `key_map` and what `restore` says have it."""
+    return repr(path.removeprefix("/objects").removeprefix("/").replace("/", ".")) if path else "the state"
+
+
 @dataclass(frozen=True)
 class PartFile:
     """A part that lies in a file.

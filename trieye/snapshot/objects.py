@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from trieye.exceptions import SerializationError
-from trieye.snapshot.nodes import KIND, Collector, Node
+from trieye.snapshot.nodes import KIND, Collector, Node, place
 from trieye.snapshot.tensors import encode_tensor
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ def _warn_once(path: str, cls: type) -> None:
     if not _warned:
         _warned = True
         logger.warning(
-            "state%r is a %s.%s, which is neither plain data nor an array: it is pickled, and can be read only with "
+            "%s is a %s.%s, which is neither plain data nor an array: it is pickled, and can be read only with "
             "this user's key and importable code (said once; there may be more such parts)",
-            path,
+            place(path),
             cls.__module__,
             cls.__qualname__,
         )
@@ -77,7 +77,7 @@ def _pickle(encoder: Collector, value: Any, path: str) -> bytes:
         _Pickler(buffer, encoder, path).dump(value)
     except Exception as error:  # a border: user classes run here and raise what they like
         raise SerializationError(
-            f"state{path!r} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
+            f"{place(path)} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
             f"{error}; give it a state_dict() method, or save plain data, arrays and tensors instead"
         ) from error
     return buffer.getvalue()
