@@ -24,9 +24,14 @@ def test_a_tolerant_model_refuses_unknown_keys_where_they_are_typed(model):
         (model or TrieyeConfig).model_validate(values if model else {"stats": {"metrics": [values]}}, context=STRICT)
 
 
-def test_a_strict_model_is_frozen_and_refuses_unknown_keys():
-    with pytest.raises(ValidationError, match="Extra inputs"):
+def test_a_strict_model_is_frozen_and_refuses_unknown_keys_with_the_nearest():
+    message = r"unknown key 'stps'; did you mean 'steps'\? \(keys: env_steps, .*, time_s\)"
+    with pytest.raises(ValidationError, match=message):
         LoopConfig(stps=3)
+    with pytest.raises(ValidationError, match=rf"loop\n *{message}"):
+        TrieyeConfig(loop={"stps": 3})
+    with pytest.raises(ValidationError, match=r"runtime\n *in Python a kind is written as \{'kind': 'local'\}"):
+        TrieyeConfig(runtime="local")
     with pytest.raises(ValidationError, match="frozen"):
         LoopConfig().steps = 3
 

@@ -129,6 +129,24 @@ class StrictModel(_Model):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_to_write(cls, data: Any, info: ValidationInfo) -> Any:
+        """Word mistakes in Python; those on a command line are worded by `config/hydra/messages.py`."""
+        if (info.context or {}).get("strict_keys"):
+            return data
+        known = set(cls.model_fields)
+        if isinstance(data, str) and "kind" in known:
+            raise PydanticCustomError("kind_as_text", "in Python a kind is written as {kind}", {"kind": {"kind": data}})
+        if isinstance(data, dict) and (unknown := [str(key) for key in data if key not in known]):
+            hint, keys = did_you_mean(unknown[0], known), ", ".join(sorted(known))
+            raise PydanticCustomError(
+                "unknown_key",
+                "unknown key '{key}'{hint} (keys: {keys})",
+                {"key": unknown[0], "hint": hint, "keys": keys},
+            )
+        return data
+
 
 class TolerantModel(_Model):
     """A config model that stays mutable and takes the upper-case names of trieye 0.1.5.
