@@ -269,7 +269,11 @@ class Run(Recorder):
         return self._opened().hub.ask(Tracking.wait_mlflow_run_id, timeout_s=timeout_s)
 
     def health(self) -> dict[str, Any]:
-        """Return the state of each sink, what was dropped by reason, late events and failed saves."""
+        """Return how the run is, as plain data.
+
+        Among others `sinks`, a list of {"name", "error", "backlog", "lag_s", "refused"}, whose `error` is None while
+        the sink works; `dropped`, {reason: events}; `late_by_metric`, {metric: events}; `save_failures`, a number.
+        """
         return self._opened().hub.ask(ActorLogic.health)
 
     # state
