@@ -349,3 +349,26 @@ def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_
     assert code in {128 + number, -number}
     assert RunRecord.read(tmp_path / "a" / "runs" / "r" / "run.json").status == "KILLED"
     assert not list((tmp_path / "a" / "runs" / "r" / "checkpoints").glob("checkpoint_step_*"))
+
+
+LEAVING = """
+import atexit, os, signal, sys, trieye
+def press(): # runs after what trieye registers, and before Ray's own
+    os.kill(os.getpid(), signal.SIGINT)
+import ray
+atexit.register(press)
+config = trieye.TrieyeConfig(
+    app_name="a", run_name="r", runtime={"kind": "ray"}, persistence={"root_data_dir": sys.argv[1]}, sinks={}
+)
+with trieye.Run(config) as run:
+    run.log("loss", 0.5, step=1)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_ray_shuts_down_shows_no_frames_of_ray(tmp_path):
+    command = [sys.executable, "-c", LEAVING, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == -signal.SIGINT, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert RunRecord.read(tmp_path / "a" / "runs" / "r" / "run.json").status == "FINISHED"

@@ -1,8 +1,10 @@
 """Starting a Ray that outlives the signals of a scheduler, or joining a running one; on which node a hub lives."""
 
+import atexit
 import contextlib
 import logging
 import os
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,11 +53,19 @@ def _start_ray(**options: Any) -> None:
     """Start a Ray that lives on when a scheduler signals every process of a job, until this process ends it."""
     with _preloaded("trieye.hub.ray_worker"), children_outlive_signals():
         ray.init(address="local", **options)
+        atexit.register(_leave_at_once)  # runs before Ray's own, which was registered first
         keep_token_private()
         node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - there is no public way
         for kind, processes in getattr(node, "all_processes", {}).items():
             for started in processes:
                 _make_mortal(started.process, is_raylet=kind == "raylet")
+
+
+def _leave_at_once() -> None:
+    """Let a Ctrl-C while Ray shuts down end the program, without frames of Ray; Ray's reaper ends the rest."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def keep_token_private() -> None:
