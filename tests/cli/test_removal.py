@@ -82,6 +82,16 @@ def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch)
     assert contents(run_dir) == before
 
 
+def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_command):
+    make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
+    make_run("2026112_second_that_has_quite_a_long_name")
+    code, said = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
+    assert code == 0, said
+    beginnings = "".join(line.split(" ")[0] for line in said.splitlines())  # those of two lines, too
+    assert "agents/2026112_first" in beginnings
+    assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
+
+
 def test_a_run_that_is_alive_is_never_deleted(make_run, trieye_command, tmp_path):
     idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
     with RunLock(alive / "run.lock"):

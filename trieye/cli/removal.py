@@ -226,9 +226,11 @@ def _agrees(count: int) -> bool:
 
 def _table(removals: Sequence[Removal]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, side in (("run", "left"), ("status", "left"), ("last used", "left"), ("directory", "right")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]  # a literal of these two
-    table.add_column("mirror", justify="right")
+    table.add_column("run", overflow="fold")  # never cut: it says what is deleted
+    table.add_column("status", no_wrap=True)
+    table.add_column("last used", no_wrap=True)
+    table.add_column("directory", justify="right", no_wrap=True)
+    table.add_column("mirror", justify="right", no_wrap=True)
     table.add_column("MLflow run", overflow="fold")
     for removal in removals:
         when = f"{datetime.fromtimestamp(removal.last_used).astimezone():%Y-%m-%d %H:%M}"
