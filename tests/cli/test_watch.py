@@ -22,7 +22,7 @@ def log(run, count):
 
 def test_one_look_at_a_run_that_is_alive_shows_how_it_is(run, capsys):
     log(run, 9)
-    wait_until(lambda: read_status(run.dir)["metrics"]["loss"]["step"] == 7)
+    wait_until(lambda: read_status(run.dir)["metrics"].get("loss", {}).get("step") == 7)
     assert main(["watch", str(run.dir), "--once"]) == 0
     text = capsys.readouterr().out
     assert re.search(rf"app/run  RUNNING  attempt 1, for \d+ s, process {os.getpid()}\n", text)

@@ -25,7 +25,7 @@ def test_a_tolerant_model_refuses_unknown_keys_where_they_are_typed(model):
 
 
 def test_a_strict_model_is_frozen_and_refuses_unknown_keys_with_the_nearest():
-    message = r"unknown key 'stps'; did you mean 'steps'\? \(keys: env_steps, .*, time_s\)"
+    message = r"unknown key 'stps'; did you mean 'steps'\? \(keys: axis, .*, time_s\)"
     with pytest.raises(ValidationError, match=message):
         LoopConfig(stps=3)
     with pytest.raises(ValidationError, match=rf"loop\n *{message}"):

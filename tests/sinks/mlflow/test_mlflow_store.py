@@ -143,6 +143,8 @@ def environment(monkeypatch):
 
 def settings(uri=None):
     """Return what MLflow goes by: in a thread that prepares its client for a store, or in this one."""
+    from mlflow import environment_variables  # those of now: a test may have loaded MLflow anew
+
     names = ("HTTP_REQUEST_MAX_RETRIES", "HTTP_REQUEST_TIMEOUT", "ALLOW_FILE_STORE", "SUPPRESS_PRINTING_URL_TO_STDOUT")
     variables = [getattr(environment_variables, f"MLFLOW_{name}", None) for name in names]  # an older MLflow lacks one
 

@@ -118,7 +118,7 @@ class Held(NamedTuple):
         """Whether there is no file at the path any more, or another one."""
         try:
             return Held.of(self.path) != self
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
 
 
@@ -133,7 +133,7 @@ def activity_of(uri: str) -> object:
     files = [path, Path(f"{path}-wal"), *path.parent.glob(_drafts_of(path))]
     found = []
     for file in files:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             held = file.stat()
             found.append((held.st_ino, held.st_mtime_ns, held.st_size))
     return found
