@@ -142,20 +142,15 @@ def environment(monkeypatch):
 
 
 def settings(uri=None):
-    """Return what MLflow goes by: in a thread that prepares its client for a store, or in this one."""
+    """Return what MLflow goes by in a thread of its own: one that prepares its client for a store, or a user's."""
     from mlflow import environment_variables  # those of now: a test may have loaded MLflow anew
 
     names = ("HTTP_REQUEST_MAX_RETRIES", "HTTP_REQUEST_TIMEOUT", "ALLOW_FILE_STORE", "SUPPRESS_PRINTING_URL_TO_STDOUT")
     variables = [getattr(environment_variables, f"MLFLOW_{name}", None) for name in names]  # an older MLflow lacks one
-
-    def values():
-        return [None if variable is None else variable.get() for variable in variables]
-
-    if uri is None:
-        return values()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(prepare_client, uri).result()
-        return pool.submit(values).result()
+    with ThreadPoolExecutor(1) as pool:  # this thread may have opened a sink in another test
+        if uri is not None:
+            pool.submit(prepare_client, uri).result()
+        return [None if variable is None else pool.submit(variable.get).result() for variable in variables]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +169,7 @@ def settings(uri=None):
 )
 def test_what_a_store_needs_is_set_for_our_threads_only(environment, uri, expected):
     before, found = settings(), settings(uri)
+    assert before[:2] != [1, 30]
     assert [value if wanted is None else wanted for value, wanted in zip(found, expected, strict=True)] == found
     assert settings() == before
     assert not [name for name in os.environ if name.startswith("MLFLOW_")]
