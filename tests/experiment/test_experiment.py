@@ -419,6 +419,15 @@ def test_another_run_that_starts_from_it_may_count_otherwise(loop_config, make_c
     assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (30, 48, 12)
 
 
+def test_what_starts_from_a_run_that_counted_further_is_evaluated_as_its_own_axis_says(loop_config, make_config):
+    trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40, evaluate_every_steps=20))
+    limits = {"axis": "updates", "steps": 60, "evaluate_every_steps": 9}
+    other = make_config(run_name="other", loop=limits, persistence={"load_checkpoint_path": "run:latest"})
+    result = trieye.run_experiment(Counting, other)
+    evaluated = read_history(result.run_dir, ["eval/return"]).to_pylist()
+    assert [row["step"] for row in evaluated] == [27, 36, 45, 54, 60]
+
+
 def test_an_axis_that_nobody_counts_is_an_error(loop_config):
     with pytest.raises(ConfigurationError, match=r"loop.axis=updates: Walk.step\(\) returned no 'updates'"):
         trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))

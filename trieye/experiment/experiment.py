@@ -189,7 +189,8 @@ class _Loop:
             self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
             if run.resumed_from_another:  # whose best checkpoint is not among those of this run
                 self._at.best = None
-                run.step = run.saved_step = self._place()
+                run.step = run.saved_step = self._at.counted()[self._limits.axis]
+                self._at.evaluated_step = min(self._at.evaluated_step, run.step)  # it may have counted otherwise
         reason = self._reason_to_stop()
         if reason is not None:
             say(finished_sentence(run.name, reason))
@@ -226,24 +227,17 @@ class _Loop:
         began = time.perf_counter()
         values = self._experiment.step()
         taken_s = time.perf_counter() - began
-        self._at.iterations += 1
-        self._at.env_steps += int(values.get("env_steps") or 0)
-        self._at.updates += int(values.get("updates") or 0)
         axis = self._limits.axis
         if axis != "step" and values.get(axis) is None:
             kind = type(self._experiment).__name__
             raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r}, which the run is to count")
-        self._run.step = self._place()
+        self._at.count(values)
+        counted = self._at.counted()
+        self._run.step = counted[axis]
+        told = {name for name in counted if values.get(name) is not None} | ({"step"} - {axis})
         self._run.log("time/step_ms", taken_s * 1000.0)
-        counters = {"steps": self._at.iterations, "env_steps": self._at.env_steps, "updates": self._at.updates}
-        told = {name for name in ("env_steps", "updates") if name in values} | ({"steps"} if axis != "step" else set())
-        self._run.log({f"progress/{name}": counters[name] for name in sorted(told)})
+        self._run.log({f"progress/{name}": counted[name] for name in sorted(told)})
         self._run.log(values)
-
-    def _place(self) -> int:
-        """Return the step of the run as its axis counts it."""
-        counted = {"step": self._at.iterations, "env_steps": self._at.env_steps, "updates": self._at.updates}
-        return counted[self._limits.axis]
 
     def _evaluation_due(self) -> bool:
         return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)

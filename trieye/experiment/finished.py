@@ -1,5 +1,6 @@
 """How far a training is, and whether that is its end: known from its files, before anything is started."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,16 @@ class Progress:
     time_s: float = 0.0
     best: float | None = None
     evaluated_step: int | None = -1
+
+    def count(self, values: Mapping[str, float | None]) -> None:
+        """Count an iteration, and the environment steps and updates that it says it made."""
+        self.iterations += 1
+        self.env_steps += int(values.get("env_steps") or 0)
+        self.updates += int(values.get("updates") or 0)
+
+    def counted(self) -> dict[str, int]:
+        """Return what has been counted, by the names that `loop.axis` has for it."""
+        return {"step": self.iterations, "env_steps": self.env_steps, "updates": self.updates}
 
     def reason_to_stop(self, limits: LoopConfig, step: int) -> str | None:
         """Return which limit is reached after this many steps, or None."""

@@ -33,66 +33,62 @@ class LogArtifact(_Operation, frozen=True):
     artifact_path: str | None = None
 
 
-class LogHistogram(_Operation, frozen=True):
+class _Medium(_Operation, frozen=True):
+    """What is looked at, at a step.
+
+    Attributes:
+        name: Name of the curve, or of the series.
+        step: Global step.
+        wall_time: Unix time in seconds.
+    """
+
+    name: str
+    step: int
+    wall_time: float
+
+
+class LogHistogram(_Medium, frozen=True):
     """The distribution of some values at a step.
 
     Attributes:
-        name: Name of the curve.
-        step: Global step.
-        wall_time: Unix time in seconds.
         edges: `[bins + 1]` borders of the bins, ascending.
         counts: `[bins]` values in each bin.
         total: Sum of the values.
         sum_squares: Sum of their squares.
     """
 
-    name: str
-    step: int
-    wall_time: float
     edges: list[float]
     counts: list[float]
     total: float
     sum_squares: float
 
 
-class LogImage(_Operation, frozen=True):
+class LogImage(_Medium, frozen=True):
     """A picture at a step.
 
     Attributes:
-        name: Name of the series.
-        step: Global step.
-        wall_time: Unix time in seconds.
         width: Pixels.
         height: Pixels.
         channels: 1, 3 or 4.
         png: The encoded picture.
     """
 
-    name: str
-    step: int
-    wall_time: float
     width: int
     height: int
     channels: int
     png: bytes
 
 
-class LogText(_Operation, frozen=True):
+class LogText(_Medium, frozen=True):
     """A text at a step, Markdown where the sink shows it."""
 
-    name: str
-    step: int
-    wall_time: float
     text: str
 
 
-class LogVideo(_Operation, frozen=True):
+class LogVideo(_Medium, frozen=True):
     """A video at a step.
 
     Attributes:
-        name: Name of the series.
-        step: Global step.
-        wall_time: Unix time in seconds.
         width: Pixels.
         height: Pixels.
         num_frames: How many frames it has; a GIF keeps equal ones that follow each other as one.
@@ -101,9 +97,6 @@ class LogVideo(_Operation, frozen=True):
         content: The encoded video.
     """
 
-    name: str
-    step: int
-    wall_time: float
     width: int
     height: int
     num_frames: int
@@ -115,20 +108,14 @@ class LogVideo(_Operation, frozen=True):
 Cell = str | int | float | bool | None
 
 
-class LogTable(_Operation, frozen=True):
+class LogTable(_Medium, frozen=True):
     """A table at a step.
 
     Attributes:
-        name: Name of the series.
-        step: Global step.
-        wall_time: Unix time in seconds.
         num_rows: How many rows it has.
         json: `{"columns": [...], "data": [[...], ...]}`, a list for each row.
     """
 
-    name: str
-    step: int
-    wall_time: float
     num_rows: int
     json: bytes
 

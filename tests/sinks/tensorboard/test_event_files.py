@@ -36,7 +36,7 @@ def make(tmp_path):
     made = []
 
     def make_files():
-        made.append(EventFiles(tmp_path))
+        made.append(EventFiles(tmp_path, tmp_path))
         return made[-1]
 
     yield make_files

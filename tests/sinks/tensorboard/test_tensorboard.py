@@ -1,5 +1,6 @@
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,9 @@ def point(step, value=1.0):
     return Point("a", value, step, 10.5 + step)
 
 
-def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew_at_the_next_start(run, caplog):
+@pytest.mark.parametrize("is_own", [False, True], ids=["the run's directory", "a directory of their own"])
+def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew_at_the_next_start(run, is_own, caplog):
+    run = run if is_own else replace(run, tensorboard_dir=run.run_dir)
     source = MemorySource(points(0, 10))
     thread = SinkThread(TensorboardSink(0.01), run, source, first_delay_s=0.01)
     assert thread.flush(SOON_S)

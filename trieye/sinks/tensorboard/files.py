@@ -46,10 +46,11 @@ class EventFiles:
 
     Args:
         directory: Where the files are; made with the first one.
+        run_dir: Directory of the run.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, run_dir: Path) -> None:
+        self._directory, self._run_dir = directory, run_dir
         self._pending = bytearray()
         self._file: BinaryIO | None = None
         self._place = Place()
@@ -74,7 +75,7 @@ class EventFiles:
         if self._file is not None and not (self._directory / self._place.file).exists():
             raise SinkGoneError(
                 f"{self._directory / self._place.file} was deleted while the run wrote to it; when the run has ended, "
-                f"`trieye rebuild {self._directory.parent} --sink tensorboard` writes all of it anew"
+                f"`trieye rebuild {self._run_dir} --sink tensorboard` writes all of it anew"
             )
         while self._pending:
             file = self._file or self._begin()

@@ -39,7 +39,7 @@ class TensorboardSink:
 
     def open(self, run: RunInfo) -> None:
         """Prepare; the first file is made by the first flush that has something to write."""
-        self._files = EventFiles(run.tensorboard_dir)
+        self._files = EventFiles(run.tensorboard_dir, run.run_dir)
         self._params = ParamsFile(run)
 
     @property
