@@ -1,8 +1,10 @@
+import os
 import subprocess
 import sys
 
 import pytest
 
+import trieye
 from trieye.cli import COMMANDS, main
 
 HELP = """
@@ -55,3 +57,16 @@ def test_an_unknown_command_exits_with_2(capsys):
     assert stop.value.code == 2
     told = capsys.readouterr().err
     assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "known: new, watch, "))
+
+
+@pytest.mark.parametrize("given", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])
+def test_a_reader_that_has_enough_is_no_error(make_config, given):
+    with trieye.Run(make_config(run_name="run")) as run:
+        run.log("a", 1.0)
+        run.save()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from trieye.cli import main; raise SystemExit(main())", *given, run.dir]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

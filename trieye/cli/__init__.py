@@ -6,6 +6,7 @@ Its docstring is its help: after its first line, the description, and what stand
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -23,7 +24,7 @@ COMMANDS = {
     "prune": "delete the old runs of an app, but for the best",
     "convert": "make checkpoints of those of trieye 0.1.5",
 }
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except TrieyeError as error:
         from trieye.config.redaction import redacted_text
 
@@ -59,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `| head` has what it wants; what is left in the buffer must not be told to it at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     return code
 
 
