@@ -39,7 +39,7 @@ HOMES = {
     "hydra": {"config/hydra/*"},
     "omegaconf": {"config/hydra/*"},
     "ray": {"hub/actor.py", "hub/actor_arguments.py", "hub/*ray*.py", "replay/remote/actor.py"},
-    "torch": {"snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
+    "torch": {"training/*", "snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
     "cloudpickle": {"snapshot/objects.py"},
     "safetensors": {"snapshot/*"},
     "pyarrow": {"history/*", "replay/exchange/files.py"},
@@ -57,6 +57,7 @@ PRIVATE = {
     "_parse_overrides_and_create_caching_repo": "config/hydra/test_hydra_help.py",
     "_actions": "config/hydra/test_messages.py",  # of argparse
     "_bit_generator": "snapshot/test_generators.py",  # of NumPy's RandomState
+    "_autoreset_envs": "training/test_resume.py",  # of Gymnasium's SyncVectorEnv
     "_metadata": "snapshot/test_encode.py",  # of torch's state dicts
     "_actor_id": "hub/test_detached.py",  # of Ray
     "_private": "hub/test_detached.py",

@@ -15,10 +15,15 @@ from trieye.config import PersistenceConfig as PersistenceConfig
 from trieye.config import StatsConfig as StatsConfig
 from trieye.config import TrieyeConfig as TrieyeConfig
 from trieye.config import XAxis as XAxis
+from trieye.config.agent import AgentConfig as AgentConfig
+from trieye.config.agent import ReplayAgentConfig as ReplayAgentConfig
 from trieye.config.base import StrictModel as StrictModel
 from trieye.config.base import did_you_mean as did_you_mean
+from trieye.config.env import EnvConfig as EnvConfig
 from trieye.config.hydra.compose import compose as compose
 from trieye.config.hydra.registration import register as register
+from trieye.config.schedule import Schedule as Schedule
+from trieye.config.schedule import Scheduled as Scheduled
 from trieye.exceptions import CheckpointError as CheckpointError
 from trieye.exceptions import ConfigurationError as ConfigurationError
 from trieye.exceptions import ProcessingError as ProcessingError
@@ -42,5 +47,15 @@ from trieye.run.recorder import RunClient as RunClient
 from trieye.run.run import Run as Run
 from trieye.run.saves import SaveHandle as SaveHandle
 from trieye.snapshot.environments import EnvState as EnvState
+from trieye.training.config import TrainingConfig as TrainingConfig
+from trieye.training.engine import TrainEngine as TrainEngine
+from trieye.training.engine import mean as mean
+from trieye.training.engine import set_lr as set_lr
+from trieye.training.gae import gae as gae
+from trieye.training.loading import load_policy as load_policy
+from trieye.training.policy import Act as Act
+from trieye.training.policy import Context as Context
+from trieye.training.policy import Policy as Policy
+from trieye.training.policy import Spaces as Spaces
 
 __version__: str

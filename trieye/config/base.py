@@ -5,11 +5,19 @@ import types
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 STRICT = {"strict_keys": True}
 """Validation context that makes the tolerant models refuse unknown keys; Hydra configs are validated with it."""
@@ -22,10 +30,12 @@ class Marker:
     Attributes:
         set_by: The key that sets this field, which is therefore no key of its own.
         yaml_default: Makes the default.
+        takes_values: Whether it takes a plain value in place of its model.
     """
 
     set_by: str | None = None
     yaml_default: Callable[[], BaseModel] | None = None
+    takes_values: bool = False
 
 
 def set_by(info: FieldInfo) -> str | None:
@@ -60,6 +70,8 @@ def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
 
 def takes_values(info: FieldInfo) -> bool:
     """Tell whether a field takes something else than models and None."""
+    if any(isinstance(item, Marker) and item.takes_values for item in info.metadata):
+        return True
     options = [option for option in _options(info.annotation) if option is not type(None)]
     return any(not (isinstance(option, type) and issubclass(option, BaseModel)) for option in options)
 
@@ -86,6 +98,8 @@ def _options(annotation: Any) -> tuple[Any, ...]:
         return _options(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(option for argument in get_args(annotation) for option in _options(argument))
+    if isinstance(annotation, type) and issubclass(annotation, Variants) and (kinds := annotation.kinds()):
+        return kinds
     return (annotation,)
 
 
@@ -146,6 +160,30 @@ class StrictModel(_Model):
                 {"key": unknown[0], "hint": hint, "keys": keys},
             )
         return data
+
+
+class Variants(StrictModel):
+    """A strict model; where it is the type of a field, the field holds any of its subclasses, told apart by `kind`.
+
+    Those are the ones that were there when the model with the field was defined; the newest of each kind.
+    """
+
+    @classmethod
+    def kinds(cls) -> tuple[type[StrictModel], ...]:
+        """Return the subclasses with a `kind` of their own; none if this class has one."""
+        if get_origin(cls.__annotations__.get("kind")) is Literal:
+            return ()
+        below = [(kind, *kind.kinds()) for kind in cls.__subclasses__()]
+        found = {kind.__annotations__.get("kind"): kind for each in below for kind in each}
+        return tuple(kind for annotation, kind in found.items() if get_origin(annotation) is Literal)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds = cls.kinds()
+        if not kinds:
+            return handler(source)
+        chosen: Any = Union[kinds]  # noqa: UP007 - of a tuple
+        return handler.generate_schema(Annotated[chosen, Field(discriminator="kind")] if len(kinds) > 1 else chosen)
 
 
 class TolerantModel(_Model):

@@ -69,6 +69,10 @@ class Experiment(Generic[ConfigT]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
+    def advance(self) -> Mapping[str, float | None]:
+        """Do `step` and return its values, with more that a base class knows; the loop calls it."""
+        return self.step()
+
     def evaluate(self) -> Mapping[str, float]:
         """Measure how good the present state is; called every `loop.evaluate_every_steps` and at the end.
 
@@ -140,7 +144,7 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
     if (done := finished(config)) is not None:
         say(done.sentence(limits.objective))
         return done
-    experiment_class: type[Experiment[ConfigT]] = _imported(experiment) if isinstance(experiment, str) else experiment
+    experiment_class: type[Experiment[ConfigT]] = imported(experiment) if isinstance(experiment, str) else experiment
     for name in ("step", "save_checkpoint", "load_checkpoint"):
         if getattr(experiment_class, name) is getattr(Experiment, name):
             raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
@@ -163,11 +167,21 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
     return result
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """Return the class that is named as `my_agent.dqn:DQN`.
+
+    Raises:
+        ConfigurationError: It is not there.
+    """
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ConfigurationError(f"run_experiment({name!r}): an experiment is named as 'my_agent.dqn:DQN'")
-    return getattr(import_module(module), attribute)
+        raise ConfigurationError(f"{name!r}: an experiment is named as 'my_agent.dqn:DQN'")
+    home = import_module(module)
+    if not hasattr(home, attribute):
+        known = [key for key, value in vars(home).items() if isinstance(value, type) and issubclass(value, Experiment)]
+        hint = did_you_mean(attribute, known)
+        raise ConfigurationError(f"{name!r}: {home.__file__} has no {attribute}{hint} (it has: {', '.join(known)})")
+    return getattr(home, attribute)
 
 
 class _Loop:
@@ -225,7 +239,7 @@ class _Loop:
 
     def _one_step(self) -> None:
         began = time.perf_counter()
-        values = self._experiment.step()
+        values = self._experiment.advance()
         taken_s = time.perf_counter() - began
         axis = self._limits.axis
         if axis != "step" and values.get(axis) is None:

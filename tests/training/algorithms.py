@@ -1,0 +1,112 @@
+"""Algorithms as users write them: the smallest that learn."""
+
+import copy
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+import trieye
+
+
+class DQNConfig(trieye.ReplayAgentConfig):
+    kind: Literal["dqn"] = "dqn"
+    actions = ("discrete",)
+    engine: str = "tests.training.algorithms:DQN"
+    lr: trieye.Scheduled = trieye.Schedule(start=2.3e-3)
+    epsilon: trieye.Scheduled = trieye.Schedule(start=1.0, end=0.04, steps=8000)
+    target_update_interval: int = 128
+
+
+class PPOConfig(trieye.AgentConfig):
+    kind: Literal["ppo"] = "ppo"
+    actions = ("discrete",)
+    engine: str = "tests.training.algorithms:PPO"
+    lr: trieye.Scheduled = trieye.Schedule(start=1e-3)
+
+
+class TrainConfig(trieye.TrainingConfig):
+    agent: trieye.AgentConfig = Field(default_factory=DQNConfig)
+
+
+def mlp(sizes):
+    layers = [part for i, o in pairwise(sizes) for part in (nn.Linear(i, o), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+class QPolicy(trieye.Policy):
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.q = mlp([spaces.observation.shape[0], 64, 64, spaces.action.n])
+        self.epsilon = config.agent.epsilon
+
+    def act(self, obs, state, ctx):
+        action = self.q(self.normalizer(obs)).argmax(1)
+        if ctx.explore:
+            explores = torch.rand(len(obs), generator=ctx.generator) < self.epsilon(ctx.env_steps)
+            random = torch.randint(self.spaces.action.n, action.shape, generator=ctx.generator)
+            action = torch.where(explores, random, action)
+        return trieye.Act(action)
+
+
+class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
+    def setup(self, config):
+        self.target = copy.deepcopy(self.policy)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr(0), fused=True)
+
+    def step(self):
+        self.replay.extend(self.collect())
+        return trieye.mean(self.train_step(batch) for batch in self.due_batches())
+
+    def train_step(self, batch):
+        with torch.no_grad():
+            targets = batch["reward"] + batch["discount"] * self.target.q(batch["next_obs"]).amax(1)
+        values = self.policy.q(batch["obs"]).gather(1, batch["action"][:, None])[:, 0]
+        loss = nn.functional.smooth_l1_loss(values, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.replay.update_priorities(batch.ids, (values - targets).detach().abs().numpy())
+        if (self.updates + 1) % self.agent.target_update_interval == 0:
+            self.target.load_state_dict(self.policy.state_dict())
+        return {"loss/td": loss, "q/mean": values.mean()}
+
+
+class ActorCritic(trieye.Policy):
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        size = spaces.observation.shape[0]
+        self.pi, self.v = mlp([size, 64, 64, spaces.action.n]), mlp([size, 64, 64, 1])
+
+    def act(self, obs, state, ctx):
+        chances = torch.log_softmax(self.pi(obs), 1)
+        action = (
+            torch.multinomial(chances.exp(), 1, generator=ctx.generator)[:, 0] if ctx.explore else chances.argmax(1)
+        )
+        return trieye.Act(action, {"log_prob": chances.gather(1, action[:, None])[:, 0], "value": self.v(obs)[:, 0]})
+
+
+class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
+    def setup(self, config):
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr(0), fused=True)
+
+    def step(self):
+        rows = self.collect()
+        found = trieye.gae(rows, self.policy.v(rows.after)[:, 0].detach(), gamma=0.98, lam=0.8)
+        trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
+        batches = rows.minibatches(self.agent.batch_size, epochs=10, generator=self.generator, **found._asdict())
+        return trieye.mean(self.train_step(batch) for batch in batches)
+
+    def train_step(self, batch):
+        chances = torch.log_softmax(self.policy.pi(batch["obs"]), 1)
+        ratio = (chances.gather(1, batch["action"][:, None])[:, 0] - batch["log_prob"]).exp()
+        advantages = (batch["advantages"] - batch["advantages"].mean()) / (batch["advantages"].std() + 1e-8)
+        policy_loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        value_loss = (self.policy.v(batch["obs"])[:, 0] - batch["returns"]).square().mean()
+        self.optimizer.zero_grad()
+        (policy_loss + 0.5 * value_loss).backward()
+        nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
+        self.optimizer.step()
+        return {"loss/policy": policy_loss, "loss/value": value_loss}

@@ -1,0 +1,77 @@
+"""A training that was stopped and goes on is the one that was never stopped."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, PPO, TrainConfig
+from trieye.experiment.experiment import run_experiment
+
+AGENTS = {
+    "dqn": (DQN, {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}),
+    "ppo": (PPO, {"kind": "ppo", "rollout_steps": 7, "batch_size": 8}),
+}
+
+
+class Pickled(gym.Wrapper, gym.utils.EzPickle):
+    """An environment that cannot be saved in the middle of an episode."""
+
+    def __init__(self, env):
+        gym.utils.EzPickle.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(name, steps, *, run_name="run", agent=None, **env):
+        return TrainConfig(
+            agent=AGENTS[name][1] | (agent or {}),
+            env={"id": "CartPole-v1", "max_episode_steps": 30, "eval_episodes": 2} | env,
+            run_name=run_name,
+            runtime={"kind": "local"},
+            sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+            persistence={"root_data_dir": str(tmp_path), "checkpoint_save_freq_steps": 50},
+            loop={"axis": "env_steps", "steps": steps, "evaluate_every_steps": 60},
+        )
+
+    return make
+
+
+def state_of(result):
+    return trieye.load_checkpoint(result.run_dir, "latest").objects["experiment"]["state"]
+
+
+def assert_same(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            assert_same(first, second)
+    elif isinstance(one, torch.Generator):
+        assert torch.equal(one.get_state(), other.get_state())
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [("dqn", {}), ("dqn", {"num": 3}), ("ppo", {"num": 4}), ("ppo", {"normalize_observations": True})]
+)
+def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, name, env):
+    kind, _ = AGENTS[name]
+    whole = run_experiment(kind, config(name, 200, run_name="whole", **env))
+    run_experiment(kind, config(name, 110, run_name="parts", **env))
+    parts = run_experiment(kind, config(name, 200, run_name="parts", **env))
+    one, other = state_of(whole), state_of(parts)
+    for state in (one, other):
+        state.pop("replay", None)  # in parts, of which the newest holds what is new
+        state["collector"].pop("envs")  # it has generators of spaces, which nobody seeds or uses
+    assert_same(one, other)
+    assert one["collector"]["env_steps"] >= 200

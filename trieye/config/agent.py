@@ -1,0 +1,51 @@
+"""AgentConfig: what trieye has to know of an algorithm; the project that owns it adds its hyperparameters."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trieye.config.base import Variants
+
+ActionKind = Literal["discrete", "continuous"]
+
+
+class AgentConfig(Variants):
+    """An algorithm that trains on what it has just collected, such as PPO.
+
+    A project has a subclass for each algorithm with a `kind`, a `Literal` that is also the name of its file in
+    `conf/agent/`.
+    """
+
+    actions: ClassVar[tuple[ActionKind, ...]] = ("discrete", "continuous")
+    """What it can choose among: `discrete` actions, numbers within bounds (`continuous`), or both."""
+
+    engine: str = Field(pattern=r"^[\w.]+:\w+$", description="The class that trains, as `my_agent.dqn:DQN`.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
+    rollout_steps: int = Field(
+        default=1, ge=1, le=1 << 20, description="Steps of each environment between two looks at learning."
+    )
+    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="Rows in one update.")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="Where to learn; auto = a GPU if there is one.",
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Type of the arithmetic inside `autocast`; weights are float32 in any case."
+    )
+    compile: bool = Field(default=False, description="Compile the policy's modules by torch.compile.")
+    num_threads: int = Field(
+        default=1,
+        ge=0,
+        description="Threads of torch on the CPU; for small networks more cost more than they give. "
+        "0 = as torch likes.",
+    )
+
+
+class ReplayAgentConfig(AgentConfig):
+    """An algorithm that draws its batches from a replay buffer, such as DQN or SAC."""
+
+    updates_per_env_step: float = Field(
+        default=1.0, gt=0, le=1000, description="Updates for each environment step, on average."
+    )
+    learning_starts: int = Field(default=1000, ge=1, description="Environment steps before the first update.")

@@ -1,0 +1,57 @@
+"""Schedule: a number that changes with the environment steps made, such as a learning rate."""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
+
+from trieye.config.base import Marker, StrictModel
+
+
+class Schedule(StrictModel):
+    """A number as a function of environment steps; in YAML and Python a plain number is one that stays as it is.
+
+    Example:
+        >>> Schedule(start=1.0, end=0.1, steps=1000)(500)
+        0.55
+    """
+
+    start: float = Field(description="The number at the beginning.")
+    end: float | None = Field(default=None, description="The number after `steps`; null = as at the beginning.")
+    steps: int | None = Field(default=None, ge=1, description="Environment steps from `start` to `end`.")
+    shape: Literal["linear", "exponential", "cosine"] = Field(
+        default="linear", description="How it gets from `start` to `end`: evenly, by a factor, or slowly at both ends."
+    )
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.end is None) != (self.steps is None):
+            raise ValueError("end and steps belong together: give both, or a plain number")
+        if self.shape == "exponential" and (self.end is None or self.start * self.end <= 0):
+            raise ValueError("an exponential schedule needs a start and an end of one sign, neither of them 0")
+        return self
+
+    def __call__(self, env_steps: int) -> float:
+        """Return the number after this many environment steps."""
+        if self.end is None or self.steps is None:
+            return self.start
+        part = min(env_steps / self.steps, 1.0)
+        if self.shape == "exponential":
+            return float(self.start * (self.end / self.start) ** part)
+        if self.shape == "cosine":
+            part = (1.0 - math.cos(math.pi * part)) / 2.0
+        return self.start + part * (self.end - self.start)
+
+    @model_serializer
+    def _as_typed(self) -> Any:
+        if self.end is None:
+            return self.start
+        return {"start": self.start, "end": self.end, "steps": self.steps, "shape": self.shape}
+
+
+def _of_number(value: Any) -> Any:
+    return {"start": value} if isinstance(value, int | float | str) and not isinstance(value, bool) else value
+
+
+Scheduled = Annotated[Schedule, BeforeValidator(_of_number), Marker(takes_values=True)]
+"""The type of a field that holds a schedule and takes a plain number, too."""

@@ -1,0 +1,235 @@
+"""Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from trieye.config.env import EnvConfig
+from trieye.process.progress import say
+from trieye.snapshot.environments import EnvState
+from trieye.training.policy import Act, Context, Normalizer, Policy
+from trieye.training.rows import Array, Rows, nested
+
+_IMAGE_AXES = 3
+
+
+class Collector:
+    """Environments on their way, and how far their episodes are.
+
+    Args:
+        envs: Vector environments that reset a member in the step after the end of its episode.
+        policy: What acts.
+        config: Of the environments.
+        gamma: Discount, for `normalize_rewards`.
+        seed: Member `i` begins with `seed + i`.
+
+    Attributes:
+        env_steps: Environment steps made in the whole run; a reset is none.
+        interrupted: Episodes that were cut on resume, because their environment could not be saved.
+    """
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], policy: Policy, config: EnvConfig, *, gamma: float, seed: int
+    ) -> None:
+        self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
+        self._env_state = EnvState(envs)
+        self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
+        self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
+        self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
+        self._ended: dict[str, list[float]] = defaultdict(list)
+        self.env_steps = self.interrupted = 0
+        self._begin(seed)
+
+    def _begin(self, seed: int) -> None:
+        """Begin an episode in each environment."""
+        num = self._envs.num_envs
+        self._obs = columns_of(self._envs.reset(seed=seed)[0])
+        self._done = np.zeros(num, bool)
+        self._state: Any = self._policy.initial_state(num)
+        self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
+
+    def collect(self, steps: int, generator: torch.Generator) -> Rows:
+        """Make some steps of each environment, with the policy exploring."""
+        num, device, before = self._envs.num_envs, self._policy.device, self._state
+        ctx = Context(explore=True, env_steps=self.env_steps, generator=generator)
+        seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
+        rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
+        terminated, truncated, valid = np.empty((3, steps, num), bool)
+        self._see(self._obs, seen, 0)
+        for t in range(steps):
+            np.logical_not(self._done, out=valid[t])
+            with torch.inference_mode():
+                obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
+                act = self._policy.act(obs, self._state, ctx)
+                action = act.action.cpu().numpy()
+            found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+            self._see(columns_of(found), seen, t + 1)
+            self._done = terminated[t] | truncated[t]
+            self._state = act.state if act.state is None else self._begun(act.state, ~valid[t])
+            if self._has_own_metrics and self._done.any():
+                self._take_own_metrics(info)
+            acts.append(act)
+            actions.append(action)
+            ctx.env_steps += num if valid[t].all() else int(np.count_nonzero(valid[t]))
+        self.env_steps = ctx.env_steps
+        self._obs = {name: item[steps] for name, item in seen.items()}
+        self._take_episodes(rewards, valid, terminated | truncated)
+        arrays = {name: item[:steps] for name, item in seen.items()} | {"action": np.stack(actions)}
+        arrays |= {"reward": self._learned_from(rewards, valid, terminated | truncated)}
+        arrays |= {"terminated": terminated, "truncated": truncated}
+        extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
+        rows = Rows(arrays, self._obs, valid, extras, before, device)
+        for normalizer in self._normalizers:
+            normalizer.update(rows["obs"][torch.from_numpy(valid).to(device)])
+        return rows
+
+    @staticmethod
+    def _see(obs: dict[str, Array], seen: dict[str, Array], t: int) -> None:
+        for name, item in obs.items():
+            seen[name][t] = item
+
+    def _begun(self, state: Any, begins: NDArray[np.bool_]) -> Any:
+        """Return the state of a recurrent policy, with that of new episodes where one begins."""
+        if not begins.any():
+            return state
+        fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._policy.device)
+        if not isinstance(state, dict):
+            return torch.where(where.reshape(-1, *[1] * (state.ndim - 1)), fresh, state)
+        return {
+            key: torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), fresh[key], item) for key, item in state.items()
+        }
+
+    def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
+        if self._config.clip_rewards:
+            rewards = np.sign(rewards)
+        if self._scale is not None:
+            rewards = self._scale.scaled(rewards, valid, done)
+        return rewards.astype(np.float32)
+
+    def _take_episodes(self, rewards: Array, valid: Array, done: Array) -> None:
+        for n in np.flatnonzero(done.any(axis=0)).tolist():
+            first = 0
+            for end in (np.flatnonzero(done[:, n]) + 1).tolist():
+                self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
+                self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
+                self._returns[n], self._lengths[n], first = 0.0, 0, end
+            self._returns[n] -= rewards[:first, n].sum()  # they are added below
+            self._lengths[n] -= valid[:first, n].sum()
+        self._returns += rewards.sum(axis=0)
+        self._lengths += valid.sum(axis=0)
+
+    def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
+        for n in np.flatnonzero(self._done).tolist():
+            for name, value in self._policy.on_episode(member_of(info, n)).items():
+                self._ended[f"episode/{name}"].append(float(value))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means of the episodes that ended since the last call; nothing if none did."""
+        found = {name: float(np.mean(values)) for name, values in self._ended.items()}
+        self._ended.clear()
+        return found
+
+    @property
+    def can_save(self) -> bool:
+        """Whether what is saved now goes on exactly; several environments never end at once, and nobody waits."""
+        return self._envs.num_envs > 1 or bool(self._done.all()) or self._env_state.is_exact
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far environments, episodes and scales are."""
+        self._env_state.between_episodes = bool(self._done.all())
+        return {
+            "env_steps": self.env_steps,
+            "interrupted": self.interrupted,
+            "obs": self._obs,
+            "done": self._done,
+            "policy_state": self._state,
+            "returns": self._returns,
+            "lengths": self._lengths,
+            "scale": None if self._scale is None else self._scale.state_dict(),
+            "envs": self._env_state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
+
+        Raises:
+            SerializationError: The environments have other wrappers or another number.
+        """
+        self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
+        if self._scale is not None and state["scale"] is not None:
+            self._scale.load_state_dict(state["scale"])
+        self._env_state.load_state_dict(state["envs"])
+        done = np.array(state["done"])
+        if len(done) != self._envs.num_envs or (self._env_state.between_episodes and not done.all()):
+            self._begin(self._seed + self.env_steps)
+            self.interrupted += int(np.count_nonzero(~done))
+            say(f"{np.count_nonzero(~done)} episodes were cut: their environments cannot be saved in the middle of one")
+            return False
+        self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
+        self._state, self._returns, self._lengths = state["policy_state"], state["returns"], state["lengths"]
+        if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
+            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
+        return True
+
+
+class RewardScale:
+    """Rewards over the standard deviation of the discounted return so far (Engstrom et al. 2020, section 3).
+
+    Args:
+        num_envs: Environments.
+        gamma: Discount.
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        self._gamma, self._returns = gamma, np.zeros(num_envs)
+        self._count, self._mean, self._variance = 1e-4, 0.0, 1.0
+
+    def scaled(self, rewards: Array, valid: Array, done: Array) -> Array:
+        """Take rewards `[t, n]` into account, and return them scaled."""
+        returns = np.empty_like(rewards)
+        for t, reward in enumerate(rewards):
+            returns[t] = self._returns = self._returns * self._gamma + reward
+            self._returns = np.where(done[t], 0.0, self._returns)
+        found = returns[valid]
+        total, delta = self._count + len(found), found.mean() - self._mean
+        squares = self._variance * self._count + found.var() * len(found)
+        self._variance = (squares + delta**2 * self._count * len(found) / total) / total
+        self._mean, self._count = self._mean + delta * len(found) / total, total
+        scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
+        return scaled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments, and the returns under way."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring back what `state_dict` returned."""
+        vars(self).update(state)
+
+
+def columns_of(obs: Any) -> dict[str, Array]:
+    """Return observations as `obs`, or a dict of them as `obs/<key>`; numbers of any kind but pictures as float32."""
+    found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
+    return {name: _as_column(np.asarray(item)) for name, item in found.items()}
+
+
+def _as_column(array: Array) -> Array:
+    is_picture = array.dtype == np.uint8 and array.ndim > _IMAGE_AXES
+    return array if is_picture else array.astype(np.float32, copy=False)
+
+
+def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """Return what the infos of a vector environment say of one member."""
+    return dict(_of_member(info, n))
+
+
+def _of_member(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
+    for key, values in info.items():
+        if key.startswith("_") or (f"_{key}" in info and not info[f"_{key}"][n]):
+            continue
+        yield key, member_of(values, n) if isinstance(values, Mapping) else values[n]

@@ -1,0 +1,259 @@
+"""TrainEngine: an experiment that collects and learns; an algorithm is a subclass of it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args
+
+import numpy as np
+import torch
+
+from trieye.config.agent import ReplayAgentConfig
+from trieye.exceptions import ConfigurationError
+from trieye.experiment.experiment import Experiment
+from trieye.run.run import Run
+from trieye.snapshot.environments import stateful
+from trieye.training.batches import Experience, Minibatch
+from trieye.training.collecting import Collector
+from trieye.training.config import TrainingConfig
+from trieye.training.environments import make_envs, spaces_of
+from trieye.training.evaluation import Evaluation, summary
+from trieye.training.policy import Policy
+from trieye.training.rows import Rows
+from trieye.training.spaces import as_data
+
+ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+_PLAIN = (bool, int, float, str, np.ndarray, np.generic, torch.Tensor, type(None))
+
+
+class TrainEngine(Experiment[ConfigT]):
+    """An algorithm: `step` collects and learns, `train_step` makes one update.
+
+    A subclass names its policy, `class DQN(TrainEngine[TrainConfig], policy=QPolicy)`, makes what it needs in `setup`,
+    and keeps it in attributes. Modules, optimizers, schedulers and random generators among them are saved and restored
+    by themselves, and so are numbers, strings, arrays and tensors that have changed since `setup`; names that begin
+    with `_` are not. What an optimizer was made with, such as its learning rate, is what the config says now, unless a
+    scheduler changes it.
+
+    Attributes:
+        agent: `config.agent`, in the type of its class.
+        device: Where to learn.
+        envs: The environments, stepped together.
+        policy: What acts, on the device.
+        replay: The replay buffer, of agents whose config is a `ReplayAgentConfig`.
+        updates: Updates made.
+    """
+
+    policy_class: ClassVar[type[Policy]]
+    config_class: ClassVar[type[TrainingConfig]] = TrainingConfig
+
+    def __init_subclass__(cls, *, policy: type[Policy] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if policy is not None:
+            cls.policy_class = policy
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_args(base) and isinstance(get_args(base)[0], type):
+                cls.config_class = get_args(base)[0]
+
+    def __init__(self, config: ConfigT, run: Run | None = None) -> None:
+        if not hasattr(self, "policy_class"):
+            kind = type(self).__name__
+            raise ConfigurationError(f"{kind} names no policy; write `class {kind}(TrainEngine[...], policy=MyPolicy)`")
+        self.agent: Any = config.agent
+        if config.agent.num_threads:
+            torch.set_num_threads(config.agent.num_threads)
+        self.device = device_of(config.agent.device)
+        self.envs = make_envs(config.env)
+        self.policy = self.policy_class(config, spaces_of(self.envs)).to(self.device)
+        if config.agent.compile:
+            for module in self.policy.children():
+                module.compile()
+        self.replay: Any = self._made_replay(config)
+        self.updates = 0
+        self._generator = torch.Generator(self.device).manual_seed(config.seed)
+        self._collector = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+        self._evaluation = Evaluation(config.env)
+        self._counted = (0, 0)
+        super().__init__(config, run)
+        self._at_setup = {name: deepcopy(value) for name, value in self._attributes() if isinstance(value, _PLAIN)}
+
+    @staticmethod
+    def _made_replay(config: TrainingConfig) -> Experience | None:
+        if not isinstance(config.agent, ReplayAgentConfig):
+            return None
+        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        return Experience.from_config(replay, seed=config.seed)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps made in the whole run."""
+        return self._collector.env_steps
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A random generator on the device, which is saved; that of the policy's exploring, too."""
+        return self._generator
+
+    def collect(self, steps: int | None = None) -> Rows:
+        """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring."""
+        return self._collector.collect(steps or self.agent.rollout_steps, self._generator)
+
+    def due_batches(self) -> Iterator[Minibatch]:
+        """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
+
+        Each counts as an update when the next one is asked for.
+        """
+        if self.replay is None:
+            kind = type(self.agent).__name__
+            raise ConfigurationError(
+                f"due_batches(): {kind} is no ReplayAgentConfig, so there is no replay to draw from"
+            )
+        agent: ReplayAgentConfig = self.agent
+        due = int((self.env_steps - agent.learning_starts) * agent.updates_per_env_step)
+        while self.updates < due:
+            yield self.replay.minibatch(agent.batch_size, self.device)
+            self.updates += 1
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which modules compute in `agent.precision`."""
+        dtype = getattr(torch, self.agent.precision)
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        """Make one update.
+
+        Args:
+            batch: What it learns from, on the device.
+
+        Returns:
+            Metrics, as numbers or tensors without gradients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no train_step()")
+
+    def advance(self) -> Mapping[str, float | None]:
+        """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
+        values = dict(self.step())
+        before, self._counted = self._counted, (self.env_steps, self.updates)
+        found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
+        found |= self._collector.metrics()
+        if self.replay is not None:
+            found |= self.replay.metrics()
+        return {**found, **values}
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Play `env.eval_episodes` whole episodes without exploring, always from the same starts."""
+        env = self.config.env
+        with_frames = env.eval_video and self._run is not None
+        episodes = self._evaluation.play(
+            self.policy, env.eval_episodes, env_steps=self.env_steps, with_frames=with_frames
+        )
+        if with_frames:
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+        return summary(episodes)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether a training that goes on from here goes on exactly; see `EnvState`."""
+        return self._collector.can_save
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        own = {"config", "agent", "device", "envs", "replay", "policy"}
+        return ((name, value) for name, value in vars(self).items() if name[0] != "_" and name not in own)
+
+    def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
+        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
+        kept = {name: value for name, value in self._attributes() if self._is_state(name, value)}
+        return {
+            "policy": self.policy,
+            "spaces": as_data(self.policy.spaces),
+            "attributes": kept,
+            "collector": self._collector,
+            "generator": self._generator,
+            **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
+        }
+
+    def _is_state(self, name: str, value: Any) -> bool:
+        if not isinstance(value, _PLAIN):
+            return hasattr(stateful(value), "state_dict")
+        return name not in self._at_setup or not _are_equal(value, self._at_setup[name])
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Go on where the checkpoint was made."""
+        self.policy.load_state_dict(checkpoint["policy"])
+        for name, value in checkpoint["attributes"].items():
+            held = getattr(self, name, None)
+            if isinstance(held, torch.optim.Optimizer):
+                self._load_optimizer(held, value)
+            elif isinstance(held, _PLAIN):
+                setattr(self, name, value)
+            else:
+                stateful(held).load_state_dict(value)
+        stateful(self._generator).load_state_dict(checkpoint["generator"])
+        is_whole = self._collector.load_state_dict(checkpoint["collector"])
+        self._counted = (self.env_steps, self.updates)
+        if self.replay is None:
+            return
+        if "replay" in checkpoint:
+            self.replay.load_state_dict(checkpoint["replay"])
+        if not is_whole:
+            self.replay.interrupt()
+
+    def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
+        """Load moments; what the optimizer was made with stays as the config says, unless a scheduler changes it."""
+        made = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
+        schedulers = (value for _, value in self._attributes() if hasattr(value, "optimizer"))
+        if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+            for group, values in zip(optimizer.param_groups, made, strict=True):
+                group.update(values)
+
+    def cleanup(self) -> None:
+        """Close the environments and the replay."""
+        self.envs.close()
+        self._evaluation.close()
+        if self.replay is not None:
+            self.replay.close()
+
+
+def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each metric over some updates, as numbers; they are fetched from the device once.
+
+    Args:
+        metrics: What `train_step` returned, numbers or tensors of one element, with the same names each time. Nothing
+            at all gives nothing.
+    """
+    held = list(metrics)
+    if not held:
+        return {}
+    columns = [
+        torch.stack([torch.as_tensor(row[name]).detach().float().reshape(()) for row in held]) for name in held[0]
+    ]
+    return dict(zip(held[0], torch.stack(columns).mean(1).tolist(), strict=True))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give all parameters of an optimizer a learning rate, that of a schedule for example."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of a config.
+
+    Raises:
+        ConfigurationError: It is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(device.type, False):
+        raise ConfigurationError(f"agent.device={name}: torch finds no such device here; choose auto or cpu")
+    return device
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and np.array_equal(one, other)

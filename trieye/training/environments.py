@@ -1,0 +1,188 @@
+"""Environments: made as a config says, alone or many at once, and refused where no agent could use them."""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import vector as vector_wrappers
+
+from trieye.config.agent import ActionKind
+from trieye.config.base import did_you_mean
+from trieye.config.env import EnvConfig, WrapperConfig
+from trieye.exceptions import ConfigurationError
+from trieye.training.policy import Spaces
+
+_PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
+_TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
+
+
+def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
+    """Make one environment with its wrappers.
+
+    Observations that are neither a `Box` nor a `Dict` of such come out flat: discrete ones as one-hot vectors.
+
+    Args:
+        config: What to make.
+        render_mode: `rgb_array` for pictures; None for none.
+
+    Raises:
+        ConfigurationError: There is no such environment or wrapper, or it cannot be made.
+    """
+    try:
+        env: Any = gym.make(config.id, render_mode=render_mode, disable_env_checker=True, **_arguments(config))
+    except _TROUBLES as error:
+        raise _cannot_be_made(config, error) from error
+    if config.atari:
+        env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env, frame_skip=_frame_skip(env)))
+    for name, wrapper in config.wrappers.items():
+        if wrapper is not None:
+            make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
+            env = _wrapped(env, f"env.wrappers.{name}", make)
+    if config.frame_stack is not None:
+        env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box | gym.spaces.Dict) and space.is_np_flattenable:
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def _arguments(config: EnvConfig) -> dict[str, Any]:
+    limits = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps is not None else {}
+    return {**limits, **config.kwargs}
+
+
+def _cannot_be_made(config: EnvConfig, error: BaseException) -> ConfigurationError:
+    hint = "" if config.id in gym.registry else did_you_mean(config.id, gym.registry)
+    return ConfigurationError(f"env.id={config.id} cannot be made{hint}: {error}")
+
+
+def _frame_skip(env: Any) -> int:
+    """Return how many frames the wrapper has to skip: 4, unless the environment does so by itself."""
+    return 1 if getattr(env.unwrapped, "_frameskip", 1) == 4 else 4  # noqa: PLR2004 - frames, as in every Atari paper
+
+
+def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
+    module, colon, attribute = wrapper.name.rpartition(":")
+    try:
+        home: Any = import_module(module) if colon else gym.wrappers
+        found: Callable[..., Any] = getattr(home, attribute)
+    except (ImportError, AttributeError) as error:
+        known = [] if colon else gym.wrappers.__all__
+        hint = did_you_mean(attribute, known)
+        raise ConfigurationError(
+            f"env.wrappers.{name}.name={wrapper.name}: there is no such class{hint} (a class of gymnasium.wrappers, or "
+            f"module:Class): {error}"
+        ) from error
+    return found
+
+
+def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except _TROUBLES as error:
+        env.close()
+        raise ConfigurationError(f"{key}: it does not go around this environment: {error}") from error
+
+
+def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
+
+    Raises:
+        ConfigurationError: They cannot be made, or their own vector form resets them in another way.
+    """
+    if config.vector == "own":
+        return _own_vector(config)
+    thunks = [functools.partial(make_env, config)] * config.num
+    if config.vector == "async":  # a fork would take the threads of this process with it, half alive
+        return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
+    return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    make: Any = gym.make_vec  # its types have no keyword arguments of the environment
+    try:
+        envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
+    except _TROUBLES as error:
+        raise _cannot_be_made(config, error) from error
+    mode = envs.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP:
+        envs.close()
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} resets its members in the mode {getattr(mode, 'value', mode)}; needed is "
+            f"{AutoresetMode.NEXT_STEP.value}, which env.kwargs may ask it for; or take env.vector=sync"
+        )
+    space = envs.single_observation_space
+    return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
+
+
+def spaces_of(env: Any) -> Spaces:
+    """Return the spaces of an environment, or of one member of a vector."""
+    of_vector = isinstance(env, VectorEnv)
+    observation = env.single_observation_space if of_vector else env.observation_space
+    return Spaces(observation, env.single_action_space if of_vector else env.action_space)
+
+
+def action_kind(space: Any) -> ActionKind | None:
+    """Return what an action is: `discrete`, indices from 0 on; `continuous`, numbers within bounds; None otherwise."""
+    if isinstance(space, gym.spaces.Discrete):
+        return "discrete" if space.start == 0 else None
+    return "continuous" if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
+
+
+@functools.cache
+def _spaces_and_own_faults(made: str) -> tuple[Spaces, str | None]:
+    """Return the spaces of an environment and what it does wrong; once for a sweep over seeds."""
+    config = EnvConfig.model_validate_json(made)
+    if config.vector == "own":
+        with contextlib.closing(_own_vector(config.model_copy(update={"num": 1}))) as envs:
+            return spaces_of(envs), None
+    with contextlib.closing(make_env(config)) as env:
+        is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
+        return spaces_of(env), _fault_of(env.unwrapped) if is_own else None
+
+
+def _fault_of(env: Any) -> str | None:
+    """Return what the checker of Gymnasium finds wrong with an environment that is not of Gymnasium."""
+    from gymnasium.utils.env_checker import check_env as checker_of_gymnasium
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # matters of taste
+            checker_of_gymnasium(env, skip_render_check=True)
+    except Exception as error:  # noqa: BLE001 - the border to the user's environment
+        return f"{type(error).__name__}: {error}".strip()
+    return None
+
+
+def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
+    """Make an environment and close it.
+
+    Args:
+        config: What to make.
+        actions: What the agent can choose among.
+
+    Raises:
+        ConfigurationError: It cannot be made or breaks Gymnasium's rules, or the agent cannot use its spaces.
+    """
+    one = config.model_copy(update={"num": 1, "eval_episodes": 1, "eval_video": False})
+    spaces, fault = _spaces_and_own_faults(one.model_dump_json())
+    if fault is not None:
+        raise ConfigurationError(f"env.id={config.id} is not as Gymnasium wants an environment: {fault}")
+    held = spaces.observation
+    parts = held.spaces.values() if isinstance(held, gym.spaces.Dict) else (held,)
+    if not all(isinstance(part, _PLAIN) for part in parts):
+        raise ConfigurationError(
+            f"env.id={config.id} has observations {held}; needed are Box, Discrete, MultiDiscrete, MultiBinary, or a "
+            "Dict of those; env.wrappers.flat.name=FlattenObservation makes one vector of them"
+        )
+    if config.normalize_observations and not isinstance(held, gym.spaces.Box):
+        raise ConfigurationError(f"env.normalize_observations=true needs observations in a Box, and these are {held}")
+    kind = action_kind(spaces.action)
+    if kind not in actions:
+        wanted = " or ".join(_ACTIONS[one] for one in actions)
+        raise ConfigurationError(f"env.id={config.id} has actions {spaces.action}; this agent needs {wanted}")

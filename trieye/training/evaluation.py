@@ -1,0 +1,160 @@
+"""Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trieye.config.env import EnvConfig
+from trieye.training.collecting import columns_of
+from trieye.training.environments import make_env
+from trieye.training.policy import Context, Policy
+from trieye.training.rows import nested
+
+FIRST_SEED = 1_000_000
+"""Far away from the seeds of training; evaluations after it have others still."""
+_MAX_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class Episode:
+    """How an episode went.
+
+    Attributes:
+        seed: Of its environment.
+        total: The undiscounted return.
+        length: Steps.
+        metrics: What `Policy.on_episode` returned.
+        frames: uint8 `[h, w, 3]` each, where pictures were asked for.
+    """
+
+    seed: int
+    total: float = 0.0
+    length: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    frames: list[NDArray[np.uint8]] = field(default_factory=list)
+
+
+class Evaluation:
+    """Environments for evaluations, made when the first one is wanted.
+
+    Args:
+        config: Of the environments; their rewards are those of the environment, neither clipped nor scaled.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        single = {"num": 1, "vector": "sync", "clip_rewards": False, "normalize_rewards": False}
+        self._config = config.model_copy(update=single)
+        self._envs: list[Any] = []
+
+    def play(
+        self,
+        policy: Policy,
+        episodes: int,
+        *,
+        env_steps: int = 0,
+        first_seed: int = FIRST_SEED,
+        with_frames: bool = False,
+    ) -> list[Episode]:
+        """Play whole episodes; those under way at the same time are given to the policy at once.
+
+        Args:
+            policy: What acts, in its evaluation mode and with a generator of its own.
+            episodes: How many, from the starts that the seeds from `first_seed` on make.
+            env_steps: For schedules.
+            first_seed: Seed of the first one.
+            with_frames: Record the pictures of the first one.
+
+        Raises:
+            ConfigurationError: The environment cannot be made, or makes no pictures.
+        """
+        was_training = policy.training
+        policy.eval()
+        waiting = [Episode(seed) for seed in reversed(range(first_seed, first_seed + episodes))]
+        done: list[Episode] = []
+        generator = torch.Generator(policy.device).manual_seed(first_seed)
+        ctx = Context(explore=False, env_steps=env_steps, generator=generator)
+        try:
+            if with_frames:
+                self._play_some([waiting.pop()], [make_env(self._config, render_mode="rgb_array")], policy, ctx, done)
+            while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
+                self._envs.append(make_env(self._config))
+            if waiting:
+                self._play_some(waiting, self._envs, policy, ctx, done)
+        finally:
+            policy.train(was_training)
+        return sorted(done, key=lambda episode: episode.seed)
+
+    def _play_some(
+        self, waiting: list[Episode], envs: list[Any], policy: Policy, ctx: Context, done: list[Episode]
+    ) -> None:
+        """Play the episodes that wait; each environment takes the next one when it is free."""
+        active: list[tuple[Any, Episode]] = []
+        free, obs, state = list(envs), dict[int, Any](), policy.initial_state(0)
+        while waiting or active:
+            begun = 0
+            while waiting and free:
+                env, episode = free.pop(), waiting.pop()
+                obs[id(env)] = env.reset(seed=episode.seed)[0]
+                active.append((env, episode))
+                begun += 1
+            state = _joined(state, policy.initial_state(begun)) if begun else state
+            columns = columns_of(_stacked([obs[id(env)] for env, _ in active]))
+            with torch.inference_mode():
+                seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
+                act = policy.act(seen, state, ctx)
+                actions = act.action.cpu().numpy()
+            going = np.ones(len(active), bool)
+            for n, (env, episode) in enumerate(active):
+                if env.render_mode is not None:
+                    episode.frames.append(env.render())
+                obs[id(env)], reward, terminated, truncated, info = env.step(actions[n])
+                episode.total, episode.length = episode.total + float(reward), episode.length + 1
+                if terminated or truncated:
+                    going[n] = False
+                    episode.metrics = {name: float(value) for name, value in policy.on_episode(info).items()}
+                    done.append(episode)
+                    free.append(env)
+            state = _kept(act.state, going)
+            active = [pair for pair, goes in zip(active, going, strict=True) if goes]
+
+    def close(self) -> None:
+        """Close the environments."""
+        while self._envs:
+            self._envs.pop().close()
+
+
+def summary(episodes: list[Episode]) -> dict[str, float]:
+    """Return the metrics of an evaluation."""
+    returns = np.array([episode.total for episode in episodes])
+    found = {"eval/return": float(returns.mean()), "eval/return_std": float(returns.std())}
+    found["eval/length"] = float(np.mean([episode.length for episode in episodes]))
+    for name in dict.fromkeys(name for episode in episodes for name in episode.metrics):
+        values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
+        found[f"eval/{name}"] = float(np.mean(values))
+    return found
+
+
+def _stacked(observations: list[Any]) -> Any:
+    if isinstance(observations[0], dict):
+        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
+    return np.stack(observations)
+
+
+def _joined(state: Any, fresh: Any) -> Any:
+    if state is None:
+        return fresh
+    if isinstance(state, dict):
+        return {key: torch.cat((item, fresh[key])) for key, item in state.items()}
+    return torch.cat((state, fresh))
+
+
+def _kept(state: Any, going: NDArray[np.bool_]) -> Any:
+    if state is None:
+        return None
+    where = torch.from_numpy(going)
+    if isinstance(state, dict):
+        return {key: item[where.to(item.device)] for key, item in state.items()}
+    return state[where.to(state.device)]

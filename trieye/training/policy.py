@@ -1,0 +1,147 @@
+"""Policy: a torch module that acts; its parameters and buffers are what is published, saved and loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trieye.config.env import EnvConfig
+
+Obs = torch.Tensor | dict[str, torch.Tensor]
+"""Observations `[n, ...]`, of each key if the space is a `Dict`."""
+
+
+class Spaces(NamedTuple):
+    """The spaces of one environment, wrappers included.
+
+    Attributes:
+        observation: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary` of Gymnasium, or a `Dict` of such.
+        action: Likewise, but no `Dict`.
+    """
+
+    observation: Any
+    action: Any
+
+
+@dataclass(slots=True)
+class Context:
+    """What a policy is told beside observations.
+
+    Attributes:
+        explore: Whether to explore; False in evaluations.
+        env_steps: Environment steps made so far, for schedules.
+        generator: Random generator on the policy's device, for all that is random in `act`: saved, so that a run that
+            was killed goes on with the same numbers.
+    """
+
+    explore: bool
+    env_steps: int
+    generator: torch.Generator
+
+
+@dataclass(slots=True)
+class Act:
+    """What a policy chose.
+
+    Attributes:
+        action: `[n, ...]`, as the action space wants them: int64 indices, or numbers within its bounds.
+        extras: `[n, ...]` by name, kept beside each row for the training: the log probability, the value.
+        state: Of a recurrent policy, tensors `[n, ...]` in the form of `initial_state`; given back with the next
+            observations.
+    """
+
+    action: torch.Tensor
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    state: Any = None
+
+
+class Policy(nn.Module):
+    """A module that acts, made from the config and the spaces alone.
+
+    Engines, evaluations, `trieye.load_policy`, and processes that only collect make it by `cls(config, spaces)`, and
+    give it its weights. Subclasses call `super().__init__(config, spaces)`, then make their networks.
+
+    Args:
+        config: The config of the run.
+        spaces: Of its environment.
+
+    Attributes:
+        spaces: Likewise.
+        normalizer: Makes observations of mean 0 and standard deviation 1 where `env.normalize_observations` says so,
+            else leaves them alone; `act` and the losses call it.
+    """
+
+    def __init__(self, config: Any, spaces: Spaces) -> None:
+        super().__init__()
+        self.spaces = spaces
+        env: EnvConfig = config.env
+        self.normalizer: nn.Module = (
+            Normalizer(spaces.observation.shape) if env.normalize_observations else nn.Identity()
+        )
+
+    def act(self, obs: Obs, state: Any, ctx: Context) -> Act:
+        """Choose actions; no gradients are recorded.
+
+        Args:
+            obs: `[n, ...]` on the policy's device.
+            state: What the last `act` gave as `state`, and that of `initial_state` where an episode begins; None if
+                there is none.
+            ctx: Whether to explore, and how far the training is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no act()")
+
+    def initial_state(self, n: int) -> Any:
+        """Return the state of a recurrent policy where `n` episodes begin: a tensor `[n, ...]` or a dict of such."""
+        del n
+
+    def on_episode(self, info: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return metrics of one's own of an episode that has ended, from the `info` of its last step."""
+        del info
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+
+
+class Normalizer(nn.Module):
+    """Observations less their mean, over their standard deviation, of all that were collected so far.
+
+    The running moments are buffers: they are published, saved and loaded with the policy. Batches are merged by the
+    parallel algorithm of Chan, Golub and LeVeque (1979).
+
+    Args:
+        shape: Of one observation.
+        clip: Bound of what comes out.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Normalize `[..., *shape]`."""
+        return ((obs - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, obs: torch.Tensor) -> None:
+        """Take observations `[n, *shape]` into account."""
+        n, obs = obs.shape[0], obs.to(self.mean)
+        if not n:
+            return
+        total = self.count + n
+        delta = obs.mean(0) - self.mean
+        squares = self.variance * self.count + obs.var(0, unbiased=False) * n + delta.square() * self.count * n / total
+        self.mean += delta * (n / total)
+        self.variance.copy_(squares / total)
+        self.count.copy_(total)

@@ -1,0 +1,136 @@
+"""Rows: what an engine has just collected, `[steps, environments, ...]`, and minibatches of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trieye.exceptions import ConfigurationError
+from trieye.training.policy import Obs
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False, slots=True)
+class Rows:
+    """Steps of some environments.
+
+    After the end of an episode its environment is reset in place of a step (Gymnasium's autoreset in the next step).
+    The row of that is not valid: its action was not used. So the observation after a row is always that of the next,
+    also where an episode was truncated, and so is its value.
+
+    By name, like a dict: `obs`, `action`, `reward`, `terminated`, `truncated` and the extras of the policy as tensors
+    `[t, n, ...]` on the policy's device; `obs` is a dict if the space is.
+
+    Attributes:
+        arrays: The same as NumPy arrays in the memory of the CPU, but for extras; `obs/<key>` in place of a dict.
+        last_obs: `[n, ...]`, the observation after the last row, with keys as in `arrays`.
+        valid: bool `[t, n]`, which rows are steps.
+        extras: What the policy gave, `[t, n, ...]`.
+        state: The state of a recurrent policy before the first row.
+        device: Where tensors are handed out.
+    """
+
+    arrays: dict[str, Array]
+    last_obs: dict[str, Array]
+    valid: Array
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: Any = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.extras:
+            return self.extras[name]
+        if name == "obs" and "obs" not in self.arrays:
+            return nested({key: self._tensor(array) for key, array in self.arrays.items() if key.startswith("obs/")})
+        return self._tensor(self.arrays[name])
+
+    def keys(self) -> list[str]:
+        """Return the names of the columns."""
+        return ["obs", *(name for name in self.arrays if name.partition("/")[0] != "obs"), *self.extras]
+
+    def __len__(self) -> int:
+        """Return the number of valid rows."""
+        return int(np.count_nonzero(self.valid))
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    @property
+    def after(self) -> Obs:
+        """The observations after the last row, `[n, ...]`."""
+        found: Obs = nested({name: self._tensor(array) for name, array in self.last_obs.items()})
+        return found
+
+    @property
+    def done(self) -> torch.Tensor:
+        """Whether the episode ends with a row, bool `[t, n]`."""
+        return self._tensor(self.arrays["terminated"] | self.arrays["truncated"])
+
+    def transitions(self) -> tuple[dict[str, Array], NDArray[np.int64]]:
+        """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment of each.
+
+        Observations before and after have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`.
+        """
+        chosen = self.valid.reshape(-1)
+        flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in self.arrays.items()}
+        for name, last in self.last_obs.items():
+            after = np.concatenate((self.arrays[name][1:], last[None]))
+            flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
+        for name, tensor in self.extras.items():
+            flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()
+        env_ids = np.broadcast_to(np.arange(self.valid.shape[1]), self.valid.shape).reshape(-1)
+        if chosen.all():
+            return flat, env_ids
+        return {name: array[chosen] for name, array in flat.items()}, env_ids[chosen]
+
+    def minibatches(
+        self, size: int, *, epochs: int = 1, generator: torch.Generator | None = None, **columns: torch.Tensor
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the valid rows in random order, in batches of equal size, several times.
+
+        Args:
+            size: Rows in a batch; what is left over at the end of an epoch is left out, another part each time. If
+                there are fewer rows, a batch is all of them.
+            epochs: How many times.
+            generator: Of the order; the CPU's global one if None.
+            columns: More columns, `[t, n, ...]`, such as advantages.
+
+        Raises:
+            ConfigurationError: The size is below 1, or a column has another shape.
+        """
+        if size < 1:
+            raise ConfigurationError(f"minibatches({size}): at least 1 row must be asked for")
+        shape = self.valid.shape
+        for name, column in columns.items():
+            if tuple(column.shape[:2]) != shape:
+                raise ConfigurationError(f"minibatches(): {name} is {list(column.shape)}, and rows are {list(shape)}")
+        chosen = torch.from_numpy(np.flatnonzero(self.valid))
+        is_whole = len(chosen) == self.valid.size
+        flat = {name: _flat(value, None if is_whole else chosen) for name, value in {**self, **columns}.items()}
+        size = min(size, len(chosen))
+        for _ in range(epochs):
+            order = torch.randperm(len(chosen), generator=generator).to(self.device)
+            for first in range(0, len(chosen) - size + 1, max(size, 1)):
+                picked = order[first : first + size]
+                yield {name: _taken(value, picked) for name, value in flat.items()}
+
+
+def nested(values: dict[str, Any]) -> Any:
+    """Return the value under `obs`, or a dict of those under `obs/<key>`, `next_obs/<key>` and the like."""
+    name = next(iter(values))
+    return values[name] if "/" not in name else {key.partition("/")[2]: value for key, value in values.items()}
+
+
+def _flat(value: Any, chosen: torch.Tensor | None) -> Any:
+    if isinstance(value, dict):
+        return {key: _flat(item, chosen) for key, item in value.items()}
+    merged = value.reshape(-1, *value.shape[2:])
+    return merged if chosen is None else merged[chosen.to(value.device)]
+
+
+def _taken(value: Any, picked: torch.Tensor) -> Any:
+    return {key: item[picked] for key, item in value.items()} if isinstance(value, dict) else value[picked]
