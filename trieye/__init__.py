@@ -60,6 +60,7 @@ _HOME = {
     "XAxis": "trieye.config",
     "compose": "trieye.config.hydra.compose",
     "did_you_mean": "trieye.config.base",
+    "evaluate": "trieye.training.launch",
     "gae": "trieye.training.gae",
     "load_checkpoint": "trieye.checkpoints.store",
     "load_policy": "trieye.training.loading",
@@ -68,6 +69,7 @@ _HOME = {
     "register": "trieye.config.hydra.registration",
     "run_experiment": "trieye.experiment.experiment",
     "set_lr": "trieye.training.engine",
+    "train": "trieye.training.launch",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604 - all are strings

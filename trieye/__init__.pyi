@@ -52,6 +52,8 @@ from trieye.training.engine import TrainEngine as TrainEngine
 from trieye.training.engine import mean as mean
 from trieye.training.engine import set_lr as set_lr
 from trieye.training.gae import gae as gae
+from trieye.training.launch import evaluate as evaluate
+from trieye.training.launch import train as train
 from trieye.training.loading import load_policy as load_policy
 from trieye.training.policy import Act as Act
 from trieye.training.policy import Context as Context

@@ -96,7 +96,7 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         rows = self.collect()
         found = trieye.gae(rows, self.policy.v(rows.after)[:, 0].detach(), gamma=0.98, lam=0.8)
         trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
-        batches = rows.minibatches(self.agent.batch_size, epochs=10, generator=self.generator, **found._asdict())
+        batches = self.minibatches(rows, epochs=10, **found._asdict())
         return trieye.mean(self.train_step(batch) for batch in batches)
 
     def train_step(self, batch):

@@ -1,14 +1,26 @@
 """TrainingConfig: the whole config of a training by reinforcement."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
+from trieye.config.base import StrictModel
 from trieye.config.env import EnvConfig
 from trieye.config.loop import LoopConfig
 from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig
+
+
+class BenchConfig(StrictModel):
+    """What is evaluated."""
+
+    which: str = Field(
+        default="each",
+        min_length=1,
+        description="Which checkpoints: latest, best, each, or a pattern such as checkpoint_step_*000.",
+    )
+    episodes: int = Field(default=100, ge=1, description="Episodes for each checkpoint.")
 
 
 class TrainingConfig(TrieyeConfig):
@@ -16,6 +28,10 @@ class TrainingConfig(TrieyeConfig):
 
     agent: AgentConfig = Field(description="The algorithm and its hyperparameters.")
     env: EnvConfig = Field(description="The environment.")
+    mode: Literal["both", "bench"] = Field(
+        default="both", description="both = collect and learn; bench = evaluate checkpoints of the run `run_name`."
+    )
+    bench: BenchConfig = Field(default_factory=BenchConfig, description="What is evaluated with mode=bench.")
     loop: LoopConfig = Field(
         default_factory=lambda: LoopConfig(axis="env_steps"), description="Length and rhythm of the training."
     )

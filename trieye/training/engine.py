@@ -115,6 +115,15 @@ class TrainEngine(Experiment[ConfigT]):
             yield self.replay.minibatch(agent.batch_size, self.device)
             self.updates += 1
 
+    def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
+        """Yield the valid rows in random order, `agent.batch_size` at a time, several times; see `Rows.minibatches`.
+
+        Each counts as an update when the next one is asked for.
+        """
+        for batch in rows.minibatches(self.agent.batch_size, epochs=epochs, generator=self._generator, **columns):
+            yield batch
+            self.updates += 1
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which modules compute in `agent.precision`."""
         dtype = getattr(torch, self.agent.precision)

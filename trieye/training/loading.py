@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trieye.checkpoints.store import Which, load_checkpoint
+from trieye.checkpoints.store import LoadedCheckpoint, Which, load_checkpoint
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.experiment import imported
+from trieye.training.config import TrainingConfig
 from trieye.training.engine import TrainEngine
 from trieye.training.policy import Policy
 from trieye.training.spaces import from_data
@@ -23,17 +24,38 @@ def load_policy(run_dir: str | Path, which: Which = "best") -> Policy:
         CheckpointError: There is no such checkpoint, or it is not that of an engine.
         ConfigurationError: The engine of the run is not there, or its config does not fit.
     """
-    directory = Path(run_dir)
-    saved = load_checkpoint(directory, which)
+    return loaded_policy(Path(run_dir), which).policy
+
+
+class LoadedPolicy(NamedTuple):
+    """A policy, and where it comes from.
+
+    Attributes:
+        policy: On the CPU, ready to act.
+        config: Of its run.
+        checkpoint: What it was read from.
+        env_steps: Environment steps that it was trained for.
+    """
+
+    policy: Policy
+    config: TrainingConfig
+    checkpoint: LoadedCheckpoint
+    env_steps: int
+
+
+def loaded_policy(run_dir: Path, which: Which) -> LoadedPolicy:
+    """Return the policy of a run with its config; see `load_policy`."""
+    saved = load_checkpoint(run_dir, which)
     try:
-        state = saved.objects["experiment"]["state"]
+        state, loop = saved.objects["experiment"]["state"], saved.objects["loop"]
         weights, spaces = state["policy"], from_data(state["spaces"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{saved.path} is not that of a TrainEngine: it has no {error}") from error
-    engine = engine_of(directory)
-    policy = engine.policy_class(engine.config_class.of_run(directory), spaces)
+    engine = engine_of(run_dir)
+    config = engine.config_class.of_run(run_dir)
+    policy = engine.policy_class(config, spaces)
     policy.load_state_dict(weights)
-    return policy.eval()
+    return LoadedPolicy(policy.eval(), config, saved, loop["env_steps"])
 
 
 def engine_of(run_dir: Path) -> type[TrainEngine[Any]]:

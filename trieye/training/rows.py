@@ -113,7 +113,9 @@ class Rows:
         flat = {name: _flat(value, None if is_whole else chosen) for name, value in {**self, **columns}.items()}
         size = min(size, len(chosen))
         for _ in range(epochs):
-            order = torch.randperm(len(chosen), generator=generator).to(self.device)
+            order = torch.randperm(
+                len(chosen), generator=generator, device=None if generator is None else generator.device
+            )
             for first in range(0, len(chosen) - size + 1, max(size, 1)):
                 picked = order[first : first + size]
                 yield {name: _taken(value, picked) for name, value in flat.items()}

@@ -1,0 +1,156 @@
+"""train and evaluate: what the commands of a project call; engines are imported when one is needed."""
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trieye.checkpoints.store import CheckpointStore, Which
+from trieye.config.root import TrieyeConfig
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.experiment.experiment import run_experiment
+from trieye.files.atomic import write_atomic
+from trieye.files.run_files import RunFiles
+from trieye.process.progress import say
+from trieye.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIRST_SEED = 2_000_000
+"""Other starts than those by which the best checkpoint was chosen."""
+
+
+def train(config: TrieyeConfig) -> float | None:
+    """Do what `config.mode` says with the class that `config.agent.engine` names.
+
+    Args:
+        config: The config of the run.
+
+    Returns:
+        The best value of `loop.objective`, by which sweeps compare; None if there is none.
+
+    Raises:
+        ConfigurationError: There is no such class, or the config sets no limit.
+        CheckpointError: A checkpoint does not fit, or cannot be saved.
+        RunInterrupted: A signal asked the run to stop; its state is saved.
+    """
+    agent: Any = getattr(config, "agent", None)
+    if agent is None or not hasattr(agent, "engine"):
+        raise ConfigurationError(
+            f"train(): {type(config).__name__} has no agent.engine; make it a subclass of trieye.TrainingConfig"
+        )
+    if isinstance(config, TrainingConfig) and config.mode == "bench":
+        return bench(config)
+    return run_experiment(agent.engine, config).objective  # by its name: torch takes seconds, a finished run none
+
+
+def evaluate(
+    run_dir: str | Path,
+    which: Which = "best",
+    *,
+    episodes: int = 20,
+    first_seed: int = FIRST_SEED,
+    video: str | Path | None = None,
+) -> dict[str, Any]:
+    """Play whole episodes with the policy of a run, without exploring; nothing of the run changes.
+
+    Args:
+        run_dir: Directory of the run.
+        which: The best checkpoint (the newest one if none was rated), the newest one, or that of a step.
+        episodes: How many.
+        first_seed: Seed of the first one; the others count on from it.
+        video: A GIF of the first episode is written here; None: none.
+
+    Returns:
+        `run`, `checkpoint` (its path), `is_best` (False if it is just the newest), `step`, `episodes`, `return_mean`,
+        `return_std`, `return_min`, `return_max`, `length_mean`, `returns` (of each episode, in the order of seeds), and
+        the mean of each metric of `Policy.on_episode`.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is not that of an engine.
+        ConfigurationError: The run's engine or environment cannot be made.
+    """
+    import numpy as np
+
+    from trieye.training.evaluation import Evaluation, summary
+    from trieye.training.loading import loaded_policy
+
+    loaded = loaded_policy(Path(run_dir), which)
+    evaluation = Evaluation(loaded.config.env)
+    try:
+        played = evaluation.play(
+            loaded.policy,
+            episodes,
+            env_steps=loaded.env_steps,
+            first_seed=first_seed,
+            with_frames=video is not None,
+        )
+    finally:
+        evaluation.close()
+    if video is not None:
+        _write_gif(Path(video), played[0].frames)
+    returns = np.array([episode.total for episode in played])
+    own = {name.partition("/")[2]: value for name, value in summary(played).items()}
+    return {
+        "run": Path(run_dir).resolve().name,
+        "checkpoint": str(loaded.checkpoint.path),
+        "is_best": which == "best" and loaded.checkpoint.objective is not None,
+        "step": loaded.checkpoint.step,
+        "episodes": episodes,
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "length_mean": own.pop("length"),
+        **{name: value for name, value in own.items() if name not in {"return", "return_std"}},
+        "returns": returns.tolist(),
+    }
+
+
+def bench(config: TrainingConfig) -> float:
+    """Evaluate checkpoints of the run that `config.run_name` names, and write what came out to its `bench.json`.
+
+    Returns:
+        The best mean return.
+
+    Raises:
+        CheckpointError: There is none, or none that `bench.which` fits.
+    """
+    run_dir = RunFiles(config.persistence).run_base_dir
+    steps = _chosen(run_dir, config.bench.which)
+    reports: list[dict[str, Any]] = []
+    for number, step in enumerate(steps, 1):
+        report = evaluate(run_dir, step, episodes=config.bench.episodes)
+        reports.append(report)
+        spread = f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})"
+        say(f"{run_dir.name}, step {report['step']} ({number} of {len(steps)}): return {spread}")
+    path = run_dir / "bench.json"
+    write_atomic(path, json.dumps(reports, indent=1).encode())
+    say(f"{len(reports)} checkpoints, {config.bench.episodes} episodes each, are in {path}")
+    return max(float(report["return_mean"]) for report in reports)
+
+
+def _chosen(run_dir: Path, which: str) -> list[int]:
+    """Return the steps of the checkpoints that `latest`, `best`, `each`, or a pattern of their names means."""
+    store = CheckpointStore(run_dir / "checkpoints", read_only=True)
+    entries = store.entries()
+    if not entries:
+        raise CheckpointError(f"{run_dir} holds no checkpoint; name a run by run_name=NAME")
+    if which == "latest":
+        return [entries[-1].step]
+    if which == "best":
+        return [(store.ranked("max") or entries[-1:])[0].step]
+    found = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
+    if not found:
+        names = ", ".join(entry.path.name for entry in entries)
+        raise CheckpointError(f"bench.which={which} fits no checkpoint of {run_dir} (there are: {names})")
+    return found
+
+
+def _write_gif(path: Path, frames: "list[NDArray[np.uint8]]") -> None:
+    from trieye.run.video import video
+
+    write_atomic(path, video("episode", frames, fps=30, format="gif", step=0, time=0.0).content)
+    say(f"wrote {path}")
