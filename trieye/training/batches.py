@@ -29,6 +29,14 @@ class Experience(ReplayBuffer):
                 return np.zeros(0, np.int64)
         return super().extend(batch, env_ids, versions=versions)
 
+    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
+        """Set priorities of rows, as `ReplayBuffer` does; rows with the id -1 are not of this buffer."""
+        given = np.asarray(ids)
+        own = given >= 0
+        return super().update_priorities(
+            *((ids, priorities) if own.all() else (given[own], np.asarray(priorities)[own]))
+        )
+
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
         """Draw `n` rows as tensors on a device; page-locked memory is between where that is faster."""
         if device.type != "cpu":

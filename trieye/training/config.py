@@ -10,6 +10,7 @@ from trieye.config.env import EnvConfig
 from trieye.config.loop import LoopConfig
 from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig
+from trieye.config.sample import SampleConfig
 
 
 class BenchConfig(StrictModel):
@@ -28,13 +29,37 @@ class TrainingConfig(TrieyeConfig):
 
     agent: AgentConfig = Field(description="The algorithm and its hyperparameters.")
     env: EnvConfig = Field(description="The environment.")
-    mode: Literal["both", "bench"] = Field(
-        default="both", description="both = collect and learn; bench = evaluate checkpoints of the run `run_name`."
+    mode: Literal["both", "train", "bench"] = Field(
+        default="both",
+        description="both = collect and learn; train = learn from `data` alone; bench = evaluate checkpoints of the "
+        "run `run_name`.",
     )
+    data: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Rows that others collected: a .npz or .parquet file that trieye exported, minari:ID, or sb3:FILE.",
+    )
+    sample: SampleConfig = Field(default_factory=SampleConfig, description="Where the rows of a batch come from.")
     bench: BenchConfig = Field(default_factory=BenchConfig, description="What is evaluated with mode=bench.")
     loop: LoopConfig = Field(
         default_factory=lambda: LoopConfig(axis="env_steps"), description="Length and rhythm of the training."
     )
+
+    @model_validator(mode="after")
+    def _data_has_a_use(self) -> Self:
+        needed = [name for name, uses in (("mode=train", self.mode == "train"), *self._uses_of_data()) if uses]
+        if needed and self.data is None:
+            raise ValueError(f"{needed[0]} needs rows that others collected: set data=<file>")
+        if self.data is not None and not needed:
+            raise ValueError(f"data={self.data} has no use here; choose mode=train, sample=mix or sample=warmup")
+        if needed and not isinstance(self.agent, ReplayAgentConfig):
+            raise ValueError(f"{needed[0]} is not for an agent that learns from what it has just collected")
+        if self.mode == "train" and self.loop.axis != "updates":
+            raise ValueError(f"mode=train makes no environment steps; set loop.axis=updates, not {self.loop.axis}")
+        return self
+
+    def _uses_of_data(self) -> tuple[tuple[str, bool], ...]:
+        return tuple((f"sample={kind}", self.sample.kind == kind) for kind in ("mix", "warmup"))
 
     @model_validator(mode="after")
     def _the_replay_fits(self) -> Self:

@@ -21,6 +21,7 @@ from trieye.training.environments import make_envs, spaces_of
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
+from trieye.training.sampling import FromData, data_of, make_sampling
 from trieye.training.spaces import as_data
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
@@ -74,6 +75,8 @@ class TrainEngine(Experiment[ConfigT]):
         self._generator = torch.Generator(self.device).manual_seed(config.seed)
         self._collector = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
         self._evaluation = Evaluation(config.env)
+        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        self._sampling = make_sampling(config.sample, config.data, replay, seed=config.seed)
         self._counted = (0, 0)
         super().__init__(config, run)
         self._at_setup = {name: deepcopy(value) for name, value in self._attributes() if isinstance(value, _PLAIN)}
@@ -83,6 +86,8 @@ class TrainEngine(Experiment[ConfigT]):
         if not isinstance(config.agent, ReplayAgentConfig):
             return None
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        if config.mode == "train":
+            return data_of(config.data or "", replay, seed=config.seed)
         return Experience.from_config(replay, seed=config.seed)
 
     @property
@@ -96,13 +101,19 @@ class TrainEngine(Experiment[ConfigT]):
         return self._generator
 
     def collect(self, steps: int | None = None) -> Rows:
-        """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring."""
+        """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring.
+
+        With `mode=train` there is nothing to collect, and no rows come back.
+        """
+        if self.config.mode == "train":
+            return Rows.nothing(self.envs.num_envs, self.device)
         return self._collector.collect(steps or self.agent.rollout_steps, self._generator)
 
     def due_batches(self) -> Iterator[Minibatch]:
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
-        Each counts as an update when the next one is asked for.
+        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. Each counts as an
+        update when the next one is asked for.
         """
         if self.replay is None:
             kind = type(self.agent).__name__
@@ -111,8 +122,10 @@ class TrainEngine(Experiment[ConfigT]):
             )
         agent: ReplayAgentConfig = self.agent
         due = int((self.env_steps - agent.learning_starts) * agent.updates_per_env_step)
+        if self.config.mode == "train":
+            due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
         while self.updates < due:
-            yield self.replay.minibatch(agent.batch_size, self.device)
+            yield self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -179,6 +192,7 @@ class TrainEngine(Experiment[ConfigT]):
             "attributes": kept,
             "collector": self._collector,
             "generator": self._generator,
+            **({"sampling": self._sampling} if isinstance(self._sampling, FromData) else {}),
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
 
@@ -201,6 +215,8 @@ class TrainEngine(Experiment[ConfigT]):
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         is_whole = self._collector.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
+        if isinstance(self._sampling, FromData) and "sampling" in checkpoint:
+            self._sampling.load_state_dict(checkpoint["sampling"])
         if self.replay is None:
             return
         if "replay" in checkpoint:

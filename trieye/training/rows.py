@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,6 +47,11 @@ class Rows:
         if name == "obs" and "obs" not in self.arrays:
             return nested({key: self._tensor(array) for key, array in self.arrays.items() if key.startswith("obs/")})
         return self._tensor(self.arrays[name])
+
+    @classmethod
+    def nothing(cls, num_envs: int, device: torch.device) -> Self:
+        """Return no rows at all."""
+        return cls({}, {}, np.zeros((0, num_envs), bool), device=device)
 
     def keys(self) -> list[str]:
         """Return the names of the columns."""

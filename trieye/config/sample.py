@@ -1,0 +1,19 @@
+"""SampleConfig: where the rows of a batch come from."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trieye.config.base import StrictModel
+
+
+class SampleConfig(StrictModel):
+    """Where the rows of a batch come from: the replay buffer, or `data` that others collected."""
+
+    kind: Literal["default", "mix", "warmup"] = Field(
+        default="default",
+        description="default = the replay buffer; mix = a part of each batch from `data`; warmup = the first batches "
+        "are from `data`.",
+    )
+    data_ratio: float = Field(default=0.25, gt=0, lt=1, description="Part of each batch from `data`, for kind=mix.")
+    warmup_updates: int = Field(default=1000, ge=1, description="Updates on `data` alone, for kind=warmup.")

@@ -1,0 +1,133 @@
+"""Sampling: batches from the replay buffer, and from rows that others collected."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from trieye.config.replay import ReplayConfig
+from trieye.config.sample import SampleConfig
+from trieye.exceptions import ConfigurationError
+from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
+from trieye.training.batches import Experience, Minibatch
+
+_FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
+
+
+class Sampling(Protocol):
+    """Makes the batches of an engine; a strategy of one's own has this method, and `state_dict` if it has a state."""
+
+    def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
+        """Return a batch.
+
+        Args:
+            replay: The replay buffer.
+            n: Rows.
+            device: Where to.
+            updates: Updates made so far.
+        """
+
+
+class FromReplay:
+    """All rows are from the replay buffer, as its kind draws them."""
+
+    def minibatch(
+        self,
+        replay: Experience,
+        n: int,
+        device: torch.device,
+        *,
+        updates: int,  # noqa: ARG002 - the same at any time
+    ) -> Minibatch:
+        """Return a batch; see `Sampling`."""
+        return replay.minibatch(n, device)
+
+
+class FromData:
+    """A part of the rows of some batches is from data; the column `is_data` tells which.
+
+    Rows from data have the id -1, which `Experience.update_priorities` leaves out.
+
+    Args:
+        data: The rows.
+        ratio: Part of each batch from data.
+        until_update: Only batches before this many updates have such rows; None: all.
+    """
+
+    def __init__(self, data: Experience, ratio: float, until_update: int | None = None) -> None:
+        self.data, self._ratio, self._until = data, ratio, until_update
+
+    def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
+        """Return a batch; see `Sampling`."""
+        from_data = round(n * self._ratio) if self._until is None or updates < self._until else 0
+        if not from_data:
+            return _marked(replay.minibatch(n, device), value=False)
+        given = _marked(self.data.minibatch(from_data, device), value=True)
+        given.ids = np.full(from_data, -1)
+        if from_data == n:
+            return given
+        own = _marked(replay.minibatch(n - from_data, device), value=False)
+        joined = {key: torch.cat((own.data[key], given.data[key])) for key in own.data if key in given.data}
+        return Minibatch(joined, np.concatenate((own.ids, given.ids)), torch.cat((own.weights, given.weights)))
+
+    def state_dict(self) -> dict[str, Experience]:
+        """Return the rows, which are saved once, and how far their draws are."""
+        return {"data": self.data}
+
+    def load_state_dict(self, state: dict[str, Experience]) -> None:
+        """Go on with the draws."""
+        self.data.load_state_dict(state["data"])
+
+
+def _marked(batch: Minibatch, *, value: bool) -> Minibatch:
+    batch.data["is_data"] = torch.full((len(batch),), value, device=batch.weights.device)
+    return batch
+
+
+def make_sampling(config: SampleConfig, data: str | None, replay: ReplayConfig, *, seed: int) -> Sampling:
+    """Make what a config describes.
+
+    Raises:
+        ConfigurationError: The data cannot be read.
+    """
+    if config.kind == "default":
+        return FromReplay()
+    given = data_of(data or "", replay.model_copy(update={"kind": "uniform"}), seed=seed + 1)
+    if config.kind == "mix":
+        return FromData(given, config.data_ratio)
+    return FromData(given, 1.0, config.warmup_updates)
+
+
+def data_of(name: str, replay: ReplayConfig, *, seed: int) -> Experience:
+    """Return a buffer with rows that others collected.
+
+    Args:
+        name: A file that `export_npz` or `export_parquet` wrote, `minari:ID` for a dataset of Minari, which is
+            downloaded if need be, or `sb3:FILE` for a replay buffer of stable-baselines3.
+        replay: What kind of buffer; its capacity must hold all rows.
+        seed: Of its draws.
+
+    Raises:
+        ConfigurationError: There is no such data, or there are more rows than the buffer holds.
+    """
+    buffer = Experience.from_config(replay, seed=seed)
+    kind, colon, rest = name.partition(":")
+    try:
+        if colon and kind == "minari":
+            count = import_minari(buffer, rest, download=True)
+        elif colon and kind == "sb3":
+            count = import_sb3(buffer, rest, allow_pickle=True)  # of which it makes arrays only
+        elif name.endswith(".npz"):
+            count = import_npz(buffer, Path(name))
+        elif name.endswith(".parquet"):
+            count = import_parquet(buffer, Path(name))
+        else:
+            raise ConfigurationError(f"data={name} is of no known form; possible are {_FORMATS}")
+    except OSError as error:
+        raise ConfigurationError(f"data={name} cannot be read: {error}") from error
+    if count > len(buffer):
+        raise ConfigurationError(f"data={name} has {count} rows, and replay.capacity={replay.capacity} holds fewer")
+    if not count:
+        raise ConfigurationError(f"data={name} has no rows")
+    return buffer
