@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
+from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
@@ -25,7 +25,8 @@ from trieye.training.sampling import FromData, data_of, make_sampling
 from trieye.training.spaces import as_data
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
-_PLAIN = (bool, int, float, str, np.ndarray, np.generic, torch.Tensor, type(None))
+_NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
+"""Attributes that are made from the config, or saved by other names."""
 
 
 class TrainEngine(Experiment[ConfigT]):
@@ -79,7 +80,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._sampling = make_sampling(config.sample, config.data, replay, seed=config.seed)
         self._counted = (0, 0)
         super().__init__(config, run)
-        self._at_setup = {name: deepcopy(value) for name, value in self._attributes() if isinstance(value, _PLAIN)}
+        self._state = Attributes(self, _NO_STATE)
 
     @staticmethod
     def _made_replay(config: TrainingConfig) -> Experience | None:
@@ -179,39 +180,22 @@ class TrainEngine(Experiment[ConfigT]):
         """Whether a training that goes on from here goes on exactly; see `EnvState`."""
         return self._collector.can_save
 
-    def _attributes(self) -> Iterator[tuple[str, Any]]:
-        own = {"config", "agent", "device", "envs", "replay", "policy"}
-        return ((name, value) for name, value in vars(self).items() if name[0] != "_" and name not in own)
-
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
         """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
-        kept = {name: value for name, value in self._attributes() if self._is_state(name, value)}
         return {
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
-            "attributes": kept,
+            "attributes": self._state.state_dict(),
             "collector": self._collector,
             "generator": self._generator,
             **({"sampling": self._sampling} if isinstance(self._sampling, FromData) else {}),
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
 
-    def _is_state(self, name: str, value: Any) -> bool:
-        if not isinstance(value, _PLAIN):
-            return hasattr(stateful(value), "state_dict")
-        return name not in self._at_setup or not _are_equal(value, self._at_setup[name])
-
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Go on where the checkpoint was made."""
         self.policy.load_state_dict(checkpoint["policy"])
-        for name, value in checkpoint["attributes"].items():
-            held = getattr(self, name, None)
-            if isinstance(held, torch.optim.Optimizer):
-                self._load_optimizer(held, value)
-            elif isinstance(held, _PLAIN):
-                setattr(self, name, value)
-            else:
-                stateful(held).load_state_dict(value)
+        self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         is_whole = self._collector.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
@@ -223,15 +207,6 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.load_state_dict(checkpoint["replay"])
         if not is_whole:
             self.replay.interrupt()
-
-    def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
-        """Load moments; what the optimizer was made with stays as the config says, unless a scheduler changes it."""
-        made = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(state)
-        schedulers = (value for _, value in self._attributes() if hasattr(value, "optimizer"))
-        if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
-            for group, values in zip(optimizer.param_groups, made, strict=True):
-                group.update(values)
 
     def cleanup(self) -> None:
         """Close the environments and the replay."""
@@ -276,9 +251,3 @@ def device_of(name: str) -> torch.device:
     if missing.get(device.type, False):
         raise ConfigurationError(f"agent.device={name}: torch finds no such device here; choose auto or cpu")
     return device
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    return type(one) is type(other) and np.array_equal(one, other)

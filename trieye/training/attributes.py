@@ -1,0 +1,110 @@
+"""Attributes: the state that an engine keeps in attributes, saved and given back without a word of its author."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from trieye.exceptions import ConfigurationError
+from trieye.snapshot.environment_values import is_data
+from trieye.snapshot.environments import stateful
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+class Attributes:
+    """The attributes of an object whose names do not begin with `_`.
+
+    Saved are objects with `state_dict`, random generators and parameters, and plain data (numbers, text, arrays,
+    tensors, and containers of such) that are other than they were when this was made: what is made from the config is
+    what the config says now. Anything else is no state.
+
+    Args:
+        holder: The object, when its own set-up is over.
+        ignored: Names that are left alone.
+
+    Raises:
+        ConfigurationError: A container holds objects with a state, which could not be given back.
+    """
+
+    def __init__(self, holder: Any, ignored: Collection[str]) -> None:
+        self._holder, self._ignored = holder, ignored
+        self._at_first = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
+        for name, value in self._items():
+            if isinstance(value, _CONTAINERS) and any(_has_state(item) for item in _items_of(value)):
+                kind = type(holder).__name__
+                raise ConfigurationError(
+                    f"{kind}.{name} is a {type(value).__name__} of objects with a state, which nobody would save; "
+                    "give each an attribute of its own (modules: a torch.nn.ModuleDict or ModuleList)"
+                )
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        policy = vars(self._holder).get("policy")
+        own = set(policy.modules()) if isinstance(policy, torch.nn.Module) else set()
+        for name, value in vars(self._holder).items():
+            if (
+                name[0] != "_"
+                and name not in self._ignored
+                and not (isinstance(value, torch.nn.Module) and value in own)
+            ):
+                yield name, value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has to be saved, by name."""
+        held = {name: value for name, value in self._items() if self._is_state(name, value)}
+        return {name: value.detach() if _is_learned(value) else value for name, value in held.items()}
+
+    def _is_state(self, name: str, value: Any) -> bool:
+        if is_data(value):
+            return name not in self._at_first or not _are_same(value, self._at_first[name])
+        return _has_state(value) or _is_learned(value)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give back what `state_dict` returned."""
+        for name, value in state.items():
+            held = getattr(self._holder, name, None)
+            if isinstance(held, torch.optim.Optimizer):
+                self._load_optimizer(held, value)
+            elif _has_state(held):
+                stateful(held).load_state_dict(value)
+            elif _is_learned(held):
+                with torch.no_grad():
+                    held.copy_(value)  # an optimizer holds it
+            else:
+                setattr(self._holder, name, value)
+
+    def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
+        """Load its moments; what it was made with stays as the config says now, unless a scheduler changes it."""
+        made = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
+        schedulers = [value for _, value in self._items() if hasattr(value, "optimizer")]
+        if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+            for group, values in zip(optimizer.param_groups, made, strict=True):
+                group.update(values)
+
+
+def _is_learned(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(stateful(value), "state_dict", None))
+
+
+def _items_of(container: Any) -> Collection[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_are_same(item, other[key]) for key, item in one.items())
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    return np.array_equal(one, other)
