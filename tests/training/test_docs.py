@@ -1,0 +1,39 @@
+"""What docs/training.md shows is a program that trains."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import trieye
+
+PAGE = Path(__file__).parents[2] / "docs/training.md"
+
+
+def test_the_algorithm_of_the_page_trains_and_its_policy_is_loaded(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    module = types.ModuleType("my_agent.a2c")
+    monkeypatch.setitem(sys.modules, "my_agent", types.ModuleType("my_agent"))
+    monkeypatch.setitem(sys.modules, "my_agent.a2c", module)
+    exec(compile(code, str(PAGE), "exec"), vars(module))  # noqa: S102 - that is the point
+    config = module.TrainConfig(
+        env={"id": "CartPole-v1", "num": 2, "eval_episodes": 2},
+        run_name="page",
+        runtime={"kind": "local"},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(tmp_path)},
+        loop={"axis": "env_steps", "steps": 200},
+    )
+    assert trieye.train(config) > 5
+    policy = trieye.load_policy(config.persistence.get_runs_root_dir() / "page")
+    assert isinstance(policy, module.ActorCritic)
+
+
+def test_the_keys_and_names_of_the_page_are_there():
+    page = re.sub(r"```python\n.*?```", "", PAGE.read_text(), flags=re.DOTALL)
+    for group, key in re.findall(r"\b(env|agent|loop|bench|replay)\.([a-z_]+)\b", page):
+        models = {"env": trieye.EnvConfig, "agent": trieye.ReplayAgentConfig}
+        model = models.get(group) or trieye.TrainingConfig.model_fields[group].annotation
+        assert key in model.model_fields or key == "lr", f"{group}.{key}"
+    for name in re.findall(r"trieye\.([A-Za-z_]+)", page):
+        assert hasattr(trieye, name) or name == "replay", name
