@@ -1,0 +1,167 @@
+"""What any trainer has to keep, under the names that our contract gives it."""
+
+import json
+import signal
+import time
+
+import gymnasium as gym
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, QPolicy, TrainConfig
+from trieye.exceptions import RunInterrupted
+from trieye.experiment.experiment import run_experiment
+from trieye.files.run_record import RunRecord
+
+AXES = {"env_steps", "updates", "iterations"}
+
+
+PLACES = ("step", "train_step", "policy", "environment", "evaluate")
+
+
+class Failing(DQN):
+    """Raises where its class attribute says, at the 30th environment step or later."""
+
+    where, env_steps_made = None, 0
+
+    @classmethod
+    def fail(cls, place):
+        if cls.where == place and cls.env_steps_made >= 30:
+            raise ZeroDivisionError(f"in {place}")
+
+    def step(self):
+        Failing.env_steps_made = self.env_steps
+        self.fail("step")
+        return super().step()
+
+    def train_step(self, batch):
+        self.fail("train_step")
+        return super().train_step(batch)
+
+    def evaluate(self):
+        self.fail("evaluate")
+        return super().evaluate()
+
+
+class FailingPolicy(QPolicy):
+    def act(self, obs, state, ctx):
+        Failing.fail("policy")
+        return super().act(obs, state, ctx)
+
+
+Failing.policy_class = FailingPolicy
+
+
+class FailingEnvironment(gym.Wrapper):
+    def step(self, action):
+        Failing.fail("environment")
+        return super().step(action)
+
+
+class Stopping(DQN):
+    """Gets Ctrl-C in its tenth step."""
+
+    steps = 0
+
+    def step(self):
+        Stopping.steps += 1
+        if Stopping.steps == 10:
+            signal.raise_signal(signal.SIGINT)
+        return super().step()
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(steps, run_name="run", **given):
+        return TrainConfig.model_validate(
+            {
+                "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+                "env": {"id": "CartPole-v1", "eval_episodes": 2},
+                "run_name": run_name,
+                "runtime": {"kind": "local"},
+                "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+                "persistence": {"root_data_dir": str(tmp_path), "checkpoint_save_freq_steps": 20},
+                "loop": {"axis": "env_steps", "steps": steps, "evaluate_every_steps": 20},
+            }
+            | given
+        )
+
+    return make
+
+
+def saved(config, which="latest"):
+    return trieye.load_checkpoint(config.persistence.get_runs_root_dir() / config.run_name, which)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_error_propagates_and_latest_untouched(config, where, monkeypatch):
+    monkeypatch.setattr(Failing, "where", where)
+    monkeypatch.setattr(Failing, "env_steps_made", 0)
+    wrappers = {"broken": {"name": f"{__name__}:FailingEnvironment"}}
+    failing = config(100, env={"id": "CartPole-v1", "eval_episodes": 2, "wrappers": wrappers})
+    with pytest.raises(ZeroDivisionError, match=f"in {where}") as caught:
+        run_experiment(Failing, failing)
+    assert any(entry.name == "fail" for entry in caught.traceback)
+    assert 20 <= saved(failing).step < 30
+    run_dir = failing.persistence.get_runs_root_dir() / "run"
+    assert RunRecord.read(run_dir / "run.json").status == "FAILED"
+
+
+def test_resume_continues_version_and_step(config):
+    run_experiment(DQN, config(40))
+    first = saved(config(40)).objects["loop"]
+    result = run_experiment(DQN, config(80))
+    loop = saved(config(80)).objects["loop"]
+    assert result.step == result.env_steps == loop["env_steps"] == saved(config(80)).step >= 80
+    assert loop["updates"] == loop["env_steps"] - 8  # one for each environment step since learning began
+    assert all(loop[name] > first[name] for name in AXES)
+
+
+def test_local_deterministic(config):
+    states = []
+    for name in ("one", "other"):
+        run_experiment(DQN, config(60, name))
+        states.append(saved(config(60, name)).objects["experiment"]["state"]["policy"])
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_mode_bench_each_checkpoint(config):
+    run_experiment(DQN, config(60))
+    best = trieye.train(config(60, mode="bench", bench={"which": "each", "episodes": 3}))
+    reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
+    steps = [report["step"] for report in reports]
+    assert [step // 20 for step in steps] == [1, 2, 3]
+    assert best == max(report["return_mean"] for report in reports)
+    for which, chosen in (("latest", steps[2:]), ("checkpoint_step_[24]?", steps[:2])):
+        trieye.train(config(60, mode="bench", bench={"which": which, "episodes": 1}))
+        reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
+        assert [report["step"] for report in reports] == chosen
+    with pytest.raises(trieye.CheckpointError, match=r"bench.which=nothing\* fits no checkpoint .* checkpoint_step_2"):
+        trieye.train(config(60, mode="bench", bench={"which": "nothing*", "episodes": 1}))
+
+
+def test_sigint_saves(config):
+    with pytest.raises(RunInterrupted, match=r"its state at step \d+ is saved") as caught:
+        run_experiment(Stopping, config(100))
+    assert caught.value.code == 130
+    assert saved(config(100)).objects["loop"]["iterations"] == Stopping.steps == 10
+
+
+class Idle(trieye.Experiment):
+    """Does nothing."""
+
+    def step(self):
+        return {}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {}
+
+    def load_checkpoint(self, checkpoint):
+        pass
+
+
+def test_no_sleep_floor(make_config):
+    began = time.monotonic()
+    run_experiment(Idle, make_config(loop={"steps": 2000}))
+    assert time.monotonic() - began < 60  # a loop that looks every 0.1 s takes 200 s
