@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import vector as vector_wrappers
 
 from trieye.config.agent import ActionKind
-from trieye.config.base import did_you_mean
+from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.policy import Spaces
@@ -34,12 +34,17 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
     Raises:
         ConfigurationError: There is no such environment or wrapper, or it cannot be made.
     """
+    if config.atari:
+        _check_atari(config)
+    mode: dict[str, Any] = (
+        {} if render_mode is None else {"render_mode": render_mode}
+    )  # many environments have no such argument
     try:
-        env: Any = gym.make(config.id, render_mode=render_mode, disable_env_checker=True, **_arguments(config))
+        env: Any = gym.make(config.id, disable_env_checker=True, **mode, **_arguments(config))
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
     if config.atari:
-        env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env, frame_skip=_frame_skip(env)))
+        env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
@@ -54,17 +59,33 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
 
 def _arguments(config: EnvConfig) -> dict[str, Any]:
     limits = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps is not None else {}
-    return {**limits, **config.kwargs}
+    skips = {"frameskip": 1} if config.atari else {}  # the wrapper skips, and needs the frames between
+    return {**limits, **skips, **config.kwargs}
 
 
 def _cannot_be_made(config: EnvConfig, error: BaseException) -> ConfigurationError:
-    hint = "" if config.id in gym.registry else did_you_mean(config.id, gym.registry)
-    return ConfigurationError(f"env.id={config.id} cannot be made{hint}: {error}")
+    if isinstance(error, gym.error.UnregisteredEnv) and (match := nearest(config.id, gym.registry)):
+        return ConfigurationError(f"env.id={config.id} is not registered with Gymnasium; did you mean {match!r}?")
+    return ConfigurationError(f"env.id={config.id} cannot be made: {_line(error)}")
 
 
-def _frame_skip(env: Any) -> int:
-    """Return how many frames the wrapper has to skip: 4, unless the environment does so by itself."""
-    return 1 if getattr(env.unwrapped, "_frameskip", 1) == 4 else 4  # noqa: PLR2004 - frames, as in every Atari paper
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _check_atari(config: EnvConfig) -> None:
+    try:
+        import_module("ale_py")  # registers its games
+        import_module("cv2")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"env.atari=true needs ale-py and OpenCV: pip install 'trieye[atari]' ({error})"
+        ) from error
+    spec = gym.registry.get(config.id.rpartition(":")[2])
+    if spec is not None and not str(spec.entry_point).startswith("ale_py"):
+        raise ConfigurationError(
+            f"env.atari=true: {config.id} is no game of ale-py, such as ALE/Pong-v5; leave env.atari out"
+        )
 
 
 def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
@@ -87,7 +108,7 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
         return make()
     except _TROUBLES as error:
         env.close()
-        raise ConfigurationError(f"{key}: it does not go around this environment: {error}") from error
+        raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
 
 
 def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
@@ -106,6 +127,9 @@ def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its types have no keyword arguments of the environment
+    spec = gym.registry.get(config.id)
+    if spec is not None and spec.vector_entry_point is None:
+        raise ConfigurationError(f"env.vector=own: {config.id} has no vector form of its own; take env.vector=sync")
     try:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
     except _TROUBLES as error:
@@ -136,15 +160,16 @@ def action_kind(space: Any) -> ActionKind | None:
 
 
 @functools.cache
-def _spaces_and_own_faults(made: str) -> tuple[Spaces, str | None]:
-    """Return the spaces of an environment and what it does wrong; once for a sweep over seeds."""
+def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
+    """Return an environment's spaces, whether it makes pictures, what it does wrong; once for a sweep over seeds."""
     config = EnvConfig.model_validate_json(made)
     if config.vector == "own":
         with contextlib.closing(_own_vector(config.model_copy(update={"num": 1}))) as envs:
-            return spaces_of(envs), None
+            return spaces_of(envs), True, None
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
-        return spaces_of(env), _fault_of(env.unwrapped) if is_own else None
+        has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
+        return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
 
 
 def _fault_of(env: Any) -> str | None:
@@ -155,7 +180,7 @@ def _fault_of(env: Any) -> str | None:
         with warnings.catch_warnings(action="ignore"):  # matters of taste
             checker_of_gymnasium(env, skip_render_check=True)
     except Exception as error:  # noqa: BLE001 - the border to the user's environment
-        return f"{type(error).__name__}: {error}".strip()
+        return f"{type(error).__name__}: {_line(error)}"
     return None
 
 
@@ -170,9 +195,13 @@ def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
         ConfigurationError: It cannot be made or breaks Gymnasium's rules, or the agent cannot use its spaces.
     """
     one = config.model_copy(update={"num": 1, "eval_episodes": 1, "eval_video": False})
-    spaces, fault = _spaces_and_own_faults(one.model_dump_json())
+    spaces, has_pictures, fault = _looked_at(one.model_dump_json())
     if fault is not None:
         raise ConfigurationError(f"env.id={config.id} is not as Gymnasium wants an environment: {fault}")
+    if config.eval_video and not has_pictures:
+        raise ConfigurationError(
+            f"env.eval_video=true: {config.id} makes no pictures, since `rgb_array` is not among its render_modes"
+        )
     held = spaces.observation
     parts = held.spaces.values() if isinstance(held, gym.spaces.Dict) else (held,)
     if not all(isinstance(part, _PLAIN) for part in parts):

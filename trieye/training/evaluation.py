@@ -1,5 +1,6 @@
 """Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,8 @@ class Evaluation:
         ctx = Context(explore=False, env_steps=env_steps, generator=generator)
         try:
             if with_frames:
-                self._play_some([waiting.pop()], [make_env(self._config, render_mode="rgb_array")], policy, ctx, done)
+                with closing(make_env(self._config, render_mode="rgb_array")) as env:
+                    self._play_some([waiting.pop()], [env], policy, ctx, done)
             while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
                 self._envs.append(make_env(self._config))
             if waiting:

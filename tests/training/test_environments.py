@@ -1,0 +1,174 @@
+"""An environment is made as the config says, or refused by one sentence that names the key."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tests.training.worlds import Count, collector_of, generator
+from trieye.config.env import EnvConfig
+from trieye.exceptions import ConfigurationError
+from trieye.training.environments import check_env, make_env, make_envs, spaces_of
+from trieye.training.policy import Act, Policy
+
+BOX = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Own(gym.Env):
+    """An environment of a user, with spaces of her choice and no argument but those."""
+
+    observation_space, action_space = BOX, gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class Outside(Own):
+    def step(self, action):
+        return np.array([5.0, 0.0], np.float32), 0.0, False, False, {}
+
+
+class Unseeded(Own):
+    def reset(self, *, seed=None, options=None):
+        return np.random.default_rng().random(2, np.float32), {}
+
+
+class Words(Own):
+    observation_space = gym.spaces.Text(5, min_length=5)
+
+
+class Boundless(Own):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class FromOne(Own):
+    action_space = gym.spaces.Discrete(2, start=1)
+
+
+class AtOnce(gym.vector.VectorEnv):
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+
+    def __init__(self, num_envs=1, max_episode_steps=None):
+        self.num_envs = num_envs
+
+
+for made in (Own, Outside, Unseeded, Words, Boundless, FromOne):
+    gym.register(f"{made.__name__}-v0", made)
+gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"id": "CartPol-v1"}, "env.id=CartPol-v1 is not registered with Gymnasium; did you mean 'CartPole-v1'?"),
+        ({"id": "Xyzzy-v0"}, "env.id=Xyzzy-v0 cannot be made: Environment `Xyzzy` doesn't exist."),
+        ({"id": "gone_away:Own-v0"}, "env.id=gone_away:Own-v0 cannot be made: No module named 'gone_away'"),
+        ({"id": "CartPole-v1", "kwargs": {"foo": 1}}, "env.id=CartPole-v1 cannot be made: .*argument 'foo'"),
+        (
+            {"id": "CartPole-v1", "wrappers": {"time": {"name": "TimeAwareObservatio"}}},
+            "env.wrappers.time.name=TimeAwareObservatio: there is no such class; did you mean 'TimeAwareObservation'?",
+        ),
+        (
+            {"id": "CartPole-v1", "wrappers": {"mine": {"name": "gone_away:Mine"}}},
+            "env.wrappers.mine.name=gone_away:Mine: there is no such class .*No module named 'gone_away'",
+        ),
+        (
+            {
+                "id": "CartPole-v1",
+                "wrappers": {"r": {"name": "RescaleAction", "kwargs": {"min_action": 0, "max_action": 1}}},
+            },
+            "env.wrappers.r: it does not go around this environment: RescaleAction requires a Box",
+        ),
+        ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 resets its members in the mode SameStep"),
+        ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form of its own"),
+        (
+            {"id": "Boundless-v0"},
+            r"env.id=Boundless-v0 has actions Box\(-inf, inf.*this agent needs .*a Box with bounds",
+        ),
+        ({"id": "FromOne-v0"}, r"env.id=FromOne-v0 has actions Discrete\(2, start=1\); this agent needs Discrete ones"),
+        ({"id": "Words-v0"}, "env.id=Words-v0 has observations Text.*needed are Box, Discrete"),
+        ({"id": "Outside-v0"}, "env.id=Outside-v0 is not as Gymnasium wants an environment: .*observation"),
+        ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 is not as Gymnasium wants an environment: .*seed"),
+        ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is no game of ale-py|trieye.atari)"),
+        ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 makes no pictures"),
+        (
+            {"id": "tests.training.worlds:Count-v0", "kwargs": {"form": "mask"}, "normalize_observations": True},
+            "env.normalize_observations=true needs observations in a Box, and these are Dict",
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_an_environment_that_no_agent_could_use_is_refused_by_one_sentence(env, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as refused:
+        check_env(EnvConfig(**env), ("discrete", "continuous"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("env", [{"id": "Own-v0"}, {"id": "CartPole-v1", "eval_video": True}, {"id": "Blackjack-v1"}])
+def test_an_environment_that_obeys_is_taken_also_without_a_render_mode(env):
+    check_env(EnvConfig(**env), ("discrete",))
+
+
+def test_an_agent_is_told_which_actions_it_needs():
+    with pytest.raises(ConfigurationError, match="this agent needs Discrete ones from 0 on"):
+        check_env(EnvConfig(id="Pendulum-v1"), ("discrete",))
+    with pytest.raises(ConfigurationError, match="this agent needs a Box with bounds"):
+        check_env(EnvConfig(id="CartPole-v1"), ("continuous",))
+
+
+def test_discrete_observations_are_one_hot_in_each_form_of_a_vector():
+    single = make_env(EnvConfig(id="FrozenLake-v1"))
+    assert single.reset(seed=0)[0].tolist() == [1] + [0] * 15
+    assert spaces_of(single).observation.shape == (16,)
+    rows = collector_of(_First, id="FrozenLake-v1", num=2).collect(3, generator())
+    assert rows.arrays["obs"].shape == (3, 2, 16)
+    assert (rows.arrays["obs"].sum(2) == 1).all()
+
+
+class _First(Policy):
+    def act(self, obs, state, ctx):
+        return Act(torch.zeros(len(obs), dtype=torch.int64))
+
+
+def test_stacked_frames_come_first_the_oldest_before_the_newest():
+    env = make_env(EnvConfig(id="tests.training.worlds:Count-v0", kwargs={"form": "picture"}, frame_stack=3))
+    obs, _ = env.reset(seed=1)
+    assert (env.unwrapped.length, obs.shape, obs.dtype) == (5, (3, 4, 5), np.uint8)
+    for step in range(1, 5):
+        obs, *_ = env.step(0)
+        assert obs[:, 0, 0].tolist() == [max(step - 2, 0), max(step - 1, 0), step]
+    assert isinstance(env.unwrapped, Count)
+
+
+def test_wrappers_go_around_from_the_inside_to_the_outside():
+    wrappers = {
+        "clip": {"name": "ClipReward", "kwargs": {"max_reward": 0.5}},
+        "none": None,
+        "time": {"name": "TimeAwareObservation"},
+    }
+    env = make_env(EnvConfig(id="Own-v0", wrappers=wrappers, max_episode_steps=3))
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (3,)
+    assert [type(env).__name__, type(env.env).__name__] == ["TimeAwareObservation", "ClipReward"]
+    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+
+
+def test_pong_is_84_by_84_in_grey_in_stacks_of_four_frames_with_four_frames_a_step():
+    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
+    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
+    config = EnvConfig(id="ALE/Pong-v5", atari=True, frame_stack=4, num=2)
+    check_env(config, ("discrete",))
+    envs = make_envs(config)
+    assert spaces_of(envs).observation == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    obs, _ = envs.reset(seed=0)
+    frames = np.array([one.unwrapped.ale.getEpisodeFrameNumber() for one in envs.envs])
+    after, *_ = envs.step(np.zeros(2, np.int64))
+    assert ([one.unwrapped.ale.getEpisodeFrameNumber() for one in envs.envs] - frames == 4).all()
+    assert after.dtype == obs.dtype == np.uint8
+    envs.close()

@@ -1,0 +1,121 @@
+"""Environments whose episodes are known beforehand, and policies that are read off them."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+import trieye
+from trieye.config.env import EnvConfig
+from trieye.training.collecting import Collector
+from trieye.training.environments import make_envs, spaces_of
+
+
+class Count(gym.Env):
+    """An episode of 2 to 9 steps, by its seed; right is the action `step % 3`.
+
+    An even number of steps ends by termination, an odd one by truncation. A right action is worth `worth`, a wrong one
+    -1.
+    """
+
+    OBSERVATIONS = {
+        "hidden": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "mask": gym.spaces.Dict(
+            {"mask": gym.spaces.MultiBinary(3), "place": gym.spaces.Box(0.0, 99.0, (1,), np.float64)}
+        ),
+        "picture": gym.spaces.Box(0, 255, (4, 5), np.uint8),
+        "memory": gym.spaces.Box(0, 255, (6,), np.uint8),
+    }
+
+    def __init__(self, form="hidden", worth=1.0, fails_at=None, longest=9):
+        self.form, self.worth, self.fails_at, self.longest = form, worth, fails_at, longest
+        self.observation_space, self.action_space = self.OBSERVATIONS[form], gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length, self.t = int(self.np_random.integers(2, self.longest + 1)), 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if self.t == self.fails_at:
+            raise ZeroDivisionError("the world has a hole")
+        reward = self.worth if action == self.t % 3 else -1.0
+        self.t += 1
+        is_over = self.t >= self.length
+        info = {"success": self.length % 2 == 0, "scores": {"last": self.t}} if is_over else {}
+        return self._obs(), reward, is_over and self.length % 2 == 0, is_over and self.length % 2 == 1, info
+
+    def _obs(self):
+        if self.form == "mask":
+            return {"mask": np.eye(3, dtype=np.int8)[self.t % 3], "place": np.array([self.t], np.float64)}
+        space = self.observation_space
+        return np.full(space.shape, 0 if self.form == "hidden" else self.t, space.dtype)
+
+
+class Pickled(gym.Wrapper, gym.utils.EzPickle):
+    """An environment that cannot be saved in the middle of an episode."""
+
+    def __init__(self, env):
+        gym.utils.EzPickle.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+
+gym.register("Count-v0", "tests.training.worlds:Count")
+
+
+class Scripted(trieye.Policy):
+    """Takes the actions of a table `[t, n]`, and hands their row on."""
+
+    def script(self, actions):
+        self.actions, self.t = torch.from_numpy(actions), 0
+        return self
+
+    def act(self, obs, state, ctx):
+        self.t += 1
+        return trieye.Act(self.actions[self.t - 1], {"row": torch.full(self.actions[0].shape, self.t - 1)})
+
+
+class Remembers(trieye.Policy):
+    """Counts the steps of an episode in its state, and acts by that."""
+
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def initial_state(self, n):
+        return {"age": torch.zeros(n, 1)}
+
+    def act(self, obs, state, ctx):
+        age = state["age"]
+        return trieye.Act(age[:, 0].long() % 3, {"age": age[:, 0]}, {"age": age + self.weight})
+
+    def on_episode(self, info):
+        return {"success": info["success"], "last": info["scores"]["last"]}
+
+
+class Masked(trieye.Policy):
+    """Takes what the mask allows."""
+
+    def act(self, obs, state, ctx):
+        assert obs["place"].dtype == obs["mask"].dtype == torch.float32
+        return trieye.Act(obs["mask"].argmax(1))
+
+
+class Coin(trieye.Policy):
+    """Throws a coin."""
+
+    def act(self, obs, state, ctx):
+        return trieye.Act(torch.randint(2, (len(obs),), generator=ctx.generator))
+
+
+def collector_of(policy, seed=0, gamma=0.99, **env):
+    """Return the collector of a policy class in environments of its own."""
+    config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
+    envs = make_envs(config)
+    made = policy(SimpleNamespace(env=config), spaces_of(envs))
+    return Collector(envs, made, config, gamma=gamma, seed=seed)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
