@@ -1,7 +1,7 @@
 """Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from trieye.snapshot.environments import EnvState
 from trieye.training.policy import Act, Context, Normalizer, Policy
 from trieye.training.rows import Array, Rows, nested
 
-_IMAGE_AXES = 3
+_PICTURE_AXES = 3  # environments, height and width
 
 
 class Collector:
@@ -52,10 +52,13 @@ class Collector:
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
         self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
+        if self._scale is not None:
+            self._scale.begin(num)
 
     def collect(self, steps: int, generator: torch.Generator) -> Rows:
         """Make some steps of each environment, with the policy exploring."""
-        num, device, before = self._envs.num_envs, self._policy.device, self._state
+        num, device = self._envs.num_envs, self._policy.device
+        before = _mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
         ctx = Context(explore=True, env_steps=self.env_steps, generator=generator)
         seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
         rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
@@ -98,11 +101,11 @@ class Collector:
         if not begins.any():
             return state
         fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._policy.device)
-        if not isinstance(state, dict):
-            return torch.where(where.reshape(-1, *[1] * (state.ndim - 1)), fresh, state)
-        return {
-            key: torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), fresh[key], item) for key, item in state.items()
-        }
+
+        def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
+
+        return _mapped(state, begun, fresh)
 
     def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
@@ -158,23 +161,33 @@ class Collector:
         """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
 
         Raises:
-            SerializationError: The environments have other wrappers or another number.
+            SerializationError: The environments have other wrappers.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
-        self._env_state.load_state_dict(state["envs"])
-        done = np.array(state["done"])
-        if len(done) != self._envs.num_envs or (self._env_state.between_episodes and not done.all()):
+        done, num = np.array(state["done"]), self._envs.num_envs
+        why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
+        if why is not None:
+            cut = int(np.count_nonzero(~done))
             self._begin(self._seed + self.env_steps)
-            self.interrupted += int(np.count_nonzero(~done))
-            say(f"{np.count_nonzero(~done)} episodes were cut: their environments cannot be saved in the middle of one")
+            self.interrupted += cut
+            say(f"new episodes begin, {cut} were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
-        self._state, self._returns, self._lengths = state["policy_state"], state["returns"], state["lengths"]
+        self._state = _mapped(state["policy_state"], lambda item: item.to(self._policy.device))
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
         return True
+
+    def _reason_to_cut(self, saved: Mapping[str, Any], done: NDArray[np.bool_]) -> str | None:
+        """Bring the environments back; return why their episodes cannot go on, if they cannot."""
+        self._env_state.load_state_dict(saved)
+        resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
+        if not self._env_state.between_episodes or (done.all() and resets_next):
+            return None
+        return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
 
 
 class RewardScale:
@@ -186,8 +199,13 @@ class RewardScale:
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
-        self._gamma, self._returns = gamma, np.zeros(num_envs)
+        self._gamma = gamma
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0
+        self.begin(num_envs)
+
+    def begin(self, num_envs: int) -> None:
+        """Begin an episode in each environment."""
+        self._returns = np.zeros(num_envs)
 
     def scaled(self, rewards: Array, valid: Array, done: Array) -> Array:
         """Take rewards `[t, n]` into account, and return them scaled."""
@@ -195,17 +213,20 @@ class RewardScale:
         for t, reward in enumerate(rewards):
             returns[t] = self._returns = self._returns * self._gamma + reward
             self._returns = np.where(done[t], 0.0, self._returns)
-        found = returns[valid]
+        if valid.any():
+            self._merge(returns[valid])
+        scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
+        return scaled
+
+    def _merge(self, found: Array) -> None:
         total, delta = self._count + len(found), found.mean() - self._mean
         squares = self._variance * self._count + found.var() * len(found)
         self._variance = (squares + delta**2 * self._count * len(found) / total) / total
         self._mean, self._count = self._mean + delta * len(found) / total, total
-        scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
-        return scaled
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments, and the returns under way."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "_gamma"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring back what `state_dict` returned."""
@@ -213,13 +234,16 @@ class RewardScale:
 
 
 def columns_of(obs: Any) -> dict[str, Array]:
-    """Return observations as `obs`, or a dict of them as `obs/<key>`; numbers of any kind but pictures as float32."""
+    """Return observations `[n, ...]` as `obs`, or a dict of them as `obs/<key>`.
+
+    Pictures, uint8 with two axes or more, stay as they are; other numbers become float32.
+    """
     found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
     return {name: _as_column(np.asarray(item)) for name, item in found.items()}
 
 
 def _as_column(array: Array) -> Array:
-    is_picture = array.dtype == np.uint8 and array.ndim > _IMAGE_AXES
+    is_picture = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
     return array if is_picture else array.astype(np.float32, copy=False)
 
 
@@ -233,3 +257,10 @@ def _of_member(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
         if key.startswith("_") or (f"_{key}" in info and not info[f"_{key}"][n]):
             continue
         yield key, member_of(values, n) if isinstance(values, Mapping) else values[n]
+
+
+def _mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
+    """Return the state of a recurrent policy with each tensor changed, given those of other states in its place."""
+    if isinstance(state, dict):
+        return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}
+    return None if state is None else change(state, *others)

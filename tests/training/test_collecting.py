@@ -1,0 +1,364 @@
+"""What a collector hands out is what a slow loop over single environments sees."""
+
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tests.training.worlds import Coin, Masked, Remembers, Scripted, collector_of, generator
+from trieye.config.env import EnvConfig
+from trieye.config.replay import ReplayConfig
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.training.batches import Experience
+from trieye.training.collecting import RewardScale
+from trieye.training.environments import make_env
+from trieye.training.policy import Act, Normalizer
+
+FRAGMENTS = (7, 1, 1, 20, 3, 9)
+CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 13}
+PICKLED = {"wrappers": {"pickled": {"name": "tests.training.worlds:Pickled"}}}
+
+
+class Slow:
+    """Single environments, one step at a time: the rows `[t, n]`, and the episodes that ended at each `t`."""
+
+    def __init__(self, actions, seed, **env):
+        config, num = EnvConfig(**env), actions.shape[1]
+        envs = [make_env(config) for _ in range(num)]
+        obs = [one.reset(seed=seed + n)[0] for n, one in enumerate(envs)]
+        self.rows = {name: [] for name in ("obs", "reward", "terminated", "truncated", "valid", "next_obs")}
+        self.episodes, done, totals = [], [False] * num, [[] for _ in range(num)]
+        for t in range(len(actions)):
+            found = []
+            for n, one in enumerate(envs):
+                before, is_valid = obs[n], not done[n]
+                if is_valid:
+                    obs[n], reward, terminated, truncated, _ = one.step(actions[t, n])
+                    totals[n].append(reward)
+                else:
+                    obs[n], reward, terminated, truncated = one.reset()[0], 0.0, False, False
+                found.append((before, reward, terminated, truncated, is_valid, obs[n]))
+                done[n] = terminated or truncated
+            self.episodes.append([(sum(total), len(total)) for n, total in enumerate(totals) if done[n]])
+            totals = [[] if done[n] else total for n, total in enumerate(totals)]
+            for name, values in zip(self.rows, zip(*found, strict=True), strict=True):
+                self.rows[name].append(np.stack(values))
+        self.rows = {name: np.stack(values) for name, values in self.rows.items()}
+
+
+def joined(fragments, name):
+    return np.concatenate([rows.arrays[name] for rows in fragments])
+
+
+def valid_of(fragments):
+    return np.concatenate([rows.valid for rows in fragments])
+
+
+@pytest.fixture
+def closing():
+    made = []
+    yield lambda collector: made.append(collector) or collector
+    for collector in made:
+        collector._envs.close()
+
+
+@pytest.mark.parametrize("env", [{}, {"num": 4}, {"num": 3, "vector": "async"}], ids=["one", "four", "async"])
+def test_rows_are_those_of_single_environments_across_the_borders_of_fragments(env, closing):
+    num = env.get("num", 1)
+    actions = np.random.default_rng(1).integers(2, size=(sum(FRAGMENTS), num))
+    slow = Slow(actions, seed=5, **CARTPOLE)
+    collector = closing(collector_of(Scripted, seed=5, **CARTPOLE, **env))
+    collector._policy.script(actions)
+    fragments, replay, first = [], Experience(1000), 0
+    for steps in FRAGMENTS:
+        rows = collector.collect(steps, generator())
+        fragments.append(rows)
+        replay.extend(rows)
+        ended = [episode for at in slow.episodes[first : first + steps] for episode in at]
+        means = dict(zip(("episode/return", "episode/length"), np.mean(ended, axis=0), strict=True)) if ended else {}
+        assert collector.metrics() == pytest.approx(means)
+        first += steps
+        assert np.array_equal(rows.last_obs["obs"], slow.rows["next_obs"][first - 1])
+    valid = slow.rows["valid"]
+    assert np.count_nonzero(~valid) > 0
+    assert slow.rows["terminated"].any()
+    assert slow.rows["truncated"].any()
+    assert np.array_equal(valid_of(fragments), valid)
+    for name in ("obs", "reward", "terminated", "truncated"):
+        assert np.array_equal(joined(fragments, name), slow.rows[name]), name
+    assert np.array_equal(np.concatenate([rows["row"] for rows in fragments]), np.indices(valid.shape)[0])
+    assert collector.env_steps == np.count_nonzero(valid) == len(replay)
+    held, _ = next(replay.iter_rows(1000))
+    for name in ("obs", "next_obs", "reward", "terminated", "truncated"):
+        assert np.array_equal(held[name], slow.rows[name][valid].astype(held[name].dtype)), name
+    assert np.array_equal(held["action"], actions[valid])
+
+
+def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_goes_on_in_its_last_observation():
+    actions = np.random.default_rng(2).integers(2, size=(60, 2))
+    actions[:, 0] = 1  # falls over
+    slow = Slow(actions, seed=0, **CARTPOLE)
+    collector = collector_of(Scripted, num=2, **CARTPOLE)
+    collector._policy.script(actions)
+    replay = Experience.from_config(ReplayConfig(n_step=3, gamma=0.9, capacity=1000), seed=0)
+    for _ in range(12):
+        replay.extend(collector.collect(5, generator()))
+    wanted = {}
+    for n in range(2):
+        rows = {name: values[:, n] for name, values in slow.rows.items()}
+        for t in np.flatnonzero(rows["valid"]):
+            last, total = t, 0.0
+            for k in range(3):
+                if t + k >= 60:
+                    break
+                last, total = t + k, total + 0.9**k * rows["reward"][t + k]
+                if rows["terminated"][last] or rows["truncated"][last]:
+                    break
+            discount = 0.0 if rows["terminated"][last] else 0.9 ** (last - t + 1)
+            wanted[rows["obs"][t].tobytes()] = (total, discount, rows["next_obs"][last].tobytes())
+    batch = replay.minibatch(2000, torch.device("cpu"))
+    seen = zip(batch["obs"].numpy(), batch["reward"], batch["discount"], batch["next_obs"].numpy(), strict=True)
+    for obs, reward, discount, after in seen:
+        total, factor, following = wanted[obs.tobytes()]
+        assert (float(reward), float(discount)) == pytest.approx((total, factor))
+        assert after.tobytes() == following
+    assert 0.0 in batch["discount"]
+    assert slow.rows["truncated"].any()
+
+
+def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(closing):
+    collector = closing(collector_of(Coin, num=3, vector="own", **CARTPOLE))
+    fragments = [collector.collect(steps, generator(steps)) for steps in FRAGMENTS]
+    valid, obs = valid_of(fragments), joined(fragments, "obs")
+    after = np.concatenate((obs[1:], fragments[-1].last_obs["obs"][None]))
+    done = joined(fragments, "terminated") | joined(fragments, "truncated")
+    single = gym.make("CartPole-v1").unwrapped
+    single.reset()
+    for t, n in np.argwhere(valid):
+        single.state, single.steps_beyond_terminated = tuple(obs[t, n].astype(np.float64)), None
+        found, _, terminated, _, _ = single.step(joined(fragments, "action")[t, n])
+        assert after[t, n] == pytest.approx(found, abs=1e-4)
+        assert terminated == joined(fragments, "terminated")[t, n]
+    assert np.array_equal(valid[1:], ~done[:-1])
+    assert (np.abs(after[~valid]) <= 0.05).all()
+    assert joined(fragments, "truncated").any()
+    lengths = np.array([valid[:, n][: np.flatnonzero(done[:, n])[-1]].sum() + 1 for n in range(3)])
+    assert collector.metrics()["episode/length"] == lengths.sum() / done.sum()
+    assert collector.env_steps == valid.sum()
+
+
+@pytest.mark.parametrize("env", [{}, {"num": 3}, {"num": 2, "vector": "async"}], ids=["one", "three", "async"])
+def test_a_recurrent_policy_begins_anew_with_each_episode_and_names_metrics_of_its_last_step(env, closing):
+    collector = closing(collector_of(Remembers, **env))
+    fragments = [collector.collect(steps, generator()) for steps in FRAGMENTS]
+    valid, rewards = valid_of(fragments), joined(fragments, "reward")
+    assert (rewards[valid] == 1.0).all()
+    assert (rewards[~valid] == 0.0).all()
+    assert (~valid).sum() > 3
+    done = joined(fragments, "terminated") | joined(fragments, "truncated")
+    found = collector.metrics()
+    assert found["episode/success"] == joined(fragments, "terminated").sum() / done.sum()
+    assert 0 < found["episode/last"] == found["episode/length"] == found["episode/return"]
+    assert collector.metrics() == {}
+    for rows in fragments:
+        assert torch.equal(rows.state["age"][:, 0][rows.valid[0]], rows["age"][0][rows.valid[0]])
+
+
+def test_a_recurrent_policy_learns_from_the_state_before_the_first_row():
+    collector = collector_of(Remembers, num=2)
+    collector.collect(1, generator())
+    rows = collector.collect(4, generator())
+    policy = collector._policy
+    (policy.weight * rows.state["age"]).sum().backward()
+    assert policy.weight.grad == rows.state["age"].sum() > 0
+
+
+def test_dict_observations_come_by_key_with_the_mask_of_actions():
+    collector = collector_of(Masked, num=2, kwargs={"form": "mask"})
+    rows = collector.collect(25, generator())
+    assert (rows.arrays["reward"][rows.valid] == 1.0).all()
+    assert rows["obs"]["mask"].shape == (25, 2, 3)
+    assert rows.after["place"].shape == (2, 1)
+    replay = Experience(100)
+    replay.extend(rows)
+    batch = replay.minibatch(64, torch.device("cpu"))
+    assert batch["obs"].keys() == batch["next_obs"].keys() == {"mask", "place"}
+    assert torch.equal(batch["next_obs"]["place"], batch["obs"]["place"] + 1)
+    whole = next(rows.minibatches(10))
+    assert whole["obs"]["mask"].shape == (10, 3)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("picture", np.uint8), ("memory", np.float32), ("hidden", np.float32)])
+def test_pictures_stay_bytes_and_other_numbers_become_float32(form, dtype):
+    rows = collector_of(Coin, num=2, kwargs={"form": form}).collect(3, generator())
+    assert rows.arrays["obs"].dtype == dtype
+    flat, _ = rows.transitions()
+    assert flat["next_obs"].dtype == dtype
+
+
+def test_clipped_rewards_are_learned_from_and_whole_ones_are_shown():
+    collector = collector_of(Remembers, num=2, kwargs={"worth": 2.5}, clip_rewards=True)
+    rows = collector.collect(20, generator())
+    assert set(np.unique(rows.arrays["reward"])) == {0.0, 1.0}
+    found = collector.metrics()
+    assert found["episode/return"] == pytest.approx(2.5 * found["episode/length"])
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_normalized_rewards_are_over_the_deviation_of_all_returns_so_far(num):
+    collector = collector_of(Remembers, num=num, gamma=0.9, kwargs={"worth": 3.0}, normalize_rewards=True)
+    plain = collector_of(Remembers, num=num, kwargs={"worth": 3.0})
+    returns, seen = np.zeros(num), []
+    for steps in FRAGMENTS:
+        rows, raw = collector.collect(steps, generator()), plain.collect(steps, generator())
+        for t in range(steps):
+            for n in np.flatnonzero(raw.valid[t]):
+                returns[n] = returns[n] * 0.9 + raw.arrays["reward"][t, n]
+                seen.append(returns[n])
+                if raw.arrays["terminated"][t, n] or raw.arrays["truncated"][t, n]:
+                    returns[n] = 0.0
+        wanted = np.clip(raw.arrays["reward"] / np.sqrt(np.var(seen) + 1e-8), -10, 10)
+        assert rows.arrays["reward"] == pytest.approx(wanted, rel=2e-3)
+        assert collector.metrics() == plain.metrics()
+
+
+def test_a_fragment_that_is_a_reset_alone_teaches_no_scale():
+    scale = RewardScale(1, 0.9)
+    scale.scaled(np.array([[1.0], [3.0]]), np.ones((2, 1), bool), np.array([[False], [True]]))
+    before = scale.state_dict()
+    assert scale.scaled(np.zeros((1, 1)), np.zeros((1, 1), bool), np.zeros((1, 1), bool)) == 0.0
+    assert scale.state_dict() == before
+
+
+def test_the_scale_of_rewards_takes_its_discount_from_the_config_of_now():
+    scale = RewardScale(1, 0.5)
+    scale.load_state_dict(RewardScale(1, 0.9).state_dict())
+    rewards, valid, done = np.array([[1.0], [1.0], [1.0]]), np.ones((3, 1), bool), np.zeros((3, 1), bool)
+    assert np.array_equal(scale.scaled(rewards, valid, done), RewardScale(1, 0.5).scaled(rewards, valid, done))
+
+
+def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_travel_with_the_policy():
+    collector = collector_of(Coin, num=3, normalize_observations=True, **CARTPOLE)
+    seen = []
+    for steps in FRAGMENTS:
+        rows = collector.collect(steps, generator())
+        seen.append(rows.arrays["obs"][rows.valid])
+    held, data = collector._policy.normalizer, np.concatenate(seen)
+    assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
+    assert held.variance.numpy() == pytest.approx(data.var(0), rel=1e-3)
+    other = Normalizer((4,))
+    other.load_state_dict(decode(encode(held.state_dict())))
+    obs = torch.from_numpy(data[:50])
+    assert torch.equal(other(obs), held(obs))
+    assert held(obs).numpy() == pytest.approx(np.clip((data[:50] - data.mean(0)) / data.std(0), -10, 10), abs=1e-2)
+
+
+def test_exploring_draws_from_the_generator_of_the_context_alone():
+    def of_processes():
+        return random.getstate(), np.random.mtrand._rand.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = of_processes()
+    one, other = (collector_of(Coin, num=2, **CARTPOLE) for _ in range(2))
+    first, second = one.collect(20, generator(3)), other.collect(20, generator(3))
+    assert np.array_equal(first.arrays["obs"], second.arrays["obs"])
+    assert not np.array_equal(first.arrays["action"], one.collect(20, generator(4)).arrays["action"])
+    assert of_processes() == before
+
+
+def resumed(policy, saved, closing, **env):
+    """Return a new collector that goes on from the state of another one, and whether its episodes do."""
+    other = closing(collector_of(policy, **env))
+    return other, other.load_state_dict(decode(encode(saved.state_dict())))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"num": 1, **CARTPOLE},
+        {"num": 4, **CARTPOLE, "normalize_rewards": True},
+        {"num": 3, **CARTPOLE, "vector": "own"},
+        {"num": 2, "kwargs": {"form": "mask"}},
+        {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 8},
+    ],
+    ids=["one", "four", "own", "dict", "all_end_at_once"],
+)
+@pytest.mark.parametrize("steps", [8, 11])
+def test_a_collector_that_was_saved_goes_on_with_the_same_rows(env, steps, closing):
+    policy = {"CartPole-v1": Coin, "Pendulum-v1": Still}.get(env.get("id"), Masked)
+    whole = closing(collector_of(policy, **env))
+    whole.collect(steps, generator())
+    other, is_whole = resumed(policy, whole, closing, **env)
+    assert is_whole
+    for number in range(3):
+        one, same = whole.collect(7, generator(number)), other.collect(7, generator(number))
+        for name, array in one.arrays.items():
+            assert np.array_equal(array, same.arrays[name]), name
+        assert np.array_equal(one.valid, same.valid)
+        assert whole.metrics() == other.metrics() or number == 0
+    assert (other.env_steps, other.interrupted) == (whole.env_steps, 0)
+
+
+class Still(Coin):
+    def act(self, obs, state, ctx):
+        return Act(torch.zeros(len(obs), 1))
+
+
+def test_a_single_environment_that_cannot_be_saved_waits_for_the_end_of_an_episode_and_goes_on_exactly(closing):
+    env = {**CARTPOLE, **PICKLED}
+    whole = closing(collector_of(Coin, **env))
+    rows = whole.collect(1, generator())
+    assert not whole.can_save
+    while not rows.arrays["truncated"][-1] | rows.arrays["terminated"][-1]:
+        rows = whole.collect(1, generator(7))
+    assert whole.can_save
+    other, is_whole = resumed(Coin, whole, closing, **env)
+    assert is_whole
+    one, same = whole.collect(30, generator()), other.collect(30, generator())
+    assert not one.valid[0]
+    assert np.array_equal(one.arrays["obs"], same.arrays["obs"])
+    assert other.interrupted == 0
+
+
+def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(closing, capsys):
+    env = {"num": 3, "kwargs": {"longest": 12}, "normalize_rewards": True, **PICKLED}
+    whole = closing(collector_of(Remembers, **env))
+    rows = whole.collect(6, generator())
+    under_way = 3 - int((rows.arrays["terminated"] | rows.arrays["truncated"])[-1].sum())
+    assert whole.can_save
+    other, is_whole = resumed(Remembers, whole, closing, **env)
+    assert not is_whole
+    assert (other.interrupted, other.env_steps) == (under_way, whole.env_steps)
+    assert f"{under_way} were cut: these environments cannot be saved" in capsys.readouterr().err
+    after = other.collect(14, generator())
+    assert after.valid[0].all()
+    assert (after["age"][0] == 0).all()
+    assert (after.arrays["reward"][after.valid] > 0).all()
+    assert other.metrics()["episode/length"] <= 12
+
+
+def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_ended(closing, capsys):
+    env = {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 5, "vector": "async"}
+    whole = closing(collector_of(Still, **env))
+    whole.collect(3, generator())
+    other, is_whole = resumed(Still, whole, closing, **env)
+    assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 6)
+    assert "2 were cut: these environments cannot be saved" in capsys.readouterr().err
+    whole.collect(2, generator())
+    assert not other.load_state_dict(decode(encode(whole.state_dict())))
+    assert (other.interrupted, other.env_steps) == (0, 10)
+    after = other.collect(6, generator())
+    assert after.valid[:5].all()
+    assert after.arrays["truncated"][4].all()
+    assert other.metrics()["episode/length"] == 5
+
+
+def test_another_number_of_environments_begins_new_episodes(closing, capsys):
+    whole = closing(collector_of(Coin, num=2, normalize_rewards=True, **CARTPOLE))
+    whole.collect(4, generator())
+    other, is_whole = resumed(Coin, whole, closing, num=3, normalize_rewards=True, **CARTPOLE)
+    assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 8)
+    assert "env.num was 2 and is 3" in capsys.readouterr().err
+    assert other.collect(5, generator()).valid.shape == (5, 3)
