@@ -39,8 +39,8 @@ class Unseeded(Own):
         return np.random.default_rng().random(2, np.float32), {}
 
 
-class Words(Own):
-    observation_space = gym.spaces.Text(5, min_length=5)
+class Several(Own):
+    observation_space = gym.spaces.Sequence(BOX)
 
 
 class Boundless(Own):
@@ -58,7 +58,7 @@ class AtOnce(gym.vector.VectorEnv):
         self.num_envs = num_envs
 
 
-for made in (Own, Outside, Unseeded, Words, Boundless, FromOne):
+for made in (Own, Outside, Unseeded, Several, Boundless, FromOne):
     gym.register(f"{made.__name__}-v0", made)
 gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
 
@@ -92,8 +92,11 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
             r"env.id=Boundless-v0 has actions Box\(-inf, inf.*this agent needs .*a Box with bounds",
         ),
         ({"id": "FromOne-v0"}, r"env.id=FromOne-v0 has actions Discrete\(2, start=1\); this agent needs Discrete ones"),
-        ({"id": "Words-v0"}, "env.id=Words-v0 has observations Text.*needed are Box, Discrete"),
-        ({"id": "Outside-v0"}, "env.id=Outside-v0 is not as Gymnasium wants an environment: .*observation"),
+        ({"id": "Several-v0"}, "env.id=Several-v0 has observations Sequence.*needed are Box, Discrete"),
+        (
+            {"id": "Outside-v0"},
+            "env.id=Outside-v0 is not as Gymnasium wants an environment: .*observation array.*not in Box",
+        ),
         ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 is not as Gymnasium wants an environment: .*seed"),
         ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is no game of ale-py|trieye.atari)"),
         ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 makes no pictures"),

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
 
@@ -17,6 +18,7 @@ from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.policy import Spaces
 
+_TRIED_STEPS = 10
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 _ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
@@ -69,7 +71,7 @@ def _cannot_be_made(config: EnvConfig, error: BaseException) -> ConfigurationErr
     return ConfigurationError(f"env.id={config.id} cannot be made: {_line(error)}")
 
 
-def _line(error: BaseException) -> str:
+def _line(error: object) -> str:
     return " ".join(str(error).split())
 
 
@@ -179,8 +181,23 @@ def _fault_of(env: Any) -> str | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # matters of taste
             checker_of_gymnasium(env, skip_render_check=True)
+            return _fault_of_steps(env)
     except Exception as error:  # noqa: BLE001 - the border to the user's environment
         return f"{type(error).__name__}: {_line(error)}"
+
+
+def _fault_of_steps(env: Any) -> str | None:
+    """Return what is wrong with the observations of some steps, of which Gymnasium's checker only warns."""
+    space = env.observation_space
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(_TRIED_STEPS):
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        same_type = np.asarray(obs, space.dtype) if isinstance(space, gym.spaces.Box) else obs  # float64 does no harm
+        if not space.contains(same_type):
+            return f"step() returned the observation {_line(repr(obs))}, which is not in {space}"
+        if terminated or truncated:
+            env.reset()
     return None
 
 
