@@ -113,6 +113,8 @@ class Rows:
         for name, column in columns.items():
             if tuple(column.shape[:2]) != shape:
                 raise ConfigurationError(f"minibatches(): {name} is {list(column.shape)}, and rows are {list(shape)}")
+        if not len(self):  # the reset of a single environment
+            return
         chosen = torch.from_numpy(np.flatnonzero(self.valid))
         is_whole = len(chosen) == self.valid.size
         flat = {name: _flat(value, None if is_whole else chosen) for name, value in {**self, **columns}.items()}
@@ -121,7 +123,7 @@ class Rows:
             order = torch.randperm(
                 len(chosen), generator=generator, device=None if generator is None else generator.device
             )
-            for first in range(0, len(chosen) - size + 1, max(size, 1)):
+            for first in range(0, len(chosen) - size + 1, size):
                 picked = order[first : first + size]
                 yield {name: _taken(value, picked) for name, value in flat.items()}
 

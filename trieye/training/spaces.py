@@ -32,22 +32,23 @@ def _data(space: Any) -> dict[str, Any]:
     if isinstance(space, gym.spaces.Discrete):
         return {"kind": "discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, gym.spaces.MultiDiscrete):
-        return {"kind": "multi_discrete", "nvec": np.array(space.nvec)}
+        return {"kind": "multi_discrete", "nvec": np.array(space.nvec), "start": np.array(space.start)}
     if isinstance(space, gym.spaces.MultiBinary):
-        return {"kind": "multi_binary", "n": np.array(space.n)}
+        return {"kind": "multi_binary", "shape": list(space.shape)}
     return {"kind": "box", "low": np.array(space.low), "high": np.array(space.high)}
 
 
 def _space(data: dict[str, Any]) -> Any:
     kind = data["kind"]
     if kind == "dict":
-        return gym.spaces.Dict({key: _space(item) for key, item in data["spaces"].items()})
+        # a plain dict would be sorted, and policies join the parts in their order
+        return gym.spaces.Dict([(key, _space(item)) for key, item in data["spaces"].items()])
     if kind == "discrete":
         return gym.spaces.Discrete(data["n"], start=data["start"])
     if kind == "multi_discrete":
-        return gym.spaces.MultiDiscrete(data["nvec"])
+        return gym.spaces.MultiDiscrete(data["nvec"], dtype=data["nvec"].dtype.type, start=data["start"])
     if kind == "multi_binary":
-        return gym.spaces.MultiBinary(data["n"])
+        return gym.spaces.MultiBinary(data["shape"] if len(data["shape"]) > 1 else data["shape"][0])
     if kind == "box":
         return gym.spaces.Box(data["low"], data["high"], dtype=data["low"].dtype.type)
     raise SerializationError(f"there is no space of the kind {kind!r}")

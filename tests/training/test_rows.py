@@ -1,0 +1,146 @@
+"""Minibatches, advantages, schedules and spaces: plain objects against slow references."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from tests.training.worlds import generator
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.training.rows import Rows
+from trieye.training.spaces import as_data, from_data
+
+
+@pytest.fixture
+def make_rows():
+    def make(steps=13, num=3, seed=0, *, keys=("obs",)):
+        rng = np.random.default_rng(seed)
+        ends = rng.choice(3, (steps, num), p=(0.6, 0.2, 0.2))
+        valid = np.ones((steps, num), bool)
+        for t in range(1, steps):
+            valid[t] = (ends[t - 1] == 0) | ~valid[t - 1]
+            ends[t][~valid[t]] = 0
+        numbers = np.arange(steps * num, dtype=np.float32).reshape(steps, num)
+        arrays = {key: numbers[..., None].repeat(2, 2) for key in keys} | {"action": numbers.astype(np.int64)}
+        arrays |= {"reward": rng.normal(size=(steps, num)).astype(np.float32) * valid}
+        arrays |= {"terminated": ends == 1, "truncated": ends == 2}
+        extras = {"value": torch.from_numpy(rng.normal(size=(steps, num)).astype(np.float32))}
+        return Rows(arrays, {key: np.zeros((num, 2), np.float32) for key in keys}, valid, extras)
+
+    return make
+
+
+@pytest.mark.parametrize(("size", "left"), [(7, True), (1, False), (1000, False)])
+def test_each_valid_row_comes_once_in_an_epoch_and_what_is_left_over_is_left_out(make_rows, size, left):
+    rows = make_rows(keys=("obs/a", "obs/b"))
+    total, numbers = len(rows), np.arange(39).reshape(13, 3)
+    per_epoch = max(total // size, 1)
+    assert (total > size and total % size > 0) is left
+    column = torch.from_numpy(numbers * 10)
+    found = list(rows.minibatches(size, epochs=4, generator=generator(), tenfold=column))
+    assert len(found) == 4 * per_epoch
+    assert {len(batch["action"]) for batch in found} == {min(size, total)}
+    left_out = set()
+    for epoch in range(4):
+        seen = torch.cat([batch["action"] for batch in found[epoch * per_epoch : (epoch + 1) * per_epoch]]).tolist()
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= set(numbers[rows.valid].tolist())
+        left_out.add(frozenset(numbers[rows.valid].tolist()) - frozenset(seen))
+    assert len(left_out) == (4 if left else 1)
+    for batch in found:
+        assert torch.equal(batch["tenfold"], batch["action"] * 10)
+        assert torch.equal(batch["obs"]["a"][:, 1].long(), batch["action"])
+        assert torch.equal(batch["obs"]["b"], batch["obs"]["a"])
+        assert batch["value"].shape == batch["reward"].shape == batch["terminated"].shape
+    again = rows.minibatches(size, epochs=4, generator=generator())
+    assert all(torch.equal(one["action"], other["action"]) for one, other in zip(found, again, strict=True))
+
+
+def test_rows_of_resets_alone_make_no_minibatch(make_rows):
+    rows = make_rows(steps=1)
+    rows.valid[:] = False
+    assert list(rows.minibatches(4, epochs=3)) == []
+
+
+def test_minibatches_of_no_rows_or_with_a_column_of_another_shape_are_refused(make_rows):
+    rows = make_rows()
+    with pytest.raises(ConfigurationError, match=r"minibatches\(0\)"):
+        next(rows.minibatches(0))
+    with pytest.raises(ConfigurationError, match=r"advantages is \[13\], and rows are \[13, 3\]"):
+        next(rows.minibatches(4, advantages=torch.zeros(13)))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (0.9, 1.0), (0.5, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize("seed", range(5))
+def test_advantages_are_the_sums_of_discounted_errors_up_to_the_end_of_the_episode(make_rows, gamma, lam, seed):
+    rows = make_rows(seed=seed)
+    last = torch.arange(3.0)
+    found = trieye.gae(rows, last, gamma=gamma, lam=lam)
+    values = np.concatenate((rows.extras["value"].numpy(), last.numpy()[None])).astype(np.float64)
+    reward, terminated, truncated = (rows.arrays[name] for name in ("reward", "terminated", "truncated"))
+    wanted = np.zeros((13, 3))
+    for t, n in np.argwhere(rows.valid):
+        for k in range(13 - t):
+            after = 0.0 if terminated[t + k, n] else values[t + k + 1, n]
+            wanted[t, n] += (gamma * lam) ** k * (reward[t + k, n] + gamma * after - values[t + k, n])
+            if terminated[t + k, n] or truncated[t + k, n]:
+                break
+    assert found.advantages.numpy() == pytest.approx(wanted, abs=1e-5)
+    assert found.returns.numpy() == pytest.approx(wanted + values[:-1], abs=1e-5)
+    assert found.advantages.dtype == torch.float32
+    assert (~rows.valid).any()
+    assert (found.advantages.numpy()[~rows.valid] == 0).all()
+
+
+@pytest.mark.parametrize(("shape", "halfway"), [("linear", 0.505), ("exponential", 0.1), ("cosine", 0.505)])
+def test_a_schedule_goes_from_its_start_to_its_end_and_stays_there(shape, halfway):
+    schedule = trieye.Schedule(start=1.0, end=0.01, steps=1000, shape=shape)
+    assert schedule(0) == 1.0
+    assert schedule(500) == pytest.approx(halfway)
+    assert schedule(1000) == schedule(10**9) == pytest.approx(0.01)
+    found = [schedule(step) for step in range(0, 1001, 50)]
+    assert found == sorted(found, reverse=True)
+    early = {"linear": 0.901, "exponential": 0.631, "cosine": 0.9758}[shape]
+    assert schedule(100) == pytest.approx(early, abs=1e-4)
+
+
+def test_a_plain_number_is_a_schedule_that_stays():
+    assert trieye.Schedule(start=3.0)(12345) == 3.0
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(-1, 1, (2, 3), np.float32),
+        gym.spaces.Box(np.array([0, -np.inf], np.float32), np.array([np.inf, 1], np.float32)),
+        gym.spaces.Box(-1, 1, (), np.float64),
+        gym.spaces.Box(0, 255, (4, 8, 8), np.uint8),
+        gym.spaces.Discrete(5, start=2),
+        gym.spaces.MultiDiscrete([3, 4], start=[1, 2]),
+        gym.spaces.MultiDiscrete(np.array([[3, 4], [2, 2]]), dtype=np.int32),
+        gym.spaces.MultiBinary(4),
+        gym.spaces.MultiBinary([2, 3]),
+        gym.spaces.Dict({"mask": gym.spaces.MultiBinary(3), "inner": gym.spaces.Dict({"n": gym.spaces.Discrete(2)})}),
+    ],
+    ids=repr,
+)
+def test_spaces_come_back_from_their_data(space):
+    spaces = from_data(decode(encode(as_data(trieye.Spaces(space, space)))))
+    assert spaces.observation == spaces.action == space
+    assert spaces.observation.dtype == space.dtype
+    assert repr(spaces.observation) == repr(space)
+
+
+def test_the_parts_of_a_dict_keep_their_order_in_which_policies_join_them():
+    space = gym.spaces.Dict([("b", gym.spaces.Discrete(2)), ("a", gym.spaces.Discrete(3))])
+    spaces = from_data(decode(encode(as_data(trieye.Spaces(space, space)))))
+    assert list(spaces.observation.spaces) == ["b", "a"]
+
+
+@pytest.mark.parametrize("data", [{"observation": {}}, {"observation": {"kind": "sphere"}, "action": {}}, {"x": {}}])
+def test_data_that_describe_no_spaces_are_refused(data):
+    with pytest.raises(SerializationError, match=r"no spaces|no space of the kind"):
+        from_data(data)
