@@ -1,75 +1,75 @@
-"""The config of this project: trieye's own groups plus agent, env and optimizer.
+"""The config of this project: trieye's own groups, and a class for each algorithm in conf/agent/.
 
-Bounds, defaults and descriptions live here and nowhere else; the YAML files in conf/ say only what differs. Torch is
-not imported, so `--help` and config errors are fast.
+Bounds, defaults and descriptions live here and nowhere else; the YAML files in conf/ say only what people change. Torch
+is not imported, so `--help` and config errors are fast.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import trieye
-from pydantic import Field, model_validator
-from trieye import StrictModel, TrieyeConfig
+from pydantic import Field
 
 Width = Annotated[int, Field(ge=1, le=16_384)]
+HiddenSizes = Annotated[list[Width], Field(max_length=8)]
 
 
-class AgentConfig(StrictModel):
+class DQNConfig(trieye.ReplayAgentConfig):
     """Double DQN."""
 
+    actions: ClassVar = ("discrete",)
     kind: Literal["dqn"] = Field(default="dqn", description="The algorithm.")
-    hidden: list[Width] = Field(default=[128, 128], min_length=1, max_length=8, description="Sizes of hidden layers.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.dqn:DQN", description="The class that trains.")
+    hidden_sizes: HiddenSizes = Field(default=[128, 128], description="Sizes of hidden layers.")
+    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=1e-3), description="Learning rate of Adam.")
+    epsilon: trieye.Scheduled = Field(
+        default=trieye.Schedule(start=1.0, end=0.05, steps=10_000), description="Share of random actions."
+    )
     double: bool = Field(default=True, description="Choose the next action with the online network (Double DQN).")
-    batch_size: int = Field(default=64, ge=1, le=65_536, description="Transitions in one update.")
-    collect_steps: int = Field(default=8, ge=1, description="Environment steps in one step of the experiment.")
-    updates: int = Field(default=4, ge=1, description="Updates in one step of the experiment.")
-    learning_starts: int = Field(default=1_000, ge=1, description="Environment steps before the first update.")
-    target_every: int = Field(default=100, ge=1, description="Updates between two copies to the target network.")
+    rollout_steps: int = Field(default=8, ge=1, le=1 << 20, description="Steps of each environment, then updates.")
+    updates_per_env_step: float = Field(default=0.5, gt=0, le=1000, description="Updates for each environment step.")
+    target_update_interval: int = Field(default=250, ge=1, description="Updates between two copies to the target.")
     max_grad_norm: float = Field(default=10.0, gt=0, description="Gradients are scaled down to this norm.")
-    epsilon_start: float = Field(default=1.0, ge=0, le=1, description="Share of random actions at the beginning.")
-    epsilon_end: float = Field(default=0.1, ge=0, le=1, description="Share of random actions after the decay.")
-    epsilon_decay_steps: int = Field(default=8_000, ge=1, description="Environment steps of the linear decay.")
-
-    @model_validator(mode="after")
-    def _epsilon_decays(self) -> Self:
-        if self.epsilon_end > self.epsilon_start:
-            raise ValueError(f"epsilon_end ({self.epsilon_end}) is above epsilon_start ({self.epsilon_start})")
-        return self
 
 
-class EnvConfig(StrictModel):
-    """The environment."""
+class PPOConfig(trieye.AgentConfig):
+    """PPO with clipped ratios, for discrete actions and for numbers within bounds."""
 
-    id: str = Field(min_length=1, description="Gymnasium id of an environment with discrete actions.")
-    max_episode_steps: int | None = Field(default=None, ge=1, description="Cut episodes here; null = as registered.")
-    eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+    kind: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="The class that trains.")
+    hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Sizes of hidden layers.")
+    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of Adam.")
+    rollout_steps: int = Field(default=1024, ge=1, le=1 << 20, description="Steps of each environment, then updates.")
+    epochs: int = Field(default=10, ge=1, le=1000, description="How many times each row is learned from.")
+    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="Advantages: 0 = one step, 1 = whole episodes.")
+    clip_range: trieye.Scheduled = Field(
+        default=trieye.Schedule(start=0.2), description="How far the ratio of probabilities may leave 1."
+    )
+    ent_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    vf_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    max_grad_norm: float = Field(default=0.5, gt=0, description="Gradients are scaled down to this norm.")
+    log_std_init: float = Field(default=0.0, ge=-10, le=2, description="Log of the first noise; continuous actions.")
 
 
-class OptimizerConfig(StrictModel):
-    """Adam."""
+class SACConfig(trieye.ReplayAgentConfig):
+    """Soft actor-critic, for numbers within bounds."""
 
-    kind: Literal["adam"] = Field(default="adam", description="The optimizer.")
-    lr: float = Field(default=1e-3, gt=0, le=1, description="Learning rate.")
-    eps: float = Field(default=1e-8, gt=0, le=1, description="Term that keeps the division stable.")
+    actions: ClassVar = ("continuous",)
+    kind: Literal["sac"] = Field(default="sac", description="The algorithm.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.sac:SAC", description="The class that trains.")
+    hidden_sizes: HiddenSizes = Field(default=[256, 256], description="Sizes of hidden layers.")
+    batch_size: int = Field(default=256, ge=1, le=1 << 20, description="Rows in one update.")
+    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of all three Adams.")
+    tau: float = Field(default=0.005, gt=0, le=1, description="How far the target critics move in each update.")
+    ent_coef: float | None = Field(
+        default=None, gt=0, description="Weight of the entropy; null = learned, so that the entropy is as wanted."
+    )
+    target_entropy: float | None = Field(
+        default=None, description="The wanted entropy; null = - dimensions of actions."
+    )
 
 
 @trieye.register  # so that Hydra itself composes conf/ with these keys
-class TrainConfig(TrieyeConfig):
+class TrainConfig(trieye.TrainingConfig):
     """Everything that `python -m {{ cookiecutter.slug }}.train` can be told."""
 
-    agent: AgentConfig = Field(default_factory=AgentConfig, description="The algorithm and its hyperparameters.")
-    env: EnvConfig = Field(description="The environment.")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="How weights follow gradients.")
-
-    def check(self) -> None:
-        """Refuse an environment that is not there, or that this agent cannot use, before anything is started."""
-        super().check()
-        from {{ cookiecutter.slug }}.env import check_env
-
-        check_env(self.env)
-
-    @model_validator(mode="after")
-    def _the_replay_fits(self) -> Self:
-        if self.replay.kind not in {"uniform", "prioritized"}:
-            raise ValueError(f"replay.kind={self.replay.kind} is not for DQN; choose uniform or prioritized")
-        return self
+    agent: trieye.AgentConfig = Field(default_factory=DQNConfig, description="The algorithm and its hyperparameters.")

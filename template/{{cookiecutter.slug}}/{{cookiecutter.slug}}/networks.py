@@ -1,0 +1,91 @@
+"""Networks: perceptrons for vectors, convolutions for pictures, chosen by the shape of the observations."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    """Observations as vectors: pictures go through convolutions, anything else is laid flat, and a dict is joined.
+
+    Args:
+        space: A `Box`, or a `Dict` of such.
+
+    Attributes:
+        size: Of a vector.
+    """
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.is_dict = hasattr(space, "spaces")
+        spaces = dict(space.spaces) if self.is_dict else {"": space}
+        self.keys = list(spaces)
+        self.parts = nn.ModuleList([_encoder(part) for part in spaces.values()])
+        self.size = sum(part(torch.zeros(1, *spaces[key].shape)).shape[1] for key, part in zip(spaces, self.parts))
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        """Return `[..., size]` for observations `[..., *shape]`."""
+        if not self.is_dict:
+            return self.parts[0](obs)
+        return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts)], dim=-1)
+
+
+def _encoder(space: Any) -> nn.Module:
+    is_bytes, axes = space.dtype.kind == "u", len(space.shape)
+    is_picture = axes > 2 or (axes == 2 and is_bytes)
+    return Convolutions(space.shape, scale=1 / 255 if is_bytes else 1.0) if is_picture else Flat(axes)
+
+
+class Flat(nn.Module):
+    """The last axes as one.
+
+    Args:
+        axes: How many.
+    """
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return `[..., size]`."""
+        return obs if self.axes == 1 else obs.reshape(*obs.shape[: obs.ndim - self.axes], -1)
+
+
+class Convolutions(nn.Module):
+    """Those of Mnih et al. (2015), or one of 3x3 for pictures of less than 36 pixels (MinAtar, Young and Tian 2019).
+
+    Args:
+        shape: `[height, width]`, with channels before or after them, and the frames of a stack before all.
+        scale: Factor of the pixels.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, scale: float) -> None:
+        super().__init__()
+        self.axes, self.scale = len(shape), scale
+        self.channels_last = len(shape) > 2 and shape[-1] <= 4 < shape[-2]
+        height, width = shape[-3:-1] if self.channels_last else shape[-2:]
+        channels = math.prod(shape) // (height * width)
+        self.planes = (channels, height, width)
+        if min(height, width) < 36:
+            layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3), nn.ReLU()]
+        else:
+            layers = [nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()]
+            layers += [nn.Conv2d(64, 64, 3), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return `[..., size]`."""
+        before = obs.shape[: obs.ndim - self.axes]
+        planes = obs.movedim(-1, -3) if self.channels_last else obs
+        found = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
+        return found.reshape(*before, -1)
+
+
+def mlp(sizes: list[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Return a perceptron, `[..., sizes[0]]` to `[..., sizes[-1]]`, with the activation between its layers."""
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), activation())]
+    return nn.Sequential(*layers[:-1])
