@@ -19,18 +19,18 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, space: Any) -> None:
+        """Make a part for each key."""
         super().__init__()
-        self.is_dict = hasattr(space, "spaces")
-        spaces = dict(space.spaces) if self.is_dict else {"": space}
-        self.keys = list(spaces)
-        self.parts = nn.ModuleList([_encoder(part) for part in spaces.values()])
-        self.size = sum(part(torch.zeros(1, *spaces[key].shape)).shape[1] for key, part in zip(spaces, self.parts))
+        self.keys = list(space.spaces) if hasattr(space, "spaces") else None
+        spaces = [space] if self.keys is None else list(space.spaces.values())
+        self.parts = nn.ModuleList(_encoder(part) for part in spaces)
+        self.size = sum(part(torch.zeros(held.shape)).shape[0] for part, held in zip(self.parts, spaces, strict=True))
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Return `[..., size]` for observations `[..., *shape]`."""
-        if not self.is_dict:
+        if self.keys is None:
             return self.parts[0](obs)
-        return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts)], dim=-1)
+        return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=-1)
 
 
 def _encoder(space: Any) -> nn.Module:
@@ -47,6 +47,7 @@ class Flat(nn.Module):
     """
 
     def __init__(self, axes: int) -> None:
+        """Note how many axes there are."""
         super().__init__()
         self.axes = axes
 
@@ -64,6 +65,7 @@ class Convolutions(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, ...], *, scale: float) -> None:
+        """Find out where the channels are, and make the layers that fit the size."""
         super().__init__()
         self.axes, self.scale = len(shape), scale
         self.channels_last = len(shape) > 2 and shape[-1] <= 4 < shape[-2]

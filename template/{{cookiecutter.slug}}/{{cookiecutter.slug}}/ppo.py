@@ -82,14 +82,12 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
 
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the means of what the updates said."""
-        agent, before = self.agent, self.env_steps
-        rows = self.collect()
+        agent, rows = self.agent, self.collect()
         with torch.no_grad():  # all at once: a value for each row while collecting would take longer
             rows.extras["value"] = self.policy.value(rows["obs"])
             last_value = self.policy.value(rows.after)
         advantages, returns = trieye.gae(rows, last_value, gamma=agent.gamma, lam=agent.gae_lambda)  # detail 5
-        trieye.set_lr(self.optimizer, agent.lr(before))  # detail 4: annealed, if it is a schedule
-        self.clip_range = agent.clip_range(before)
+        trieye.set_lr(self.optimizer, agent.lr(self.env_steps))  # detail 4: annealed, if it is a schedule
         batches = self.minibatches(rows, epochs=agent.epochs, advantages=advantages, returns=returns)  # detail 6
         return trieye.mean(self.train_step(batch) for batch in batches)
 
@@ -103,7 +101,8 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         log_prob, entropy = self.policy.rate(output, batch["draw"])
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_range, 1 + self.clip_range)
+        clip_range = self.agent.clip_range(self.env_steps)
+        clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()  # detail 8, equation 7
         # detail 9, a clipped value loss, is left out: it does not help (Andrychowicz et al. 2021)
         value_loss = (value - batch["returns"]).square().mean()

@@ -68,6 +68,7 @@ class Critics(nn.Module):
     """
 
     def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
+        """Make both networks."""
         super().__init__()
         self.encoder = Encoder(policy.spaces.observation)
         sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
