@@ -39,7 +39,7 @@ HOMES = {
     "hydra": {"config/hydra/*"},
     "omegaconf": {"config/hydra/*"},
     "ray": {"hub/actor.py", "hub/actor_arguments.py", "hub/*ray*.py", "replay/remote/actor.py"},
-    "torch": {"training/*", "snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
+    "torch": {"training/*", "experiment/profiling.py", "snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
     "cloudpickle": {"snapshot/objects.py"},
     "safetensors": {"snapshot/*"},
     "pyarrow": {"history/*", "replay/exchange/files.py"},

@@ -62,13 +62,20 @@ def test_the_composed_config_has_the_chosen_sinks_only():
     assert [name for name, sink in compose().sinks if sink.enabled] == ["mlflow", "tensorboard"]
 
 
+@pytest.mark.parametrize("chosen", ["tensorboard", "[mlflow,wandb]", "console", "[]"])
+def test_sinks_may_be_called_loggers(chosen):
+    sinks = compose([f"sinks={chosen}" if chosen != "[]" else "logger=[]"]).sinks
+    assert compose([f"logger={chosen}"]).sinks == sinks
+    assert compose([f"logger={chosen}", "experiment=example"]).sinks == sinks
+
+
 def test_metric_sets_merge_and_can_be_left_out():
     names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - it is short
-    core, dqn = names("metrics=core"), names("metrics=dqn")
+    core, replay = names("metrics=core"), names("metrics=replay")
     assert {"episode/return", "rate/env_steps_per_sec"} < set(core)
-    assert "loss/td" in dqn
+    assert "replay/size" in replay
     assert names() == core
-    assert names("metrics=[core,dqn]") == core + dqn
+    assert names("metrics=[core,replay]") == core + replay
     assert names("metrics=[]") == []
     assert names("~stats.metrics.step_ms") == core[:-1]
 
@@ -103,8 +110,8 @@ def test_nothing_is_resumed_from_other_runs_in_any_persistence():
 
 
 def test_presets_choose_groups_and_can_be_overridden():
-    config = compose(["debug=fast"])
-    assert (config.runtime.kind, config.loop.steps) == ("local", 2)
-    assert not any(sink.enabled for _, sink in config.sinks)
+    config = compose(["debug=default"])
+    assert (config.runtime.kind, config.loop.steps) == ("local", 20)
+    assert [name for name, sink in config.sinks if sink.enabled] == ["console"]
     config = compose(["experiment=example", "runtime=ray", "loop.steps=5"])
     assert (config.runtime.kind, config.loop.steps, config.persistence.checkpoint_save_freq_steps) == ("ray", 5, 200)

@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 import signal
@@ -6,6 +7,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 import trieye
 from trieye.checkpoints.store import CheckpointStore
@@ -431,3 +433,20 @@ def test_what_starts_from_a_run_that_counted_further_is_evaluated_as_its_own_axi
 def test_an_axis_that_nobody_counts_is_an_error(loop_config):
     with pytest.raises(ConfigurationError, match=r"loop.axis=updates: Walk.step\(\) returned no 'updates'"):
         trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))
+
+
+class Late(Walk):
+    """It makes its first update in its fourth step."""
+
+    def step(self):
+        torch.ones(10).sum()
+        return {**super().step(), "updates": int(self.steps_done >= 4)}
+
+
+@pytest.mark.parametrize(("steps", "recorded"), [(50, 3), (5, 1)])
+def test_torch_profiles_some_steps_from_the_first_update_on(loop_config, capfd, steps, recorded):
+    result = trieye.run_experiment(Late, loop_config(steps=steps, profile_steps=3))
+    profiles = result.run_dir / "profile_data"
+    assert f"a profile of {recorded} steps is in {profiles}" in capfd.readouterr().err
+    assert json.loads((profiles / "trace.json").read_text())["traceEvents"]
+    assert "Self CPU" in (profiles / "table.txt").read_text()

@@ -28,6 +28,12 @@ class LoopConfig(StrictModel):
     )
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
     evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
+    profile_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="Calls of step() that torch.profiler records after the first update, into profile_data/; 0 = none.",
+    )
 
     @model_validator(mode="after")
     def _target_is_reachable(self) -> Self:

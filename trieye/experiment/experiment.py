@@ -17,6 +17,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.experiment.finished import Progress, Result, finished, finished_sentence
+from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.run.run import Run
@@ -192,6 +193,7 @@ class _Loop:
         self._run = run
         self._limits = run.config.loop
         self._at = Progress()
+        self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
         self._began: float | None = None
         self._objective: float | None = None
 
@@ -234,6 +236,7 @@ class _Loop:
                 self._save()
             if reason is not None:
                 break
+        self._profile.close()
         assert reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
         return reason
 
@@ -252,6 +255,7 @@ class _Loop:
         self._run.log("time/step_ms", taken_s * 1000.0)
         self._run.log({f"progress/{name}": counted[name] for name in sorted(told)})
         self._run.log(values)
+        self._profile.after_step(values)
 
     def _evaluation_due(self) -> bool:
         return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)

@@ -105,7 +105,7 @@ def registered(monkeypatch):
 def test_hydra_itself_composes_the_configs_of_a_registered_type(project, registered):
     trieye.register(TrainConfig)
     with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):
-        before = hydra.compose("train", ["metrics=[core,dqn]", "agent.lr=2"])
+        before = hydra.compose("train", ["metrics=[core,replay]", "agent.lr=2"])
         typed = trieye.compose(["seed=3"], config_path=project.conf, config_name="train")
         after = hydra.compose("train", ["steps=7"])
     assert before.agent == {"lr": 2, "layers": [64, 64]}

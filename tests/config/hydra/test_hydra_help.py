@@ -59,8 +59,8 @@ def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
 
 
 def test_help_marks_what_the_overrides_choose(helped):
-    text = helped("metrics=[dqn]", "runtime=ray", "experiment=example")
-    assert "    * dqn " in text
+    text = helped("metrics=[replay]", "runtime=ray", "experiment=example")
+    assert "    * replay " in text
     assert "      core " in text
     assert "    * example " in text
     assert "seed = 0 " in text

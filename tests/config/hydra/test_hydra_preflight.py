@@ -20,7 +20,7 @@ Mistaken = Callable[..., str]
         ("seed=interval(-1,3)", "seed=-1.0: |>= 0"),
         ("seed=1,2 loop.steps=5,0", "loop.steps=0: |>= 1"),
         ("runtime=local,ray,rya", "runtime=rya: |'ray'?"),
-        ("metrics=[core],[dqm]", "metrics=[dqm]: |'dqn'?"),
+        ("metrics=[core],[reply]", "metrics=[reply]: |'replay'?"),
         ("run_name=a,b/c", "run_name|'b/c'"),
         ("+tags.x=1,2 loop.stps=1,2", "loop.stps=1: |'steps'?"),
         ("stats.metrics.step_ms.name=time/step_ms,eval/return", "stats.metrics: |eval/return"),

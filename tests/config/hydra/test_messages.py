@@ -78,7 +78,7 @@ class TrainConfig(TrieyeConfig):
         # groups and their options
         ("runtme=local", "'runtme'|'runtime'?|metrics"),
         ("runtime=lokal", "runtime=lokal: 'lokal' is no option of runtime|'local'?|(options: cluster, local, ray)"),
-        ("metrics=[core,dqm]", "'dqm' is no option of metrics|'dqn'?|core, dqn, replay"),
+        ("metrics=[core,reply]", "'reply' is no option of metrics|'replay'?|(options: core, replay)"),
         ("sinks=[[mlflow]]", "no option of sinks|console, mlflow"),
         ("loop=3", "3 is no option of loop|(options: default)"),
         ("sinks=null", "takes a list|sinks=[]|console, mlflow"),
@@ -152,7 +152,13 @@ def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken):
 
     assert told("loop.steps=abc", "seed=-1", "replay.capacity=0") == ["loop.steps=abc", "replay.capacity=0", "seed=-1"]
     assert told("loop.stps=3", "replay.capasity=4") == ["loop.stps=3", "replay.capasity=4"]
-    sound = ["metrics=[core,dqn]", "sinks=[]", "stats.metrics.q_mean.log_to=[]", "+tags.a=b", "runtime.namespace="]
+    sound = [
+        "metrics=[core,replay]",
+        "sinks=[]",
+        "stats.metrics.replay_size.log_to=[]",
+        "+tags.a=b",
+        "runtime.namespace=",
+    ]
     assert told(*sound, "loop.stps=1") == ["loop.stps=1"]
 
 

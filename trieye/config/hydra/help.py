@@ -31,7 +31,7 @@ _FLAGS = {
 }
 _EXAMPLES = {
     "runtime": ("runtime=local loop.steps=1000", "choose an option of a group, set a key"),
-    "metrics": ("metrics=[core,dqn] '~stats.metrics.step_ms'", "several options, then one metric less"),
+    "metrics": ("metrics=[core,replay] '~stats.metrics.step_ms'", "several options, then one metric less"),
     "": (
         "'+metric@stats.metrics.a=max' stats.metrics.a.name=episode/top stats.metrics.a.raw_event_name=episode/return",
         "one metric more",
