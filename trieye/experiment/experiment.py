@@ -177,7 +177,14 @@ def imported(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ConfigurationError(f"{name!r}: an experiment is named as 'my_agent.dqn:DQN'")
-    home = import_module(module)
+    try:
+        home = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module needs
+        raise ConfigurationError(
+            f"{name!r}: there is no module {error.name!r}; is its project installed, or this its directory?"
+        ) from error
     if not hasattr(home, attribute):
         known = [key for key, value in vars(home).items() if isinstance(value, type) and issubclass(value, Experiment)]
         hint = did_you_mean(attribute, known)

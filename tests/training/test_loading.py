@@ -1,0 +1,105 @@
+"""load_policy needs a run's weights and config, and nothing else of it."""
+
+import shutil
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+import trieye
+from tests.training.algorithms import DQN, TrainConfig
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.experiment.experiment import run_experiment
+
+
+class Watched(DQN):
+    """A DQN that counts how often it was made."""
+
+    made = 0
+
+    def setup(self, config):
+        Watched.made += 1
+        super().setup(config)
+
+    def evaluate(self):
+        return {"eval/return": float(self.env_steps == 60)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, rated best at step 60, whose environment is not registered any more."""
+    gym.register("Gone-v0", CartPoleEnv, max_episode_steps=30)
+    config = TrainConfig(
+        agent={"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}
+        | {"engine": "tests.training.test_loading:Watched"},
+        env={"id": "Gone-v0", "normalize_observations": True},
+        runtime={"kind": "local"},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 30},
+        loop={"axis": "env_steps", "steps": 90, "evaluate_every_steps": 30},
+    )
+    result = run_experiment(Watched, config)
+    del gym.registry["Gone-v0"]
+    return result
+
+
+def test_a_policy_comes_back_without_its_environment_its_replay_or_its_optimizer(trained):
+    made = Watched.made
+    policy = trieye.load_policy(trained.run_dir)
+    assert Watched.made == made == 1
+    assert not policy.training
+    saved = trieye.load_checkpoint(trained.run_dir, 60).objects["experiment"]["state"]["policy"]
+    assert saved.keys() == policy.state_dict().keys()
+    assert all(torch.equal(value, saved[name]) for name, value in policy.state_dict().items())
+    assert policy.normalizer.count > 50
+    ctx = trieye.Context(explore=False, env_steps=0, generator=torch.Generator())
+    assert policy.act(torch.zeros(3, 4), None, ctx).action.shape == (3,)
+
+
+def test_the_best_the_latest_and_that_of_a_step_are_three_policies(trained):
+    found = {which: trieye.load_policy(trained.run_dir, which) for which in ("best", "latest", 32, 60, 92)}
+    weights = {which: policy.q[0].weight for which, policy in found.items()}
+    assert torch.equal(weights["best"], weights[60])
+    assert torch.equal(weights["latest"], weights[92])
+    assert not torch.equal(weights["best"], weights["latest"])
+    assert not torch.equal(weights[32], weights[60])
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint 31 \(steps: 32, 60, 92\)"):
+        trieye.load_policy(trained.run_dir, 31)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ("gone_away.dqn:DQN", "'gone_away.dqn:DQN': there is no module 'gone_away'"),
+        ("tests.training.gone:DQN", "'tests.training.gone:DQN': there is no module 'tests.training.gone'"),
+        ("tests.training.test_loading:Watcher", "has no Watcher; did you mean 'Watched'"),
+    ],
+)
+def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engine, sentence):
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained.run_dir, run_dir)
+    path = run_dir / "configs.json"
+    path.write_text(path.read_text().replace("tests.training.test_loading:Watched", engine))
+    with pytest.raises(ConfigurationError, match=sentence) as refused:
+        trieye.load_policy(run_dir)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no directory"):
+        trieye.load_policy(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint 'best'"):
+        trieye.load_policy(tmp_path / "empty")
+
+
+def test_a_policy_is_loaded_where_the_rows_of_the_replay_are_lost(trained, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained.run_dir, run_dir)
+    parts = [path for path in run_dir.rglob("parts/*") if path.is_file()]
+    assert parts
+    for path in parts:
+        path.unlink()
+    assert isinstance(trieye.load_policy(run_dir), torch.nn.Module)
+    assert trieye.load_policy(run_dir).normalizer.mean.isfinite().all()
