@@ -65,7 +65,7 @@ bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 soak: $(READY)
-	@for script in hub_kills driver_kills local_kills checkpoint_kills exact_resume mirror replay_kills replay_server_kills replay_actor \
+	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions; do \
 	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
 

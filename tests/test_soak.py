@@ -42,8 +42,9 @@ SOAKS = {
         ("checkpoint_kills --kills 2 --size-mb 20", lambda told: told["steps"] > 0),
     "damaged checkpoints cost what is damaged in them and nothing else":
         ("checkpoint_damage --damages 4", lambda told: told["damages"] == 4),
-    "a killed DQN resumes bit for bit, also where only the ends of episodes can be saved":
-        ("exact_resume --kills 1 --steps 120 --fork", lambda told: told["runs"]["CartPole-v1"]["updates"] > 200),
+    "a killed training resumes bit for bit, also where only the ends of episodes can be saved":
+        ("training_kills --kills 3 --steps 150 --fork --cases dqn_that_waits ppo_of_four",
+         lambda told: all(run["updates"] > 20 for run in told["runs"].values())),
     "a replay buffer killed while it is saved draws what it would have drawn":
         ("replay_kills --kills 3 --calm 0.2", bool),
     "a replay actor killed at work leaves a snapshot that draws what it would have drawn":

@@ -1,8 +1,9 @@
-"""Kill a DQN at random steps, again and again, and compare it bit for bit with one that was never killed.
+"""Kill trainings at random steps, again and again, and compare each bit for bit with one that was never killed.
 
-What is trained is the project template, baked for the occasion, once in an environment that can be saved in the middle
-of an episode, and once in one that cannot, where a save waits for the end of one. Weights, optimizer, replay buffer,
-random generators and the history have to be the same; then both train on, and still have to be.
+What is trained are the algorithms of the project template, baked for the occasion: in environments that can be saved in
+the middle of an episode, alone and four at once, and in one that cannot, where a save waits for the end of one.
+Weights, optimizers, replay buffers, random generators, episodes and the history have to be the same; then both train
+on, and still have to be.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,22 @@ import trieye
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli.new import answers_of, bake
 from trieye.history.history import read_history
+from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import generator_state
 
 DEADLINE_S = 120.0
 MORE_STEPS = 20
-ENVIRONMENTS = {"CartPole-v1": True, "HiddenCartPole-v1": False}
-"""What is trained in, and whether it can be saved in the middle of an episode."""
+DQN = {"kind": "dqn", "learning_starts": 64, "target_update_interval": 20, "rollout_steps": 1}
+PPO = {"kind": "ppo", "rollout_steps": 16, "epochs": 2}
+SAC = {"kind": "sac", "learning_starts": 64, "updates_per_env_step": 0.25, "rollout_steps": 1}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dqn": (DQN, {"id": "CartPole-v1"}),
+    "dqn_that_waits": (DQN, {"id": "HiddenCartPole-v1"}),
+    "ppo": (PPO, {"id": "CartPole-v1"}),
+    "ppo_of_four": (PPO, {"id": "CartPole-v1", "num": 4, "normalize_observations": True}),
+    "sac": (SAC, {"id": "Pendulum-v1", "max_episode_steps": 50}),
+}
+"""Agent and environment of each training; that of `dqn_that_waits` cannot be saved in the middle of an episode."""
 
 
 class HiddenCartPole(CartPoleEnv):
@@ -50,38 +62,33 @@ class HiddenCartPole(CartPoleEnv):
         self._memory = None if value is None else (ctypes.c_double * 4)(*value)
 
 
-def configure(project: Path, root: Path, env_id: str, run_name: str, steps: int) -> Any:
-    """Return the config of a run that learns soon, with a point for each step."""
+def configure(root: Path, case: str, run_name: str, steps: int) -> Any:
+    """Return the config of a run that learns soon and saves often."""
     from my_agent.config import TrainConfig
 
-    overrides = [
-        "runtime=local",
-        "sinks=[]",
-        f"run_name={run_name}",
-        f"env.id={env_id}",
-        f"loop.steps={steps}",
-        "loop.evaluate_every_steps=60",
-        "agent.hidden=[32]",
-        "agent.learning_starts=64",
-        "agent.epsilon_decay_steps=1000",
-        "agent.target_every=20",
-        "env.eval_episodes=1",
-        "optimizer.lr=3e-3",
-        "replay.capacity=1500",
-        f"persistence.root_data_dir={root}",
-        "persistence.checkpoint_save_freq_steps=10",
-        *(f"stats.metrics.{name}.log_frequency_steps=1" for name in ("loss_td", "q_mean", "epsilon")),
-    ]
-    return trieye.compose(overrides, config_path=project / "conf", config_type=TrainConfig)
+    agent, env = CASES[case]
+    return TrainConfig(
+        agent={"hidden_sizes": [32], "batch_size": 16, **agent},
+        env={"eval_episodes": 1, **env},
+        run_name=run_name,
+        runtime={"kind": "local"},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 10},
+        loop={"axis": "env_steps", "steps": steps, "evaluate_every_steps": 60},
+    )
+
+
+def engine_of(config: Any) -> Any:
+    """Return the class that trains."""
+    module, _, name = config.agent.engine.partition(":")
+    return getattr(import_module(module), name)
 
 
 def train(project: Path, config: Any) -> None:
     """Train to the end, and note after each step how many environment steps were made."""
-    from my_agent.dqn import DQN
-
     note = os.open(project / f"{config.run_name}.progress", os.O_RDWR | os.O_CREAT)
 
-    class Watched(DQN):  # type: ignore[misc]  # made by the template
+    class Watched(engine_of(config)):  # type: ignore[misc]  # made by the template
         def step(self) -> dict[str, float]:
             values = super().step()
             os.pwrite(note, self.env_steps.to_bytes(8, "little"), 0)
@@ -93,7 +100,8 @@ def train(project: Path, config: Any) -> None:
 def begin(project: Path, config: Any, *, fork: bool) -> int:
     """Start a life of a run in a process of its own and return its id."""
     if not fork:
-        given = [str(project), config.persistence.ROOT_DATA_DIR, config.env.id, config.run_name, str(config.loop.steps)]
+        case = config.run_name.partition("_")[2]
+        given = [str(project), config.persistence.ROOT_DATA_DIR, case, config.run_name, str(config.loop.steps)]
         command = [sys.executable, __file__, "--child", json.dumps(given)]
         with (project / f"{config.run_name}.log").open("ab") as log:
             return subprocess.Popen(command, stderr=log).pid
@@ -133,7 +141,7 @@ def run_killed(project: Path, config: Any, *, kills: int, fork: bool, env_steps:
         if code is not None:
             log = (project / f"{config.run_name}.log").read_text(errors="replace")
             return [f"the process that was to be killed at environment step {target} ended with {code}: {log[-800:]}"]
-        print(f"{config.env.id}: {number} of {kills} kills, at environment step {target}", file=sys.stderr)
+        print(f"{config.run_name}: {number} of {kills} kills, at environment step {target}", file=sys.stderr)
     _, status = os.waitpid(begin(project, config, fork=fork), 0)
     return [f"the last process ended with {os.waitstatus_to_exitcode(status)}"] if status else []
 
@@ -165,29 +173,34 @@ def _bits(value: Any) -> Any:
 
 
 def trained(config: Any) -> tuple[dict[str, Any], Any]:
-    """Return what was saved in the last step, without the clock and the replay buffer, and the agent made of it."""
-    from my_agent.dqn import DQN
-
+    """Return what was saved last, without the clock and the replay buffer, and the engine made of it."""
     store = CheckpointStore(config.persistence.get_run_base_dir() / "checkpoints", read_only=True)
-    saved = store.load(store.path(config.loop.steps))
-    agent = DQN(config)
-    agent.load_checkpoint(saved["objects"]["experiment"]["state"])
-    state = {name: value for name, value in saved["objects"]["experiment"]["state"].items() if name != "replay"}
+    saved = store.load(store.entries()[-1].path)
+    engine = engine_of(config)(config)
+    state = saved["objects"]["experiment"]["state"]
+    engine.load_checkpoint(state)
     loop = {name: value for name, value in saved["objects"]["loop"].items() if name != "time_s"}
-    return {"state": state, "loop": loop, "rng": saved["rng"], "step": saved["step"]}, agent
+    return {"state": _compared(state), "loop": loop, "rng": saved["rng"], "step": saved["step"]}, engine
 
 
-def state_of(agent: Any) -> dict[str, Any]:
-    """Return what an agent is made of; the replay buffer by what it draws."""
-    return {
-        "q": agent.q.state_dict(),
-        "target": agent.target.state_dict(),
-        "optimizer": agent.optimizer.state_dict(),
-        "size": len(agent.replay),
-        "drawn": [dict(agent.replay.sample(512)) for _ in range(8)],
-        "rng": agent.rng,
-        "episode": (agent.obs, agent.episode_return, agent.episode_length, agent.env_steps, agent.updates),
+def _compared(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the replay, which is compared by its draws, and environments: nobody seeds the generators of spaces."""
+    collector = stateful(state["collector"])
+    held = collector.state_dict() if hasattr(collector, "state_dict") else collector
+    told = {name: value for name, value in held.items() if name != "envs"}
+    return {**{name: value for name, value in state.items() if name != "replay"}, "collector": told}
+
+
+def state_of(engine: Any) -> dict[str, Any]:
+    """Return what an engine is made of; the replay buffer by what it draws."""
+    state = _compared(engine.save_checkpoint(Path()))
+    held = {name: getattr(value, "state_dict", lambda value=value: value)() for name, value in state.items()}
+    held["attributes"] = {
+        name: getattr(value, "state_dict", lambda value=value: value)() for name, value in held["attributes"].items()
     }
+    if engine.replay is not None:
+        held["drawn"] = [len(engine.replay), *(dict(engine.replay.sample(512)) for _ in range(8))]
+    return held
 
 
 def points(config: Any) -> dict[str, list[tuple[int, str]]]:
@@ -203,24 +216,24 @@ def points(config: Any) -> dict[str, list[tuple[int, str]]]:
 
 def judge(whole: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
     """Return the figures of a run and what is different in the one that was killed."""
-    (saved, agent), (saved_again, agent_again) = trained(whole), trained(killed)
+    (saved, engine), (saved_again, engine_again) = trained(whole), trained(killed)
     problems = [
         *differences(saved, saved_again, "saved"),
-        *differences(state_of(agent), state_of(agent_again), "agent"),
+        *differences(state_of(engine), state_of(engine_again), "engine"),
     ]
     for _ in range(MORE_STEPS):
-        agent.step(), agent_again.step()
-    problems += differences(state_of(agent), state_of(agent_again), "later")
+        problems += differences(engine.step(), engine_again.step(), "learned later")
+    problems += differences(state_of(engine), state_of(engine_again), "later")
     curves = points(whole)
     problems += differences(curves, points(killed), "history")
-    if agent.is_exact is waits:
+    if trieye.EnvState(engine.envs).is_exact is waits:
         problems.append(f"{whole.env.id} was taken for one that can{'' if waits else 'not'} be saved anywhere")
-    losses = [float.fromhex(value) for _, value in curves["loss/td"]]
-    if agent.updates < len(losses) or len({*losses}) < len(losses) // 2:
-        problems.append(f"nothing was learned: {len(losses)} losses, {agent.updates} updates")
+    first = engine_of(whole)(whole)
+    if all(torch.equal(*pair) for pair in zip(first.policy.parameters(), engine.policy.parameters(), strict=True)):
+        problems.append("nothing was learned")
     return {
-        "env_steps": agent.env_steps,
-        "updates": agent.updates,
+        "env_steps": engine.env_steps,
+        "updates": engine.updates,
         "points": sum(map(len, curves.values())),
         "problems": problems[:10],
     }
@@ -229,47 +242,48 @@ def judge(whole: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
 def main() -> int:
     """Print one JSON line; the exit code says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of each of the two runs")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--kills", type=int, default=20, help="of each run")
+    parser.add_argument("--steps", type=int, default=400, help="environment steps of each run")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=None, help="of the places of the kills")
     parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     gym.register("HiddenCartPole-v1", HiddenCartPole, max_episode_steps=200)
     if options.child:
-        project, root, env_id, run_name, steps = json.loads(options.child)
+        project, root, case, run_name, steps = json.loads(options.child)
         sys.path.insert(0, project)
-        train(Path(project), configure(Path(project), Path(root), env_id, run_name, int(steps)))
+        train(Path(project), configure(Path(root), case, run_name, int(steps)))
         return 0
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)
     with tempfile.TemporaryDirectory() as root:
-        runs = soak(Path(root), kills=options.kills, steps=options.steps, fork=options.fork)
+        runs = soak(Path(root), options.cases, kills=options.kills, steps=options.steps, fork=options.fork)
     met = not any(run["problems"] for run in runs.values())
-    print(json.dumps({"benchmark": "exact_resume", "kills": options.kills, "seed": seed, "runs": runs, "met": met}))
+    print(json.dumps({"benchmark": "training_kills", "kills": options.kills, "seed": seed, "runs": runs, "met": met}))
     return 0 if met else 1
 
 
-def soak(root: Path, *, kills: int, steps: int, fork: bool) -> dict[str, Any]:
-    """Train in each environment, once in peace and once with kills, and compare."""
+def soak(root: Path, cases: list[str], *, kills: int, steps: int, fork: bool) -> dict[str, Any]:
+    """Train each case once in peace and once with kills, and compare."""
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
     if fork:
-        import my_agent.dqn
-
+        for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.sac"):
+            import_module(name)
         torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
-        del my_agent
     pairs, failures = {}, {}
-    for env_id in ENVIRONMENTS:
-        names = [f"{kind}_{env_id}" for kind in ("whole", "killed")]
-        whole, killed = pairs[env_id] = tuple(configure(project, root, env_id, name, steps) for name in names)
-        failures[env_id] = run_killed(project, whole, kills=0, fork=fork, env_steps=1)
+    for case in cases:
+        whole, killed = pairs[case] = tuple(
+            configure(root, case, f"{kind}_{case}", steps) for kind in ("whole", "killed")
+        )
+        failures[case] = run_killed(project, whole, kills=0, fork=fork, env_steps=1)
         made = int.from_bytes((project / f"{whole.run_name}.progress").read_bytes(), "little")
-        failures[env_id] += run_killed(project, killed, kills=kills, fork=fork, env_steps=made)
+        failures[case] += run_killed(project, killed, kills=kills, fork=fork, env_steps=made)
     # after all forks: pyarrow and torch begin threads of their own
     return {
-        env_id: {"problems": failures[env_id]} if failures[env_id] else judge(*pair, waits=not ENVIRONMENTS[env_id])
-        for env_id, pair in pairs.items()
+        case: {"problems": failures[case]} if failures[case] else judge(*pair, waits=case == "dqn_that_waits")
+        for case, pair in pairs.items()
     }
 
 
