@@ -47,7 +47,7 @@ _HOME = {
     "Scheduled": "trieye.config.schedule",
     "SerializationError": "trieye.exceptions",
     "Serializer": "trieye.checkpoints.serializer",
-    "Spaces": "trieye.training.policy",
+    "Spaces": "trieye.training.spaces",
     "StatsConfig": "trieye.config",
     "StatsProcessor": "trieye.hub.processor",
     "StrictModel": "trieye.config.base",

@@ -58,6 +58,6 @@ from trieye.training.loading import load_policy as load_policy
 from trieye.training.policy import Act as Act
 from trieye.training.policy import Context as Context
 from trieye.training.policy import Policy as Policy
-from trieye.training.policy import Spaces as Spaces
+from trieye.training.spaces import Spaces as Spaces
 
 __version__: str

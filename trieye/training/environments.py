@@ -16,7 +16,7 @@ from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.training.policy import Spaces
+from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)

@@ -2,27 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from trieye.config.env import EnvConfig
+from trieye.training.spaces import Spaces
 
 Obs = torch.Tensor | dict[str, torch.Tensor]
 """Observations `[n, ...]`, of each key if the space is a `Dict`."""
-
-
-class Spaces(NamedTuple):
-    """The spaces of one environment, wrappers included.
-
-    Attributes:
-        observation: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary` of Gymnasium, or a `Dict` of such.
-        action: Likewise, but no `Dict`.
-    """
-
-    observation: Any
-    action: Any
 
 
 @dataclass(slots=True)

@@ -1,12 +1,23 @@
-"""Spaces of Gymnasium as plain data and back, so that a policy is made without its environment."""
+"""Spaces: those of one environment, as plain data too, so that a policy is made without its environment."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from trieye.exceptions import SerializationError
-from trieye.training.policy import Spaces
+
+
+class Spaces(NamedTuple):
+    """The spaces of one environment, wrappers included.
+
+    Attributes:
+        observation: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary` of Gymnasium, or a `Dict` of such.
+        action: Likewise, but no `Dict`.
+    """
+
+    observation: Any
+    action: Any
 
 
 def as_data(spaces: Spaces) -> dict[str, Any]:
