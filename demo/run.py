@@ -89,7 +89,7 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
     table = Table(title="Double DQN on CartPole-v1", show_header=False, title_justify="left")
     table.add_row("return", f"{report['return_mean']:.1f} (solved: {SOLVED_RETURN:g}, at most 500)")
     table.add_row("range", f"{report['return_min']:g} to {report['return_max']:g} in {report['episodes']} episodes")
-    table.add_row("best checkpoint", f"step {report['step']}, {report['env_steps']:_} environment steps")
+    table.add_row("best checkpoint", f"after {report['step']:_} environment steps")
     table.add_row("run", f"{record['run_name']}, attempt {record['attempt']}, {record['status']}")
     table.add_row("MLflow run", str(record.get("mlflow_run_id")))
     table.add_row("this took", f"{seconds:.0f} s")

@@ -65,7 +65,7 @@ class Project:
     def sweep(self, launcher: str) -> list[str]:
         """Sweep over two seeds; return how the runs ended."""
         root = self.path / f"data_{launcher}"
-        words = ["debug=tiny", "sinks=[]", f"persistence.root_data_dir={root}", "seed=0,1"]
+        words = ["debug=limit", "sinks=[]", f"persistence.root_data_dir={root}", "seed=0,1"]
         done = self.run("-m", "my_agent.train", "-m", f"hydra/launcher={launcher}", *words)
         records = root.glob("my_agent/runs/*/run.json")
         ended = [json.loads(record.read_text())["status"] for record in records]

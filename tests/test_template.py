@@ -25,23 +25,45 @@ FILES = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "conf/agent/blank.yaml",
     "conf/agent/dqn.yaml",
-    "conf/debug/tiny.yaml",
+    "conf/agent/ppo.yaml",
+    "conf/agent/sac.yaml",
+    "conf/debug/default.yaml",
+    "conf/debug/limit.yaml",
+    "conf/debug/overfit.yaml",
+    "conf/debug/profiler.yaml",
+    "conf/env/acrobot.yaml",
+    "conf/env/atari.yaml",
     "conf/env/cartpole.yaml",
-    "conf/experiment/quick.yaml",
+    "conf/env/catch.yaml",
+    "conf/env/lunarlander.yaml",
+    "conf/env/pendulum.yaml",
+    "conf/eval.yaml",
+    "conf/experiment/dqn_cartpole.yaml",
+    "conf/experiment/dqn_catch.yaml",
+    "conf/experiment/ppo_cartpole.yaml",
+    "conf/experiment/ppo_lunarlander.yaml",
+    "conf/experiment/ppo_pendulum.yaml",
+    "conf/experiment/sac_pendulum.yaml",
     "conf/local/README.md",
-    "conf/optimizer/adam.yaml",
+    "conf/metrics/agent.yaml",
     "conf/persistence/default.yaml",
+    "conf/single_file.yaml",
     "conf/train.yaml",
     "my_agent/__init__.py",
+    "my_agent/blank.py",
     "my_agent/config.py",
     "my_agent/dqn.py",
     "my_agent/env.py",
     "my_agent/evaluate.py",
+    "my_agent/networks.py",
+    "my_agent/ppo.py",
+    "my_agent/sac.py",
+    "my_agent/single_file.py",
     "my_agent/train.py",
     "pyproject.toml",
     "tests/test_config.py",
-    "tests/test_env.py",
     "tests/test_train.py",
 }
 LICENSES = {
@@ -204,12 +226,48 @@ def test_no_ci_means_no_ci_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "option"), [("Acrobot-v1", "acrobot"), ("ALE/Pong-v5", "pong"), ("pkg.mod:My_Env-v0", "my_env")]
+    ("env_id", "option"),
+    [
+        ("Taxi-v3", "taxi"),
+        ("ALE/Breakout-v5", "breakout"),
+        ("pkg.mod:My_Env-v0", "my_env"),
+        ("CartPole-v0", "cartpole-v0"),
+        ("Acrobot-v1", "acrobot"),
+        ("trieye.training.catch:Catch-v0", "catch"),
+    ],
 )
-def test_the_environment_becomes_an_option_of_its_own(tmp_path, env_id, option):
+def test_the_environment_is_an_option_one_of_its_own_if_none_has_it(tmp_path, env_id, option):
     project = make(tmp_path, env_id=env_id)
-    assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text()) == {"id": env_id}
+    assert files_in(project) == FILES | {f"conf/env/{option}.yaml"}
+    assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text())["id"] == env_id
     assert {"env": option} in yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
+    assert yaml.safe_load((project / "conf/env/cartpole.yaml").read_text())["id"] == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chosen", "env", "command"),
+    [
+        ("dqn", "dqn", "cartpole", "train"),
+        ("ppo", "ppo", "cartpole", "train"),
+        ("sac", "sac", "pendulum", "train"),
+        ("blank", "blank", "cartpole", "train"),
+        ("single_file", "dqn", "cartpole", "single_file"),
+    ],
+)
+def test_the_algorithm_is_what_the_commands_begin_with(tmp_path, algorithm, chosen, env, command):
+    project = make(tmp_path, algorithm=algorithm)
+    assert files_in(project) == FILES
+    defaults = yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
+    assert [{"agent": chosen}, {"env": env}] == [entry for entry in defaults if {"agent", "env"} & set(entry)][::-1]
+    assert f"    python -m {SLUG}.{command} " in (project / "README.md").read_text()
+
+
+def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
+    needs = [
+        pyproject(make(tmp_path, slug=f"needs_{n}", env_id=env_id))["dependencies"][1]
+        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "CartPole-v1"])
+    ]
+    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", "")]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -246,7 +304,7 @@ def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
     [
         ("slug=class", "slug 'class' is a keyword of Python"),
         ("slug=torch", "slug 'torch' would hide an installed package"),
-        ("algorithm=ppo", "ppo"),
+        ("algorithm=ddpg", "ddpg"),
     ],
 )
 def test_plain_cookiecutter_refuses_bad_answers_and_leaves_nothing(tmp_path, answer, message):
@@ -276,9 +334,19 @@ def test_the_tests_of_the_project_pass(project):
 @pytest.mark.slow
 def test_a_project_with_discrete_observations_trains(tmp_path):
     project = make(tmp_path, env_id="FrozenLake-v1")
-    for arguments in (["pytest", "-q", "-p", "no:cacheprovider", "tests/test_env.py"], [f"{SLUG}.train", "debug=tiny"]):
-        done = run(project, "-m", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = run(project, "-m", f"{SLUG}.train", "debug=limit")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["agent=dqn", "agent=ppo", "agent=sac env=pendulum agent.learning_starts=100"])
+def test_a_profile_of_updates_is_in_the_directory_of_the_run(project, tmp_path, agent):
+    typed = ["debug=profiler", *agent.split(), "loop.steps=100", "loop.profile_steps=2", "run_name=profiled"]
+    typed += ["agent.rollout_steps=64"] if agent == "agent=ppo" else []
+    done = run(project, "-m", f"{SLUG}.train", *typed, f"persistence.root_data_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / SLUG / "runs" / "profiled" / "profile_data" / "table.txt").read_text()
+    assert "Adam" in table
 
 
 @pytest.mark.slow
@@ -296,14 +364,14 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
 def trained(project, tmp_path_factory):
     """Return the root directory of a run `one` that was trained."""
     root = tmp_path_factory.mktemp("trained")
-    words = ["debug=tiny", "sinks=[]", f"persistence.root_data_dir={root}", "run_name=one"]
+    words = ["debug=limit", f"persistence.root_data_dir={root}", "run_name=one"]
     done = run(project, "-m", f"{SLUG}.train", *words)
     assert done.returncode == 0, done.stderr
     return root
 
 
 def test_a_finished_run_says_so_and_loads_nothing_heavy(project, trained):
-    typed = ["train", "debug=tiny", "sinks=[]", f"persistence.root_data_dir={trained}", "run_name=one"]
+    typed = ["train", "debug=limit", f"persistence.root_data_dir={trained}", "run_name=one"]
     code = (
         f"import sys, runpy\nsys.argv = {typed}\n"
         f"try: runpy.run_module('{SLUG}.train', run_name='__main__')\nexcept SystemExit: pass\n"
@@ -311,7 +379,7 @@ def test_a_finished_run_says_so_and_loads_nothing_heavy(project, trained):
     )
     again = run(project, "-c", code)
     assert again.stdout == "loaded []\n"
-    assert "run 'one' is finished (loop.steps=30 done); raise the limit" in again.stderr
+    assert "run 'one' is finished (loop.steps=1 done); raise the limit" in again.stderr
 
 
 @pytest.mark.slow
@@ -342,7 +410,9 @@ def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, train
         (["two"], "run 'two' is not in"),
         (["one", "run=two"], "one run is evaluated at a time, not one, two"),
         (["runn=one"], "runn= does not say which run; did you mean 'run'?"),
-        (["one", "optimizer.lr=1"], "optimizer.lr= does not say which run"),
+        (["one", "agent.lr=1"], "agent.lr= does not say which run"),
+        (["one", "--which", "newest"], "argument --which: 'newest' is neither best nor latest nor a step"),
+        (["one", "--video", "x.mp4"], "argument --video: 'x.mp4' is no file FILE.gif"),
         (["one", "persistence.root_dir=x"], "there is no key 'root_dir' of persistence"),
     ],
 )

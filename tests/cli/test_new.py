@@ -30,7 +30,7 @@ def test_new_makes_a_project_and_says_how_to_begin(capsys):
     assert main(["new", "Swing Up", "--no-input", "--env-id", "Acrobot-v1"]) == 0
     project = tomllib.loads(Path("swing_up/pyproject.toml").read_text())["project"]
     assert project["name"] == "swing_up"
-    assert Path("swing_up/conf/env/acrobot.yaml").exists()
+    assert "env: acrobot " in Path("swing_up/conf/train.yaml").read_text()
     assert "python -m swing_up.train" in capsys.readouterr().out
 
 

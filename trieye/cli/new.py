@@ -47,7 +47,8 @@ class Question:
     @property
     def help(self) -> str:
         """The question as `--help` shows it, with its default or its choices."""
-        default = "from NAME" if "{{" in self.default else self.default
+        follows = re.search(r"cookiecutter\.(\w+)", self.default)
+        default = f"from {follows[1].upper().removeprefix('PROJECT_')}" if follows else self.default
         return f"{self.text} ({', '.join(self.choices) or f'default: {default}'})"
 
 
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     answers = answers_of(answers)
     check_folder(answers["slug"])
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
-    print(_closing(project, answers["slug"]))
+    print(_closing(project, answers["slug"], answers["algorithm"]))
     return 0
 
 
@@ -229,11 +230,12 @@ def _rules() -> dict[str, Callable[[str], str | None]]:
     return rules
 
 
-def _closing(project: Path, slug: str) -> str:
+def _closing(project: Path, slug: str, algorithm: str) -> str:
     """Return what to do next."""
+    command = "single_file" if algorithm == "single_file" else "train"
     text = (
         f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
-        f"  python -m {slug}.train --help\n  python -m {slug}.train"
+        f"  python -m {slug}.{command} --help\n  python -m {slug}.{command}"
     )
     line = trieye_line(project)
     if " @ file://" not in line:

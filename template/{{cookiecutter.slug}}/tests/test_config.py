@@ -12,8 +12,8 @@ CONF = Path(__file__).parent.parent / "conf"
 FILES = [path.relative_to(CONF) for path in CONF.glob("*/*.yaml") if path.parent.name != "local"]
 
 
-def compose(*overrides: str) -> TrainConfig:
-    return trieye.compose(overrides, config_path=CONF, config_type=TrainConfig)
+def compose(*overrides: str, config_name: str = "train") -> TrainConfig:
+    return trieye.compose(overrides, config_path=CONF, config_name=config_name, config_type=TrainConfig)
 
 
 @pytest.mark.parametrize("file", sorted(FILES), ids=str)
@@ -22,45 +22,52 @@ def test_every_option_composes(file: Path):
 
 
 def test_the_command_line_reaches_the_config():
-    config = compose("optimizer.lr=3e-4", "runtime=local", "agent.hidden=[8,8]")
-    assert config.optimizer.lr == 3e-4
+    config = compose("agent=dqn", "agent.lr=3e-4", "runtime=local", "agent.hidden_sizes=[8,8]", "logger=tensorboard")
+    assert config.agent.lr(0) == 3e-4
     assert config.runtime.kind == "local"
-    assert config.agent.hidden == [8, 8]
+    assert config.agent.hidden_sizes == [8, 8]
+    assert [name for name, sink in config.sinks if sink.enabled] == ["tensorboard"]
 
 
 def test_hydra_composes_the_same_configs():
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("train", overrides=["experiment=quick", "optimizer.lr=3e-4"])
-    assert config.loop.steps == compose("experiment=quick").loop.steps
-    assert config.optimizer.lr == 3e-4
-    assert config.agent.batch_size == compose().agent.batch_size
+        config = hydra.compose("train", overrides=["debug=limit", "seed=7"])
+    assert config.loop.steps == compose("debug=limit").loop.steps == 1
+    assert config.seed == 7
 
 
-def test_presets_win_over_the_defaults():
-    assert compose("experiment=quick").loop.steps == 500
-    assert compose("experiment=quick", "loop.steps=7").loop.steps == 7
+def test_presets_win_over_the_defaults_and_what_is_typed_over_presets():
+    assert compose("debug=default").loop.steps == 20
+    assert compose("debug=default", "loop.steps=7").loop.steps == 7
 
 
-@pytest.mark.parametrize(
-    ("option", "steps", "buffer"), [("default", 500, True), ("fast", 100, False), ("none", 0, False)]
-)
-def test_an_option_of_persistence_does_what_it_says(option: str, steps: int, buffer: bool):
-    persistence = compose(f"persistence={option}").persistence
-    assert (persistence.checkpoint_save_freq_steps, persistence.save_buffer) == (steps, buffer)
+def test_checkpoints_are_evaluated_by_another_primary_config():
+    assert compose("run_name=first", config_name="eval").mode == "bench"
 
 
 @pytest.mark.parametrize(
-    ("override", "named"),
+    ("overrides", "named"),
     [
-        ("optimizer.lr=0", "optimizer.lr"),
-        ("optimizer.lrr=1", "optimizer.lr"),
-        ("agent=dqm", "dqn"),
-        ("agent.hidden=[8,0]", "agent.hidden"),
-        ("agent.hidden=[8,1000000]", "agent.hidden"),
-        ("agent.epsilon_end=2", "agent.epsilon_end"),
-        ("agent.epsilon_start=0.01", "epsilon_end"),
+        (["agent=dqm"], "did you mean 'dqn'"),
+        (["agent=dqn", "agent.lrr=1"], "agent.lr"),
+        (["agent=dqn", "agent.hidden_sizes=[8,0]"], "agent.hidden_sizes"),
+        (["agent=dqn", "replay=sequence"], "choose uniform or prioritized"),
+        (["agent=ppo", "replay=prioritized"], "has no replay"),
     ],
 )
-def test_a_mistake_is_named(override: str, named: str):
+def test_a_mistake_is_named(overrides: list[str], named: str):
     with pytest.raises(trieye.ConfigurationError, match=named):
-        compose(override)
+        compose(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["agent=dqn", "env=pendulum"], "this agent needs Discrete ones"),
+        (["agent=sac", "env=cartpole"], "this agent needs a Box"),
+        (["agent=dqn", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_named_before_anything_starts(overrides: list[str], named: str):
+    with pytest.raises(trieye.ConfigurationError, match=named):
+        compose(*overrides).check()

@@ -1,4 +1,4 @@
-"""A short training runs, and a killed one resumes exactly."""
+"""Each algorithm trains, is saved and evaluated, and a killed run goes on exactly."""
 
 import json
 import os
@@ -8,85 +8,78 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 import trieye
 
+from {{ cookiecutter.slug }} import single_file
 from {{ cookiecutter.slug }}.config import TrainConfig
-from {{ cookiecutter.slug }}.dqn import DQN
-from {{ cookiecutter.slug }}.evaluate import evaluate, print_table
+from {{ cookiecutter.slug }}.env import SameStart
+from {{ cookiecutter.slug }}.evaluate import main
 
 PROJECT = Path(__file__).parent.parent
 NAME = "{{ cookiecutter.slug }}"
-FAST = ["debug=tiny", "sinks=[]", "persistence.checkpoint_save_freq_steps=10"]
+AGENTS = {
+    "dqn": ["agent=dqn", "env=cartpole", "agent.learning_starts=40"],
+    "ppo": ["agent=ppo", "env=cartpole", "agent.rollout_steps=20", "agent.batch_size=10"],
+    "ppo_continuous": ["agent=ppo", "env=pendulum", "agent.rollout_steps=20", "agent.batch_size=10"],
+    "sac": ["agent=sac", "env=pendulum", "agent.learning_starts=40", "agent.hidden_sizes=[16]"],
+    "blank": ["agent=blank", "env=cartpole"],
+}
 
 
-def compose(root: Path, *overrides: str) -> TrainConfig:
-    overrides = (*FAST, f"persistence.root_data_dir={root}", *overrides)
-    return trieye.compose(overrides, config_path=PROJECT / "conf", config_type=TrainConfig)
+def typed(root: Path, agent: str, run: str) -> list[str]:
+    """Return a command line on a small budget, in updates."""
+    small = ["debug=default", "sinks=[]", "env.max_episode_steps=30", f"persistence.root_data_dir={root}"]
+    return [*AGENTS[agent], *small, f"run_name={run}"]
 
 
-def weights(root: Path, run: str, step: int) -> dict[str, torch.Tensor]:
-    saved = trieye.load_checkpoint(root / NAME / "runs" / run, step)
-    return saved.objects["experiment"]["state"]["q"]
+def train(*words: str) -> Path:
+    config = trieye.compose(words, config_path=PROJECT / "conf", config_type=TrainConfig)
+    trieye.train(config)
+    return config.persistence.get_run_base_dir()
 
 
-def test_a_short_training_learns_something_and_can_be_evaluated(tmp_path: Path):
-    config = compose(tmp_path, "run_name=short")
-    result = trieye.run_experiment(DQN, config)
-    assert result.step == 30
-    assert result.objective is not None
-    report = evaluate(result.run_dir, episodes=3)
-    assert report["episodes"] == 3
-    assert report["return_min"] <= report["return_mean"] <= report["return_max"]
-    first = DQN(config).q.state_dict()
-    assert any(not torch.equal(first[name], tensor) for name, tensor in weights(tmp_path, "short", 30).items())
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_algorithm_learns_from_updates_and_is_saved(tmp_path: Path, agent: str):
+    saved = trieye.load_checkpoint(train(*typed(tmp_path, agent, agent)), "latest")
+    assert saved.objects["loop"]["updates"] >= 20
+    assert saved.objective is not None
 
 
-def test_a_run_without_any_evaluation_says_that_its_newest_checkpoint_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(DQN, "evaluate", lambda _: {})
-    report = evaluate(trieye.run_experiment(DQN, compose(tmp_path, "run_name=blind")).run_dir, episodes=1)
-    print_table(report)
-    assert report["step"] == 30
-    assert "blind: newest checkpoint" in capsys.readouterr().out
+def test_a_policy_is_evaluated_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run_dir = train(*typed(tmp_path, "dqn", "one"))
+    where = ["run=one", f"persistence.root_data_dir={tmp_path}"]
+    assert main([*where, "--episodes", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["run"], report["episodes"], len(report["returns"])) == ("one", 3, 3)
+    assert main([str(run_dir), "--which", "latest", "--episodes", "1"]) == 0
+    assert "one" in capsys.readouterr().out
+    assert main(["run=oen", *where[1:]]) == 2
+    assert "did you mean 'one'?" in capsys.readouterr().err
 
 
-def test_a_step_stores_what_happened():
-    agent = DQN(trieye.compose(FAST, config_path=PROJECT / "conf", config_type=TrainConfig))
-    for _ in range(20):
-        agent.step()
-    batch = agent.replay.sample(50)
-    assert agent.env_steps == len(agent.replay) == 20 * agent.agent.collect_steps
-    assert np.isfinite(batch["obs"]).all()
-    assert set(np.unique(batch["action"])) <= set(range(agent.num_actions))
-    agent.cleanup()
+def test_debug_overfit_begins_each_episode_in_the_same_state():
+    env = SameStart(gym.make("CartPole-v1"), seed=7)
+    assert np.array_equal(env.reset(seed=1)[0], env.reset()[0])
 
 
-def test_the_learning_rate_of_the_config_counts_on_resume(tmp_path: Path):
-    result = trieye.run_experiment(DQN, compose(tmp_path, "run_name=first", "optimizer.lr=1e-3"))
-    agent = DQN(compose(tmp_path, "optimizer.lr=5e-4"))
-    agent.load_checkpoint(trieye.load_checkpoint(result.run_dir).objects["experiment"]["state"])
-    assert agent.updates > 0
-    assert [group["lr"] for group in agent.optimizer.param_groups] == [5e-4]
-
-
-@pytest.mark.parametrize(("option", "saved"), [("default", True), ("fast", False), ("none", False)])
-def test_the_replay_buffer_is_saved_where_the_option_of_persistence_says_so(tmp_path: Path, option: str, saved: bool):
-    agent = DQN(compose(tmp_path, f"persistence={option}"))
-    assert ("replay" in agent.save_checkpoint(tmp_path)) is saved
+def test_the_single_file_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    small = ["learning_starts=50", "loop.evaluate_every_steps=100", "eval_episodes=1", "sinks=[]", "run_name=single"]
+    for steps in (100, 200):
+        words = [*small, f"loop.steps={steps}", f"persistence.root_data_dir={tmp_path}"]
+        where = {"config_path": PROJECT / "conf", "config_name": "single_file"}
+        single_file.train(trieye.compose(words, **where, config_type=single_file.Config))
+    assert "resumes at step 100" in capfd.readouterr().err
 
 
 def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    steps = 200
-    typed = [f"loop.steps={steps}", "loop.evaluate_every_steps=0", "persistence.keep_last=0"]
-    typed.append("env.id=CartPole-v1")  # an exact resume needs an environment that can be saved inside an episode
-    trieye.run_experiment(DQN, compose(tmp_path, *typed, "run_name=whole"))
+    more = ["loop.steps=200", "loop.evaluate_every_steps=0", "persistence.keep_last=0"]
+    whole = train(*typed(tmp_path, "dqn", "whole"), *more)
 
-    typed.append("run_name=killed")
-    command = [sys.executable, "-m", f"{NAME}.train", *FAST, f"persistence.root_data_dir={tmp_path}", *typed]
+    command = [sys.executable, "-m", f"{NAME}.train", *typed(tmp_path, "dqn", "killed"), *more]
     killed = subprocess.Popen(command, cwd=PROJECT)
     checkpoints = tmp_path / NAME / "runs" / "killed" / "checkpoints"
     deadline = time.monotonic() + 120
@@ -95,12 +88,10 @@ def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: 
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    assert not (checkpoints / f"checkpoint_step_{steps}").exists()
 
-    trieye.run_experiment(DQN, compose(tmp_path, *typed))
+    again = train(*typed(tmp_path, "dqn", "killed"), *more)
     assert "resumes at step" in capfd.readouterr().err
-    whole, again = weights(tmp_path, "whole", steps), weights(tmp_path, "killed", steps)
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
-    record = json.loads((checkpoints.parent / "run.json").read_text())
-    assert record["attempt"] == 2
+    one, other = (trieye.load_policy(run_dir, "latest").state_dict() for run_dir in (whole, again))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert json.loads((again / "run.json").read_text())["attempt"] == 2

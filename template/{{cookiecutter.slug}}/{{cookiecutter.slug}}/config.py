@@ -18,7 +18,7 @@ class DQNConfig(trieye.ReplayAgentConfig):
 
     actions: ClassVar = ("discrete",)
     kind: Literal["dqn"] = Field(default="dqn", description="The algorithm.")
-    engine: str = Field(default="{{ cookiecutter.slug }}.dqn:DQN", description="The class that trains.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.dqn:DQN", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[128, 128], description="Sizes of hidden layers.")
     lr: trieye.Scheduled = Field(default=trieye.Schedule(start=1e-3), description="Learning rate of Adam.")
     epsilon: trieye.Scheduled = Field(
@@ -35,7 +35,7 @@ class PPOConfig(trieye.AgentConfig):
     """PPO with clipped ratios, for discrete actions and for numbers within bounds."""
 
     kind: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
-    engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="The class that trains.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Sizes of hidden layers.")
     lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of Adam.")
     rollout_steps: int = Field(default=1024, ge=1, le=1 << 20, description="Steps of each environment, then updates.")
@@ -55,7 +55,7 @@ class SACConfig(trieye.ReplayAgentConfig):
 
     actions: ClassVar = ("continuous",)
     kind: Literal["sac"] = Field(default="sac", description="The algorithm.")
-    engine: str = Field(default="{{ cookiecutter.slug }}.sac:SAC", description="The class that trains.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.sac:SAC", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[256, 256], description="Sizes of hidden layers.")
     batch_size: int = Field(default=256, ge=1, le=1 << 20, description="Rows in one update.")
     lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of all three Adams.")
@@ -66,6 +66,15 @@ class SACConfig(trieye.ReplayAgentConfig):
     target_entropy: float | None = Field(
         default=None, description="The wanted entropy; null = - dimensions of actions."
     )
+
+
+class BlankConfig(trieye.AgentConfig):
+    """A linear policy, changed at random: the place of an experiment from nothing."""
+
+    actions: ClassVar = ("discrete",)
+    kind: Literal["blank"] = Field(default="blank", description="The algorithm.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.blank:Blank", description="What trains.")
+    noise: float = Field(default=0.5, gt=0, description="Standard deviation of a change of the weights.")
 
 
 @trieye.register  # so that Hydra itself composes conf/ with these keys

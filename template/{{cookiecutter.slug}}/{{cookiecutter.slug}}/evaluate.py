@@ -1,7 +1,7 @@
-"""The command that plays the best checkpoint of a run, or the newest one if no objective was recorded.
+"""The command that plays the policy of a run: its best checkpoint, or the newest one if no evaluation rated any.
 
 Which run: its name or directory, also as `run=NAME`; `persistence.root_data_dir=DIR` and `app_name=NAME` say where to
-look for it. Everything else is as the run was trained.
+look for it. Everything else is as the run was trained. Replay buffer and optimizer are not read.
 """
 
 import argparse
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import trieye
-from trieye import did_you_mean
 
 from {{ cookiecutter.slug }}.config import TrainConfig
-
-FIRST_SEED = 2_000_000  # other starts than those that chose the best checkpoint
 
 
 def main(argv: list[str] | None = None) -> int:
     """Play some episodes and print a table, or a line of JSON."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__, allow_abbrev=False)
-    parser.add_argument("which", nargs="*", metavar="RUN|KEY=VALUE", help="which run; default: the newest")
+    parser.add_argument("where", nargs="*", metavar="RUN|KEY=VALUE", help="which run; default: the newest")
+    parser.add_argument("--which", type=checkpoint, default="best", help="best, latest or a step (default: best)")
     parser.add_argument("--episodes", type=positive, default=20, help="episodes to play (default: 20)")
+    parser.add_argument("--video", type=gif, metavar="FILE.gif", help="write the first episode there")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     options = parser.parse_intermixed_args(argv)
     try:
-        run, overrides = split(options.which)
-        report = evaluate(find_run(run, overrides), episodes=options.episodes)
+        run, overrides = split(options.where)
+        run_dir = find_run(run, overrides)
+        report = trieye.evaluate(run_dir, options.which, episodes=options.episodes, video=options.video)
     except trieye.TrieyeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -43,20 +43,36 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def split(which: list[str]) -> tuple[str, list[str]]:
+def checkpoint(text: str) -> str | int:
+    """Return which checkpoint is meant."""
+    if text not in {"best", "latest"} and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither best nor latest nor a step")
+    return int(text) if text.isdecimal() else text
+
+
+def gif(text: str) -> Path:
+    """Return the path of a video, which is a GIF."""
+    path = Path(text)
+    if path.suffix.lower() != ".gif" or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file FILE.gif in a folder that exists")
+    return path
+
+
+def split(where: list[str]) -> tuple[str, list[str]]:
     """Return the run, empty if none is named, and the overrides that say where to look for it.
 
     Raises:
         trieye.ConfigurationError: Two runs are named, or a key that does not say where a run is.
     """
-    overrides = [word for word in which if "=" in word and not word.startswith("run=") and not Path(word).is_dir()]
-    runs = [word.removeprefix("run=") for word in which if word not in overrides]
+    overrides = [word for word in where if "=" in word and not word.startswith("run=") and not Path(word).is_dir()]
+    runs = [word.removeprefix("run=") for word in where if word not in overrides]
     if len(runs) > 1:
         raise trieye.ConfigurationError(f"one run is evaluated at a time, not {', '.join(runs)}")
     for key in (word.split("=")[0] for word in overrides):
         if key != "app_name" and not key.startswith("persistence."):
+            hint = trieye.did_you_mean(key, ["run", "app_name", "persistence.root_data_dir"])
             raise trieye.ConfigurationError(
-                f"{key}= does not say which run{did_you_mean(key, ['run', 'app_name', 'persistence.root_data_dir'])}; "
+                f"{key}= does not say which run{hint}; "
                 "give run=, app_name= or persistence.KEY=, the rest is as the run was trained"
             )
     return "".join(runs), overrides
@@ -79,40 +95,11 @@ def find_run(name: str, overrides: Sequence[str] = ()) -> Path:
     chosen = [path for path in found if path.name == name or not name]
     if not chosen:
         names = [path.name for path in found]
+        hint = trieye.did_you_mean(name, names)
         raise trieye.ConfigurationError(
-            f"run {name!r} is not in {runs}{did_you_mean(name, names)} (runs there: {', '.join(names) or 'none yet'})"
+            f"run {name!r} is not in {runs}{hint} (runs there: {', '.join(names) or 'none yet'})"
         )
     return max(chosen, key=lambda path: path.stat().st_mtime)
-
-
-def evaluate(run_dir: Path, *, episodes: int) -> dict[str, Any]:
-    """Load the best checkpoint of a run and play it greedily.
-
-    Raises:
-        trieye.CheckpointError: The run has no whole checkpoint.
-    """
-    from {{ cookiecutter.slug }}.dqn import DQN
-
-    best = trieye.load_checkpoint(run_dir)
-    agent = DQN(TrainConfig.of_run(run_dir))
-    try:
-        agent.load_checkpoint(best.objects["experiment"]["state"])
-        returns = agent.play(episodes, FIRST_SEED)
-    finally:
-        agent.cleanup()
-    mean = sum(returns) / len(returns)
-    return {
-        "run": run_dir.name,
-        "checkpoint": str(best.path),
-        "is_best": best.objective is not None,
-        "step": best.step,
-        "env_steps": agent.env_steps,
-        "episodes": episodes,
-        "return_mean": mean,
-        "return_std": (sum((value - mean) ** 2 for value in returns) / len(returns)) ** 0.5,
-        "return_min": min(returns),
-        "return_max": max(returns),
-    }
 
 
 def print_table(report: dict[str, Any]) -> None:
@@ -120,12 +107,13 @@ def print_table(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    kind = "best" if report["is_best"] else "newest"
-    table = Table(title=f"{report['run']}: {kind} checkpoint, {report['episodes']} episodes", show_header=False)
-    table.add_row("checkpoint", f"step {report['step']}, after {report['env_steps']:_} environment steps")
+    kind = "best checkpoint" if report["is_best"] else "checkpoint"
+    table = Table(title=f"{report['run']}: {kind}, {report['episodes']} episodes", show_header=False)
+    table.add_row("checkpoint", f"step {report['step']:_}, {report['checkpoint']}")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")
-    Console().print(table)
+    table.add_row("length, mean", f"{report['length_mean']:.1f} steps")
+    Console(soft_wrap=True).print(table)
 
 
 if __name__ == "__main__":

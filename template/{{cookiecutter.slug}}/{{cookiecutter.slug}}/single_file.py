@@ -1,0 +1,111 @@
+"""DQN in one file, with the whole loop in your hands: the config, the network, and a `trieye.Run` around them.
+
+Give it a `run_name`: Ctrl-C saves, and the same command goes on. Nothing else in this project is needed for it but
+`conf/single_file.yaml`.
+"""
+
+import copy
+import random
+
+import gymnasium as gym
+import numpy as np
+import torch
+import trieye
+from pydantic import Field
+from torch import nn
+
+
+class Config(trieye.TrieyeConfig):
+    """What this file can be told, besides what every run can be."""
+
+    env_id: str = Field(default="CartPole-v1", description="Gymnasium id of an environment with discrete actions.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one step later.")
+    buffer_size: int = Field(default=50_000, ge=1, description="Transitions that are kept.")
+    batch_size: int = Field(default=64, ge=1, description="Transitions in one update.")
+    learning_starts: int = Field(default=1_000, ge=1, description="Steps before the first update.")
+    train_frequency: int = Field(default=2, ge=1, description="Steps between two updates.")
+    target_update_interval: int = Field(default=500, ge=1, description="Steps between two copies to the target.")
+    epsilon_end: float = Field(default=0.05, ge=0, le=1, description="Share of random actions in the end.")
+    exploration_steps: int = Field(default=10_000, ge=1, description="Steps in which that share falls from 1.")
+    eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+
+
+def make_network(env: gym.Env) -> nn.Sequential:
+    """Return a Q-network: observations `[n, size]` to values `[n, actions]`."""
+    size, actions = int(np.prod(env.observation_space.shape)), int(env.action_space.n)
+    return nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, actions))
+
+
+@torch.inference_mode()
+def greedy(q: nn.Module, obs: np.ndarray) -> int:
+    """Return the action of the highest value."""
+    return int(q(torch.as_tensor(obs, dtype=torch.float32).flatten()).argmax())
+
+
+def evaluate(q: nn.Module, cfg: Config) -> float:
+    """Return the mean return of greedy episodes, always from the same starts."""
+    env, total = gym.make(cfg.env_id), 0.0
+    for seed in range(cfg.eval_episodes):
+        (obs, _), done = env.reset(seed=1_000_000 + seed), False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(greedy(q, obs))
+            total, done = total + float(reward), terminated or truncated
+    env.close()
+    return total / cfg.eval_episodes
+
+
+@trieye.main(config_path="../conf", config_name="single_file")
+def train(cfg: Config) -> float:
+    """Train a DQN in one file."""
+    torch.set_num_threads(1)  # for networks this small, more threads cost more than they give
+    random.seed(cfg.seed)
+    torch.manual_seed(cfg.seed)
+    env = gym.make(cfg.env_id)
+    q = make_network(env)
+    target = copy.deepcopy(q)
+    optimizer = torch.optim.Adam(q.parameters(), lr=cfg.lr, fused=True)
+    replay = trieye.ReplayBuffer(cfg.buffer_size, gamma=cfg.gamma, seed=cfg.seed)
+    obs, _ = env.reset(seed=cfg.seed)
+    episode = {"obs": obs, "return": 0.0, "length": 0}
+    state = {"q": q, "target": target, "optimizer": optimizer, "buffer": replay, "env": env, "episode": episode}
+    with trieye.Run(cfg) as run:
+        run.restore(**state)  # all of `state` as it was saved, and the random generators; nothing on a fresh run
+        for step in run.steps(cfg.loop.steps):  # goes on where the last attempt stopped; Ctrl-C ends it after a step
+            epsilon = max(cfg.epsilon_end, 1.0 - (1.0 - cfg.epsilon_end) * step / cfg.exploration_steps)
+            obs = episode["obs"]
+            action = random.randrange(env.action_space.n) if random.random() < epsilon else greedy(q, obs)
+            next_obs, reward, terminated, truncated, _ = env.step(action)
+            ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+            replay.add(obs=obs, action=action, reward=float(reward), next_obs=next_obs, **ends)
+            episode.update({"obs": next_obs, "return": episode["return"] + reward, "length": episode["length"] + 1})
+            if terminated or truncated:
+                run.log({"episode/return": episode["return"], "episode/length": episode["length"]})
+                episode.update({"obs": env.reset()[0], "return": 0.0, "length": 0})
+            run.log({"env_steps": 1, "epsilon": epsilon})
+
+            if step > cfg.learning_starts and step % cfg.train_frequency == 0:
+                batch = replay.sample(cfg.batch_size)
+                data = {name: torch.from_numpy(batch[name]) for name in ("obs", "next_obs", "reward", "discount")}
+                with torch.no_grad():  # the discount is 0 where the episode terminated, and not where it was cut
+                    targets = data["reward"] + data["discount"] * target(data["next_obs"]).amax(1)
+                values = q(data["obs"]).gather(1, torch.from_numpy(batch["action"])[:, None])[:, 0]
+                loss = nn.functional.smooth_l1_loss(values, targets)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(q.parameters(), 10.0)
+                optimizer.step()
+                run.log({"loss/td": loss.item(), "q/mean": values.mean().item()})
+            if step % cfg.target_update_interval == 0:
+                target.load_state_dict(q.state_dict())
+
+            if cfg.loop.evaluate_every_steps and step % cfg.loop.evaluate_every_steps == 0:
+                run.log("eval/return", score := evaluate(q, cfg))
+                run.save(objective=score, **state)  # what is rated can be the best
+            elif run.save_due:
+                run.save(**state)
+        return run.best()
+
+
+if __name__ == "__main__":
+    train()
