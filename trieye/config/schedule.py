@@ -53,5 +53,7 @@ def _of_number(value: Any) -> Any:
     return {"start": value} if isinstance(value, int | float | str) and not isinstance(value, bool) else value
 
 
-Scheduled = Annotated[Schedule, BeforeValidator(_of_number), Marker(takes_values=True)]
+Scheduled = Annotated[
+    Schedule, BeforeValidator(_of_number, json_schema_input_type=float | Schedule), Marker(takes_values=True)
+]
 """The type of a field that holds a schedule and takes a plain number, too."""

@@ -50,6 +50,7 @@ def test_checkpoints_are_evaluated_by_another_primary_config():
     [
         (["agent=dqm"], "did you mean 'dqn'"),
         (["agent=dqn", "agent.lrr=1"], "agent.lr"),
+        (["agent=dqn", "agent.lr=-1"], "agent.lr=-1: a number from 0 to 1"),
         (["agent=dqn", "agent.hidden_sizes=[8,0]"], "agent.hidden_sizes"),
         (["agent=dqn", "replay=sequence"], "choose uniform or prioritized"),
         (["agent=ppo", "replay=prioritized"], "has no replay"),

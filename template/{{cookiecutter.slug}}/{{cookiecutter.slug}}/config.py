@@ -7,10 +7,20 @@ is not imported, so `--help` and config errors are fast.
 from typing import Annotated, ClassVar, Literal
 
 import trieye
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 Width = Annotated[int, Field(ge=1, le=16_384)]
 HiddenSizes = Annotated[list[Width], Field(max_length=8)]
+
+
+def _from_0_to_1(schedule: trieye.Schedule) -> trieye.Schedule:
+    for value in (schedule.start, schedule.start if schedule.end is None else schedule.end):
+        if not 0 <= value <= 1:
+            raise ValueError(f"a number from 0 to 1, or a schedule of such, is expected, found {value:g}")
+    return schedule
+
+
+Share = Annotated[trieye.Scheduled, AfterValidator(_from_0_to_1)]
 
 
 class DQNConfig(trieye.ReplayAgentConfig):
@@ -20,8 +30,8 @@ class DQNConfig(trieye.ReplayAgentConfig):
     kind: Literal["dqn"] = Field(default="dqn", description="The algorithm.")
     engine: str = Field(default="{{ cookiecutter.slug }}.dqn:DQN", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[128, 128], description="Sizes of hidden layers.")
-    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=1e-3), description="Learning rate of Adam.")
-    epsilon: trieye.Scheduled = Field(
+    lr: Share = Field(default=trieye.Schedule(start=1e-3), description="Learning rate of Adam.")
+    epsilon: Share = Field(
         default=trieye.Schedule(start=1.0, end=0.05, steps=10_000), description="Share of random actions."
     )
     double: bool = Field(default=True, description="Choose the next action with the online network (Double DQN).")
@@ -37,11 +47,11 @@ class PPOConfig(trieye.AgentConfig):
     kind: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
     engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Sizes of hidden layers.")
-    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of Adam.")
+    lr: Share = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of Adam.")
     rollout_steps: int = Field(default=1024, ge=1, le=1 << 20, description="Steps of each environment, then updates.")
     epochs: int = Field(default=10, ge=1, le=1000, description="How many times each row is learned from.")
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="Advantages: 0 = one step, 1 = whole episodes.")
-    clip_range: trieye.Scheduled = Field(
+    clip_range: Share = Field(
         default=trieye.Schedule(start=0.2), description="How far the ratio of probabilities may leave 1."
     )
     ent_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
@@ -58,7 +68,7 @@ class SACConfig(trieye.ReplayAgentConfig):
     engine: str = Field(default="{{ cookiecutter.slug }}.sac:SAC", description="What trains.")
     hidden_sizes: HiddenSizes = Field(default=[256, 256], description="Sizes of hidden layers.")
     batch_size: int = Field(default=256, ge=1, le=1 << 20, description="Rows in one update.")
-    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of all three Adams.")
+    lr: Share = Field(default=trieye.Schedule(start=3e-4), description="Learning rate of all three Adams.")
     tau: float = Field(default=0.005, gt=0, le=1, description="How far the target critics move in each update.")
     ent_coef: float | None = Field(
         default=None, gt=0, description="Weight of the entropy; null = learned, so that the entropy is as wanted."

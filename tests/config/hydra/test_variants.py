@@ -197,3 +197,28 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
     assert helped("agent.lam") == ["  agent.lam = 0.95", "      a number >= 0. Of the advantages."]
     assert helped("rate")[0] == "  rate = 0.1"
     assert "  agent.*" in "\n".join(helped())
+
+
+def _positive(schedule):
+    if schedule.start < 0:
+        raise ValueError("a number >= 0 is expected")
+    return schedule
+
+
+class WithASchedule(trieye.TrieyeConfig):
+    lr: Annotated[trieye.Scheduled, AfterValidator(_positive)] = trieye.Schedule(start=1.0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("lr=-1", "lr=-1: a number >= 0 is expected"),
+        ("lr=abc", "lr=abc: a number or keys with values is expected, found 'abc'"),
+        ("lr.steps=3", "lr: end and steps belong together"),
+    ],
+)
+def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, said):
+    project.write("train", "defaults:\n  - schema\n")
+    with pytest.raises(trieye.ConfigurationError) as error:
+        trieye.compose([typed], config_path=project.conf, config_type=WithASchedule)
+    assert said in str(error.value)

@@ -150,7 +150,9 @@ class _Part:
             held = held.get(name, {})
         models, here = models_in(info)[0] if info is not None else [], (*self.place, *variant)
         tag, candidates = tag_of(models), meant(models, held)
-        if not isinstance(held, dict):
+        if not isinstance(held, dict) and "error" in details.get("ctx", {}):  # a validator's own words
+            yield self._complaint(details)
+        elif not isinstance(held, dict):
             yield f"{self._found(here, held)}: {wanted(info)} is expected, found {_shown(held)}"
         elif not candidates:
             kind, known = str(held[str(tag)]), by_tag(models)
