@@ -56,7 +56,7 @@ class WithFailingPolicy(DQN, policy=FailingPolicy):
 HOLE = {"id": "tests.training.worlds:Count-v0", "kwargs": {"fails_at": 5}, "max_episode_steps": None}
 
 
-@pytest.mark.filterwarnings("default::UserWarning")  # by which Gymnasium shows the traceback of the other process
+@pytest.mark.filterwarnings("ignore::UserWarning")  # by which Gymnasium shows the traceback of the other process
 @pytest.mark.parametrize(
     ("kind", "env", "where"),
     [

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 import trieye
 from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
-from trieye.config.base import StrictModel
+from trieye.config.base import StrictModel, Variants
 from trieye.config.hydra.loader import Source, opened
 from trieye.config.hydra.preflight import Preflight
 from trieye.exceptions import ConfigurationError
@@ -222,3 +222,88 @@ def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, 
     with pytest.raises(trieye.ConfigurationError) as error:
         trieye.compose([typed], config_path=project.conf, config_type=WithASchedule)
     assert said in str(error.value)
+
+
+class Learner(Variants):
+    """What a library knows of an algorithm; projects have the kinds."""
+
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount.")
+
+
+class OldTD3(Learner):
+    kind: Literal["td3"] = "td3"
+    noise: int = 1
+
+
+class TD3(Learner):
+    """Twin critics."""
+
+    kind: Literal["td3"] = "td3"
+    lr: trieye.Scheduled = Field(default=trieye.Schedule(start=1e-3), description="Step size, or a schedule of it.")
+
+
+class SAC(Learner):
+    kind: Literal["sac"] = "sac"
+    tau: float = Field(default=0.005, gt=0, description="How far targets move.")
+
+
+class OpenConfig(TrieyeConfig):
+    agent: Learner = Field(default_factory=TD3, description="Who learns.")
+
+
+@pytest.fixture
+def learners(project):
+    project.write("agent/td3", "kind: td3\nlr: 0.01\n")
+    project.write("agent/sac", "kind: sac\n")
+    text = (project.conf / "train.yaml").read_text()
+    project.write("train", text.replace("  - _self_\n", PRIMARY.format("td3")))
+    return project
+
+
+def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_kind(learners):
+    assert composed(learners, config_type=OpenConfig) == TD3(lr=0.01)
+    assert composed(learners, "agent=sac", "agent.gamma=0.9", config_type=OpenConfig) == SAC(gamma=0.9)
+    assert OpenConfig(agent={"kind": "sac", "tau": 0.1}).agent == SAC(tau=0.1)
+    assert Learner.kinds() == (TD3, SAC)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agent.noise=2"], r"agent\.noise"),
+        (["agent=sac", "agent.tauu=0.1"], r"agent\.tauu.*did you mean 'tau'"),
+        (["agent=sac", "agent.tau=0"], r"agent\.tau=0"),
+        (["agent=td4"], r"agent=td4.*(td3|sac)"),
+        (["agent.kind=td4"], r"agent\.kind=td4.*td3"),
+        (["agent.lr=fast"], r"agent\.lr.*fast"),
+        (["agent.lr={start: 1, end: 0.5}"], r"agent\.lr.*end and steps belong together"),
+        (["agent.lr={start: 1, end: 0.5, steps: 0}"], r"agent\.lr\.steps=0"),
+        (["agent.lr={start: 1, end: 0.5, steps: 9, shape: square}"], r"agent\.lr\.shape=square.*linear"),
+        (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*an end of one sign"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, said):
+    with pytest.raises(ConfigurationError, match=f"(?s){said}"):
+        composed(learners, *words, config_type=OpenConfig)
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [
+        (["agent.lr=2e-4"], {"start": 2e-4}),
+        (["agent.lr={start: 1, end: 0.5, steps: 9}"], {"start": 1.0, "end": 0.5, "steps": 9}),
+        (
+            ["agent.lr={start: 1, end: 0.5, steps: 9, shape: cosine}", "agent.lr.steps=7"],
+            {"start": 1.0, "end": 0.5, "steps": 7, "shape": "cosine"},
+        ),
+    ],
+    ids=str,
+)
+def test_a_schedule_is_typed_as_a_number_or_whole(learners, words, schedule):
+    found = composed(learners, *words, config_type=OpenConfig).lr
+    assert found == trieye.Schedule(**schedule)
+    assert (
+        OpenConfig.model_validate_json(OpenConfig(agent={"kind": "td3", "lr": found}).model_dump_json()).agent.lr
+        == found
+    )
