@@ -62,28 +62,30 @@ class Collector:
         ctx = Context(explore=True, env_steps=self.env_steps, generator=generator)
         seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
         rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
-        terminated, truncated, valid = np.empty((3, steps, num), bool)
+        terminated, truncated = np.empty((2, steps, num), bool)
+        resets = np.empty((steps + 1, num), bool)  # the environments that are reset in place of a step
+        resets[0] = self._done
         self._see(self._obs, seen, 0)
         for t in range(steps):
-            np.logical_not(self._done, out=valid[t])
             with torch.inference_mode():
                 obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
                 act = self._policy.act(obs, self._state, ctx)
                 action = act.action.cpu().numpy()
             found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
             self._see(columns_of(found), seen, t + 1)
-            self._done = terminated[t] | truncated[t]
-            self._state = act.state if act.state is None else self._begun(act.state, ~valid[t])
+            self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
+            self._state = act.state if act.state is None else self._begun(act.state, resets[t])
             if self._has_own_metrics and self._done.any():
                 self._take_own_metrics(info)
             acts.append(act)
             actions.append(action)
-            ctx.env_steps += num if valid[t].all() else int(np.count_nonzero(valid[t]))
+            ctx.env_steps += num - int(np.count_nonzero(resets[t]))
         self.env_steps = ctx.env_steps
+        self._done, valid, done = resets[steps].copy(), ~resets[:-1], resets[1:]
         self._obs = {name: item[steps] for name, item in seen.items()}
-        self._take_episodes(rewards, valid, terminated | truncated)
+        self._take_episodes(rewards, valid, done)
         arrays = {name: item[:steps] for name, item in seen.items()} | {"action": np.stack(actions)}
-        arrays |= {"reward": self._learned_from(rewards, valid, terminated | truncated)}
+        arrays |= {"reward": self._learned_from(rewards, valid, done)}
         arrays |= {"terminated": terminated, "truncated": truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
         rows = Rows(arrays, self._obs, valid, extras, before, device)

@@ -30,9 +30,11 @@ class QPolicy(trieye.Policy):
         """Choose epsilon-greedily; epsilon falls with the environment steps."""
         action = self(obs).argmax(1)
         if ctx.explore:
-            draws = torch.rand(2, len(action), generator=ctx.generator, device=action.device)
-            random = (draws[0] * self.num_actions).long()
-            action = torch.where(draws[1] < self.epsilon(ctx.env_steps), random, action)
+            draws = torch.rand(action.shape, generator=ctx.generator, device=action.device)
+            explores = draws < self.epsilon(ctx.env_steps)
+            if explores.any():  # seldom, later on
+                random = torch.randint(self.num_actions, action.shape, generator=ctx.generator, device=action.device)
+                action = torch.where(explores, random, action)
         return trieye.Act(action)
 
 
@@ -43,7 +45,8 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
         """Make what learns; `self.policy`, `self.replay` and `self.device` are there."""
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
         # fused: one kernel for all weights; it is half the time of an update of a small network on the CPU
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr(0), fused=True)
+        self.weights = list(self.policy.parameters())
+        self.optimizer = torch.optim.Adam(self.weights, lr=self.agent.lr(0), fused=True)
         self.is_prioritized = config.replay.kind == "prioritized"
 
     def step(self) -> dict[str, float]:
@@ -65,16 +68,15 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
                     next_value = next_values.amax(1)
             value = self.policy(batch["obs"]).gather(1, batch["action"][:, None])[:, 0].float()
         # the discount is gamma^replay.n_step, and 0 where the episode terminated; not where it was merely truncated
-        errors = value - (batch["reward"] + batch["discount"] * next_value)
+        target = batch["reward"] + batch["discount"] * next_value
         # Huber's loss is what clipping errors to [-1, 1] means (Mnih et al. 2015); weights correct for priorities
-        losses = nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
-        loss = (losses * batch.weights).mean()
+        loss = (nn.functional.huber_loss(value, target, reduction="none") * batch.weights).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.agent.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.weights, self.agent.max_grad_norm)
         self.optimizer.step()
         if self.is_prioritized:
-            self.replay.update_priorities(batch.ids, errors.detach().abs().cpu().numpy())
+            self.replay.update_priorities(batch.ids, (value.detach() - target).abs().cpu().numpy())
         if (self.updates + 1) % self.agent.target_update_interval == 0:
             self.target.load_state_dict(self.policy.state_dict())
         return {"loss/td": loss.detach(), "q/mean": value.detach().mean()}

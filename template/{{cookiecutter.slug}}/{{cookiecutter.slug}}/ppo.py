@@ -78,7 +78,8 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
     def setup(self, config: TrainConfig) -> None:
         """Make what learns; `self.policy` and `self.device` are there."""
         # detail 3: an epsilon of 1e-5; fused: one kernel for all weights
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr(0), eps=1e-5, fused=True)
+        self.weights = list(self.policy.parameters())
+        self.optimizer = torch.optim.Adam(self.weights, lr=self.agent.lr(0), eps=1e-5, fused=True)
 
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the means of what the updates said."""
@@ -110,7 +111,7 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         loss = policy_loss + self.agent.vf_coef * value_loss - self.agent.ent_coef * entropy  # detail 10
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.agent.max_grad_norm)  # detail 11
+        nn.utils.clip_grad_norm_(self.weights, self.agent.max_grad_norm)  # detail 11
         self.optimizer.step()
         with torch.no_grad():  # detail 12: what tells whether steps are too large (Schulman 2020, estimator k3)
             kl, is_clipped = (ratio - 1 - log_ratio).mean(), (ratio != clipped).float().mean()
