@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer.replay_environment import installed
+from peer.environments import REPLAY, installed
 from peer.replay_sides import BATCH, BLOCK, SIDES, Case, Cpprb, Sb3, Side, Take, Tianshou, Torchrl, Trieye
 
 CASES = {"cartpole": Case((4,), np.float32, 100_000), "atari": Case((84, 84, 4), np.uint8, 4_000)}
@@ -287,7 +287,7 @@ def main() -> None:
     given = [
         f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in ("here", "memory")
     ]
-    subprocess.run([installed(), __file__, "--here", *given], check=True)
+    subprocess.run([installed("replay", REPLAY), __file__, "--here", *given], check=True)
 
 
 if __name__ == "__main__":

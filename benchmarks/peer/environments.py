@@ -1,4 +1,4 @@
-"""The environment of the replay benchmark: that of this project, with the replay buffers of other libraries on top.
+"""Environments of benchmarks: that of this project, with other libraries on top.
 
 NumPy, torch and trieye itself are those of the environment that runs the benchmark, so all sides can take turns in one
 process.
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DIRECTORY = ROOT / ".peers" / "replay"
-PEERS = {
+SB3 = {"sb3": ["stable-baselines3==2.9.2"]}
+REPLAY = {
     "cpprb": ["cpprb==11.0.0"],
-    "sb3": ["stable-baselines3==2.9.2"],
+    **SB3,
     "tianshou": ["tianshou==2.0.1"],
     "torchrl": ["torchrl==0.14.1"],
     "rllib": ["dm_tree", "lz4", "scipy"],  # what RLlib needs besides Ray
@@ -23,20 +23,25 @@ SHARED = ("numpy", "torch", "ray")
 """What all sides must have in the same version."""
 
 
-def installed() -> Path:
-    """Return the Python of the environment, which is made if it is not there; a peer that does not install is left out.
+def installed(directory: str, peers: dict[str, list[str]]) -> Path:
+    """Return the Python of an environment, which is made if it is not there; a peer that does not install is left out.
+
+    Args:
+        directory: Where it lies below `.peers`.
+        peers: What each of them needs.
 
     Raises:
         subprocess.CalledProcessError: Not even an empty environment could be made.
     """
-    python = DIRECTORY / ("Scripts" if os.name == "nt" else "bin") / "python"
-    wanted = json.dumps([_packages(), PEERS, _pins()])
-    ready = DIRECTORY / ".ready"
+    place = ROOT / ".peers" / directory
+    python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
+    wanted = json.dumps([_packages(), peers, _pins()])
+    ready = place / ".ready"
     if not ready.exists() or ready.read_text() != wanted:
-        print(f"installing {', '.join(PEERS)} into {DIRECTORY} (some minutes, once) ...", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(DIRECTORY)], check=True)
+        print(f"installing {', '.join(peers)} into {place} (some minutes, once) ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
         _share_packages(python)
-        for name, requirements in PEERS.items():
+        for name, requirements in peers.items():
             _install(python, name, requirements)
         ready.write_text(wanted)
     return python
@@ -59,7 +64,7 @@ def _pins() -> list[str]:
 
 
 def _install(python: Path, name: str, requirements: list[str]) -> None:
-    constraints = DIRECTORY / "constraints.txt"
+    constraints = python.parents[1] / "constraints.txt"
     constraints.write_text("\n".join(_pins()) + "\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(constraints)]
     done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)

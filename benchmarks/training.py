@@ -1,0 +1,171 @@
+"""Environment steps per CPU second of the template's DQN, PPO and SAC, beside stable-baselines3 and a single file.
+
+The same hyperparameters, one torch thread, one process, in turns. Ours logs to a run whose hub is a thread of this
+process, and all of its threads count. Goals: 1.2, 1.4 and 1.1 times stable-baselines3, and 0.9 times the single file,
+which logs nothing.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from peer import single_file
+from peer.environments import SB3, installed
+
+GOALS = {"dqn": 1.2, "ppo": 1.4, "sac": 1.1}
+GOAL_SINGLE_FILE = 0.9
+STEPS = {"dqn": 2048, "ppo": 4096, "sac": 150}
+SLUG = "benchmarked_agent"
+DQN = {"lr": 2.3e-3, "gamma": 0.99}
+PPO = {"lr": 1e-3, "gamma": 0.98}
+SAC = {"lr": 1e-3, "gamma": 0.99}
+
+
+def ours(name: str, root: Path) -> Iterator[int]:
+    """Yield the environment steps made so far by an engine of the template, after each of its steps."""
+    import trieye
+
+    sys.path.insert(0, str(root / SLUG))
+    config_class = import_module(f"{SLUG}.config").TrainConfig
+    given: dict[str, dict[str, Any]] = {
+        "dqn": {
+            "agent": DQN
+            | {"hidden_sizes": [256, 256], "rollout_steps": 256, "updates_per_env_step": 0.5, "double": False}
+            | {"target_update_interval": 128, "epsilon": {"start": 1.0, "end": 0.04, "steps": 2000}},
+            "env": {"id": "CartPole-v1"},
+            "replay": {"capacity": 100_000},
+        },
+        "ppo": {
+            "agent": PPO | {"rollout_steps": 32, "batch_size": 256, "epochs": 20, "gae_lambda": 0.8},
+            "env": {"id": "CartPole-v1", "num": 8},
+        },
+        "sac": {
+            "agent": SAC | {"learning_starts": 100},
+            "env": {"id": "Pendulum-v1"},
+            "replay": {"capacity": 100_000},
+        },
+    }
+    config = config_class(
+        **given[name] | {"agent": given[name]["agent"] | {"kind": name}},
+        runtime={"kind": "local"},
+        sinks={},
+        run_name=name,
+        persistence={"root_data_dir": str(root)},
+    )
+    engine_class = getattr(import_module(f"{SLUG}.{name}"), name.upper())
+    with trieye.Run(config) as run:
+        engine = engine_class(config, run)
+        while True:
+            run.log(engine.advance())
+            run.step = engine.env_steps
+            yield engine.env_steps
+
+
+def theirs(name: str, steps: int) -> Iterator[int]:
+    """Yield the environment steps made so far by stable-baselines3."""
+    import stable_baselines3 as sb3
+    import torch
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    models: dict[str, Callable[[], Any]] = {
+        "dqn": lambda: sb3.DQN(
+            "MlpPolicy", make_vec_env("CartPole-v1"), learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
+            learning_starts=1000, train_freq=256, gradient_steps=128, target_update_interval=256, gamma=0.99,
+            exploration_fraction=2000 / steps, exploration_final_eps=0.04, max_grad_norm=10,
+            policy_kwargs={"net_arch": [256, 256]}, device="cpu",
+        ),
+        "ppo": lambda: sb3.PPO(
+            "MlpPolicy", make_vec_env("CartPole-v1", 8), learning_rate=1e-3, n_steps=32, batch_size=256, n_epochs=20,
+            gamma=0.98, gae_lambda=0.8, clip_range=0.2, ent_coef=0.0, device="cpu",
+        ),
+        "sac": lambda: sb3.SAC(
+            "MlpPolicy", make_vec_env("Pendulum-v1"), learning_rate=1e-3, batch_size=256, buffer_size=100_000,
+            learning_starts=100, gamma=0.99, device="cpu",
+        ),
+    }  # fmt: skip
+    model = models[name]()
+    while True:
+        model.learn(STEPS[name], reset_num_timesteps=False, log_interval=None)
+        yield model.num_timesteps
+
+
+def alone(name: str) -> Iterator[int]:
+    """Yield the environment steps made so far by a single file."""
+    if name == "dqn":
+        return single_file.dqn(
+            env="CartPole-v1", hidden=[256, 256], lr=2.3e-3, batch=64, capacity=100_000, starts=1000, collect=256,
+            updates=128, target_every=128, gamma=0.99, epsilon_end=0.04, epsilon_steps=2000, max_grad_norm=10.0,
+        )  # fmt: skip
+    if name == "ppo":
+        return single_file.ppo(
+            env="CartPole-v1", num=8, hidden=[64, 64], lr=1e-3, collect=32, batch=256, epochs=20, gamma=0.98, lam=0.8,
+            clip=0.2, vf_coef=0.5, max_grad_norm=0.5,
+        )  # fmt: skip
+    return single_file.sac(
+        env="Pendulum-v1", hidden=[256, 256], lr=1e-3, batch=256, capacity=100_000, starts=100, gamma=0.99, tau=0.005
+    )
+
+
+def rate(side: Iterator[int], steps: int) -> float:
+    """Return environment steps per CPU second over at least so many of them."""
+    before, began = next(side), time.process_time()
+    while (now := next(side)) < before + steps:
+        pass
+    return (now - before) / (time.process_time() - began)
+
+
+def measure(names: list[str], rounds: int) -> None:
+    """Print one line of JSON; this process has stable-baselines3."""
+    figures: dict[str, Any] = {"benchmark": "training"}
+    with tempfile.TemporaryDirectory() as root:
+        new = [sys.executable, "-m", "trieye.cli", "new", SLUG, "--no-input", "--ci", "none", "-o", root]
+        subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
+        for name in names:
+            steps = STEPS[name]
+            sides = {
+                "trieye": ours(name, Path(root)),
+                "sb3": theirs(name, 20 * rounds * steps),
+                "single_file": alone(name),
+            }
+            for side in sides.values():
+                rate(side, steps)  # learning has begun then, and exploring is over
+            taken = [{key: rate(side, steps) for key, side in sides.items()} for _ in range(rounds)]
+            found: dict[str, float] = {
+                f"{key}_per_cpu_s": round(statistics.median(one[key] for one in taken)) for key in sides
+            }
+            for key in ("sb3", "single_file"):
+                found[f"vs_{key}"] = round(statistics.median(one["trieye"] / one[key] for one in taken), 2)
+            figures[name] = found | {"goal_sb3": GOALS[name], "goal_single_file": GOAL_SINGLE_FILE}
+            sides["trieye"].close()  # type: ignore[attr-defined]  # a generator, whose run ends
+    figures["met"] = all(
+        figures[name]["vs_sb3"] >= GOALS[name] and figures[name]["vs_single_file"] >= GOAL_SINGLE_FILE for name in names
+    )
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """Measure in the environment that has stable-baselines3."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", default="dqn,ppo,sac", help="which, separated by commas")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    options = parser.parse_args()
+    if options.here:
+        measure(options.agents.split(","), options.rounds)
+        return
+    python = installed("training", SB3)
+    given = [f"--agents={options.agents}", f"--rounds={options.rounds}", "--here"]
+    subprocess.run([python, __file__, *given], check=True)
+
+
+if __name__ == "__main__":
+    main()
