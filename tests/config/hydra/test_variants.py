@@ -214,7 +214,7 @@ class WithASchedule(trieye.TrieyeConfig):
     [
         ("lr=-1", "lr=-1: a number >= 0 is expected"),
         ("lr=abc", "lr=abc: a number or keys with values is expected, found 'abc'"),
-        ("lr.steps=3", "lr: end and steps belong together"),
+        ("lr={start: 1, steps: 3}", "end and steps belong together"),
     ],
 )
 def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, said):
