@@ -53,7 +53,7 @@ def make_project(folder: Path) -> Path:
 def train(project: Path, run_dir: Path, seed: int, status: str | None) -> int:
     """Train until the run is finished and return the exit code; the child gets Ctrl-C from the terminal, too."""
     if status is None:
-        say("Training Double DQN on CartPole-v1, half a minute or so. Ctrl-C saves; the same command goes on.")
+        say("Training Double DQN on CartPole-v1, a minute or so. Ctrl-C saves; the same command goes on.")
     else:
         say(f"Run {run_dir.name} was interrupted ({status}); it goes on from its last checkpoint.")
     command = [sys.executable, "-m", f"{SLUG}.train", f"run_name={run_dir.name}", f"seed={seed}"]
