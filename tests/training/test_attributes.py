@@ -90,6 +90,15 @@ def test_a_learning_rate_that_a_scheduler_changes_comes_back_as_it_was():
     assert torch.equal(holder.target.weight, other.target.weight)
 
 
+def test_a_list_of_weights_that_are_saved_elsewhere_may_be_kept_and_one_of_others_is_refused():
+    holder = Holder()
+    holder.weights = [*holder.target.parameters(), *holder.policy.parameters(), holder.log_alpha]
+    assert "weights" not in Attributes(holder, {"policy"}).state_dict()
+    holder.weights = [torch.zeros(2, requires_grad=True)]
+    with pytest.raises(ConfigurationError, match=r"Holder.weights is a list of objects with a state"):
+        Attributes(holder, {"policy"})
+
+
 @pytest.mark.parametrize("make", [list, tuple, lambda pair: dict(enumerate(pair))])
 def test_a_container_of_objects_with_a_state_is_refused_and_not_forgotten(make):
     holder = Holder()

@@ -34,12 +34,19 @@ class Attributes:
         self._holder, self._ignored = holder, ignored
         self._at_first = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
         for name, value in self._items():
-            if isinstance(value, _CONTAINERS) and any(_has_state(item) for item in _items_of(value)):
+            if isinstance(value, _CONTAINERS) and any(self._would_be_lost(item) for item in _items_of(value)):
                 kind = type(holder).__name__
                 raise ConfigurationError(
                     f"{kind}.{name} is a {type(value).__name__} of objects with a state, which nobody would save; "
                     "give each an attribute of its own (modules: a torch.nn.ModuleDict or ModuleList)"
                 )
+
+    def _would_be_lost(self, item: Any) -> bool:
+        if not _is_learned(item):
+            return _has_state(item)
+        modules = [value for value in vars(self._holder).values() if isinstance(value, torch.nn.Module)]
+        held = [*vars(self._holder).values(), *(weight for module in modules for weight in module.parameters())]
+        return all(item is not other for other in held)
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         policy = vars(self._holder).get("policy")
