@@ -244,7 +244,10 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     collector = collector_of(Coin, num=3, normalize_observations=True, **CARTPOLE)
     seen = []
     for steps in FRAGMENTS:
+        before = collector._policy.normalizer.mean.clone()
         rows = collector.collect(steps, generator())
+        assert torch.equal(collector._policy.normalizer.mean, before)  # learning sees them as acting did
+        collector.update_normalizers()
         seen.append(rows.arrays["obs"][rows.valid])
     held, data = collector._policy.normalizer, np.concatenate(seen)
     assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)

@@ -1,5 +1,6 @@
 """Where the rows of a batch come from, and learning from rows that others collected."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -10,8 +11,11 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
 from trieye.replay.exchange import export_npz
 from trieye.training.sampling import data_of, make_sampling
+from trieye.training.spaces import Spaces
 
 CPU = torch.device("cpu")
+SPACES = Spaces(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
+DICT = gym.spaces.Dict({"at": gym.spaces.Box(-1, 1, (2,)), "seen": gym.spaces.Box(0, 255, (8, 8), np.uint8)})
 
 
 @pytest.fixture
@@ -122,10 +126,88 @@ def test_data_without_a_use_and_a_use_without_data_are_refused(config, given, to
 )
 def test_data_that_cannot_be_read_are_named(config, tmp_path, name, told):
     with pytest.raises(ConfigurationError, match=told):
-        data_of(str(tmp_path / name), config().replay, seed=0)
+        data_of(str(tmp_path / name), SPACES, config().replay, seed=0)
 
 
 def test_data_that_a_buffer_cannot_hold_are_refused(config, data):
     small = config().replay.model_copy(update={"capacity": 30})
     with pytest.raises(ConfigurationError, match=r"has 40 rows, and replay.capacity=30 holds fewer"):
-        make_sampling(config(data=data, sample={"kind": "mix"}).sample, data, small, seed=0)
+        make_sampling(config(data=data, sample={"kind": "mix"}).sample, data, SPACES, small, seed=0)
+
+
+def rows_of_others(**columns):
+    return columns | {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+
+
+def test_rows_of_others_get_the_keys_shapes_and_types_of_an_engine(tmp_path, config):
+    buffer, seen = ReplayBuffer(10), np.zeros((2, 8, 8), np.uint8)
+    at = np.array([[0.5, 1.0], [0.25, 0.0]])
+    rows = rows_of_others(at=at, seen=seen, next_at=at, next_seen=seen)
+    buffer.extend(rows | {"action": np.array([[1], [0]]), "reward": np.array([1.0, 2.0])})
+    export_npz(buffer, tmp_path / "rows.npz")
+    spaces = Spaces(DICT, gym.spaces.Discrete(2))
+    batch = data_of(str(tmp_path / "rows.npz"), spaces, config().replay, seed=0).minibatch(4, CPU)
+    types = {name: (item.dtype, tuple(item.shape[1:])) for name, item in batch["next_obs"].items()}
+    assert types == {"at": (torch.float32, (2,)), "seen": (torch.uint8, (8, 8))}
+    assert (batch["action"].dtype, batch["action"].shape) == (torch.int64, (4,))
+    assert batch["reward"].dtype == torch.float32
+
+
+def test_rows_without_observations_are_named(tmp_path, config):
+    buffer = ReplayBuffer(10)
+    buffer.extend(rows_of_others(state=np.zeros(2), action=np.zeros(2), reward=np.zeros(2)))
+    export_npz(buffer, tmp_path / "rows.npz")
+    with pytest.raises(ConfigurationError, match=r"the rows have no obs; they have .*state"):
+        data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)
+
+
+OPTIONS = {
+    "prioritized": {"kind": "prioritized"},
+    "n_step": {"n_step": 3},
+    "dedup_next": {"dedup_next": True},
+    "max_reuse": {"max_reuse": 64},
+    "max_staleness": {"max_staleness": 2},
+    "shm": {"storage": "shm"},
+    "mmap": {"storage": "mmap", "storage_dir": "{tmp}"},
+    "small": {"capacity": 50},
+}
+REFUSED = {
+    "sequence": ({"kind": "sequence"}, "replay.kind=sequence is not for agent=dqn; choose uniform or prioritized"),
+    "fragment": ({"kind": "fragment"}, "replay.kind=fragment is not for agent=dqn"),
+    "frame_stack": ({"frame_stack": {"obs": 2}}, "stacks are made by env.frame_stack"),
+    "limiter": ({"limiter": {"samples_per_insert": 2.0}}, "the ratio is agent.updates_per_env_step"),
+    "max_reuse": ({"max_reuse": 2}, "the rows would run out, since each is drawn 16 times"),
+    "gamma": ({"gamma": 0.5}, "the discount of a training is agent.gamma=0.99"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_of_the_replay_learns(config, name, tmp_path):
+    replay = {key: str(tmp_path) if value == "{tmp}" else value for key, value in OPTIONS[name].items()}
+    engine = DQN(config(replay=replay))
+    for _ in range(30):
+        engine.advance()
+    assert engine.updates == engine.env_steps - 10
+    engine.cleanup()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_other_option_is_refused_before_anything_starts(config, name):
+    replay, told = REFUSED[name]
+    with pytest.raises(ValueError, match=told):
+        config(replay=replay)
+
+
+@pytest.mark.parametrize("replay", [*OPTIONS.values(), *(option for option, _ in REFUSED.values())])
+def test_an_agent_without_a_replay_refuses_all_of_them(config, replay):
+    with pytest.raises(ValueError, match=r"agent=ppo learns from what it has just collected, and has no replay"):
+        config(agent={"kind": "ppo"}, replay=replay)
+
+
+def test_no_row_is_older_than_the_bound_on_staleness(config):
+    engine = DQN(config(replay={"max_staleness": 2}))
+    for _ in range(20):
+        engine.advance()
+    first = engine.replay.minibatch(200, CPU).ids.min()
+    assert len(engine.replay) - 3 * 4 <= first  # the rows of the last three fragments
+    engine.cleanup()

@@ -39,6 +39,7 @@ class Collector:
         self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
         self._env_state = EnvState(envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
+        self._unseen: list[torch.Tensor] = []
         self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
@@ -89,9 +90,16 @@ class Collector:
         arrays |= {"terminated": terminated, "truncated": truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
         rows = Rows(arrays, self._obs, valid, extras, before, device)
-        for normalizer in self._normalizers:
-            normalizer.update(rows["obs"][torch.from_numpy(valid).to(device)])
+        if self._normalizers:
+            self._unseen.append(rows["obs"][torch.from_numpy(valid).to(device)])
         return rows
+
+    def update_normalizers(self) -> None:
+        """Take what was collected into account; not before it was learned from, which has to see it as `act` did."""
+        for obs in self._unseen:
+            for normalizer in self._normalizers:
+                normalizer.update(obs)
+        self._unseen.clear()
 
     @staticmethod
     def _see(obs: dict[str, Array], seen: dict[str, Array], t: int) -> None:
@@ -241,10 +249,11 @@ def columns_of(obs: Any) -> dict[str, Array]:
     Pictures, uint8 with two axes or more, stay as they are; other numbers become float32.
     """
     found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
-    return {name: _as_column(np.asarray(item)) for name, item in found.items()}
+    return {name: as_column(np.asarray(item)) for name, item in found.items()}
 
 
-def _as_column(array: Array) -> Array:
+def as_column(array: Array) -> Array:
+    """Return observations `[n, ...]` as they are kept: pictures as bytes, anything else as float32."""
     is_picture = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
     return array if is_picture else array.astype(np.float32, copy=False)
 

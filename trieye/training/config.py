@@ -8,7 +8,7 @@ from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.base import StrictModel
 from trieye.config.env import EnvConfig
 from trieye.config.loop import LoopConfig
-from trieye.config.replay import ReplayConfig
+from trieye.config.replay import LimiterConfig, ReplayConfig
 from trieye.config.root import TrieyeConfig
 from trieye.config.sample import SampleConfig
 
@@ -72,6 +72,16 @@ class TrainingConfig(TrieyeConfig):
             return self
         if replay.kind not in {"uniform", "prioritized"}:
             raise ValueError(f"replay.kind={replay.kind} is not for agent={kind}; choose uniform or prioritized")
+        if replay.frame_stack:
+            raise ValueError("replay.frame_stack: stacks are made by env.frame_stack, for the policy sees them, too")
+        if replay.limiter != LimiterConfig():
+            raise ValueError("replay.limiter: the ratio is agent.updates_per_env_step, from agent.learning_starts on")
+        uses = self.agent.updates_per_env_step * self.agent.batch_size
+        if replay.max_reuse is not None and replay.max_reuse < 2 * uses:
+            raise ValueError(
+                f"replay.max_reuse={replay.max_reuse}: the rows would run out, since each is drawn {uses:g} times on "
+                "average (agent.updates_per_env_step x agent.batch_size); at least twice as many are needed"
+            )
         if "gamma" in replay.model_fields_set and replay.gamma not in {self.agent.gamma, ReplayConfig().gamma}:
             raise ValueError(
                 f"replay.gamma={replay.gamma}: the discount of a training is agent.gamma={self.agent.gamma}"

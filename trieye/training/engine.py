@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -67,29 +68,25 @@ class TrainEngine(Experiment[ConfigT]):
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
         self.envs = make_envs(config.env)
-        self.policy = self.policy_class(config, spaces_of(self.envs)).to(self.device)
+        spaces = spaces_of(self.envs)
+        self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
             for module in self.policy.children():
                 module.compile()
-        self.replay: Any = self._made_replay(config)
+        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        self.replay: Any = None
+        if isinstance(config.agent, ReplayAgentConfig):
+            is_offline = config.mode == "train"
+            make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+            self.replay = make(replay, seed=config.seed)
         self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed)
         self._collector = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
         self._evaluation = Evaluation(config.env)
-        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
-        self._sampling = make_sampling(config.sample, config.data, replay, seed=config.seed)
-        self._counted = (0, 0)
+        self._sampling = make_sampling(config.sample, config.data, spaces, replay, seed=config.seed)
+        self._counted, self._version = (0, 0), 0
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
-
-    @staticmethod
-    def _made_replay(config: TrainingConfig) -> Experience | None:
-        if not isinstance(config.agent, ReplayAgentConfig):
-            return None
-        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
-        if config.mode == "train":
-            return data_of(config.data or "", replay, seed=config.seed)
-        return Experience.from_config(replay, seed=config.seed)
 
     @property
     def env_steps(self) -> int:
@@ -108,6 +105,9 @@ class TrainEngine(Experiment[ConfigT]):
         """
         if self.config.mode == "train":
             return Rows.nothing(self.envs.num_envs, self.device)
+        if self.config.replay.max_staleness is not None and self.replay is not None:
+            self._version += 1
+            self.replay.set_version(self._version)
         return self._collector.collect(steps or self.agent.rollout_steps, self._generator)
 
     def due_batches(self) -> Iterator[Minibatch]:
@@ -157,6 +157,7 @@ class TrainEngine(Experiment[ConfigT]):
     def advance(self) -> Mapping[str, float | None]:
         """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
         values = dict(self.step())
+        self._collector.update_normalizers()
         before, self._counted = self._counted, (self.env_steps, self.updates)
         found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
         found |= self._collector.metrics()
@@ -188,6 +189,7 @@ class TrainEngine(Experiment[ConfigT]):
             "attributes": self._state.state_dict(),
             "collector": self._collector,
             "generator": self._generator,
+            "version": self._version,
             **({"sampling": self._sampling} if isinstance(self._sampling, FromData) else {}),
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -197,6 +199,7 @@ class TrainEngine(Experiment[ConfigT]):
         self.policy.load_state_dict(checkpoint["policy"])
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
+        self._version = checkpoint["version"]
         is_whole = self._collector.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         if isinstance(self._sampling, FromData) and "sampling" in checkpoint:

@@ -1,16 +1,21 @@
 """Sampling: batches from the replay buffer, and from rows that others collected."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from trieye.config.replay import ReplayConfig
 from trieye.config.sample import SampleConfig
 from trieye.exceptions import ConfigurationError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
+from trieye.training.collecting import as_column
+from trieye.training.rows import Array, Rows
+from trieye.training.spaces import Spaces
 
 _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
 
@@ -85,7 +90,9 @@ def _marked(batch: Minibatch, *, value: bool) -> Minibatch:
     return batch
 
 
-def make_sampling(config: SampleConfig, data: str | None, replay: ReplayConfig, *, seed: int) -> Sampling:
+def make_sampling(
+    config: SampleConfig, data: str | None, spaces: Spaces, replay: ReplayConfig, *, seed: int
+) -> Sampling:
     """Make what a config describes.
 
     Raises:
@@ -93,25 +100,63 @@ def make_sampling(config: SampleConfig, data: str | None, replay: ReplayConfig, 
     """
     if config.kind == "default":
         return FromReplay()
-    given = data_of(data or "", replay.model_copy(update={"kind": "uniform"}), seed=seed + 1)
+    given = data_of(data or "", spaces, replay.model_copy(update={"kind": "uniform"}), seed=seed + 1)
     if config.kind == "mix":
         return FromData(given, config.data_ratio)
     return FromData(given, 1.0, config.warmup_updates)
 
 
-def data_of(name: str, replay: ReplayConfig, *, seed: int) -> Experience:
-    """Return a buffer with rows that others collected.
+class _Foreign(Experience):
+    """Takes rows as others name and shape them, and keeps them as those of an engine."""
+
+    spaces: Spaces
+
+    def extend(
+        self,
+        batch: Mapping[str, ArrayLike] | Rows,
+        env_ids: ArrayLike | None = None,
+        *,
+        versions: ArrayLike | None = None,
+    ) -> NDArray[np.int64]:
+        """Copy rows in; see `Experience`."""
+        rows = {name: np.asarray(array) for name, array in batch.items()} if isinstance(batch, Mapping) else batch
+        return super().extend(self._as_own(rows) if isinstance(rows, dict) else rows, env_ids, versions=versions)
+
+    def _as_own(self, rows: dict[str, Array]) -> dict[str, Array]:
+        inner = getattr(self.spaces.observation, "spaces", {})
+        for key in inner:  # dicts come as their keys alone
+            for name, own in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
+                if own not in rows and name in rows:
+                    rows[own] = rows.pop(name)
+        missing = [name for name in ([f"obs/{key}" for key in inner] or ["obs"]) if name not in rows]
+        if missing:
+            raise ConfigurationError(f"the rows have no {missing[0]}; they have {', '.join(rows)}")
+        for name in [name for name in rows if name.removeprefix("next_").partition("/")[0] == "obs"]:
+            rows[name] = as_column(rows[name])
+        action = self.spaces.action
+        dtype = np.int64 if action.dtype.kind in "iu" else np.float32
+        rows["action"] = rows["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
+        rows["reward"] = rows["reward"].reshape(-1).astype(np.float32, copy=False)
+        return rows
+
+
+def data_of(name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int) -> Experience:
+    """Return a buffer with rows that others collected, with the keys, shapes and types of an engine's own.
 
     Args:
         name: A file that `export_npz` or `export_parquet` wrote, `minari:ID` for a dataset of Minari, which is
             downloaded if need be, or `sb3:FILE` for a replay buffer of stable-baselines3.
-        replay: What kind of buffer; its capacity must hold all rows.
+        spaces: Of the environment.
+        replay: What kind of buffer; its capacity must hold all rows. Rows of others have neither versions nor a bound
+            on their uses.
         seed: Of its draws.
 
     Raises:
         ConfigurationError: There is no such data, or there are more rows than the buffer holds.
     """
-    buffer = Experience.from_config(replay, seed=seed)
+    unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
+    buffer = _Foreign.from_config(unbounded, seed=seed)
+    buffer.spaces = spaces
     kind, colon, rest = name.partition(":")
     try:
         if colon and kind == "minari":
