@@ -4,11 +4,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
+from trieye.exceptions import ConfigurationError
 from trieye.training.collecting import columns_of
 from trieye.training.environments import make_env
 from trieye.training.policy import Context, Policy
@@ -111,7 +113,7 @@ class Evaluation:
             going = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
                 if env.render_mode is not None:
-                    episode.frames.append(env.render())
+                    episode.frames.append(_picture(env))
                 obs[id(env)], reward, terminated, truncated, info = env.step(actions[n])
                 episode.total, episode.length = episode.total + float(reward), episode.length + 1
                 if terminated or truncated:
@@ -126,6 +128,16 @@ class Evaluation:
         """Close the environments."""
         while self._envs:
             self._envs.pop().close()
+
+
+def _picture(env: Any) -> NDArray[np.uint8]:
+    try:
+        picture: Any = env.render()
+    except (gym.error.Error, ImportError, NotImplementedError) as error:
+        raise ConfigurationError(f"{env} makes no picture for a video: {error}") from error
+    if not isinstance(picture, np.ndarray):
+        raise ConfigurationError(f"{env} makes no picture for a video: its render() returned {picture!r:.60}")
+    return picture
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:

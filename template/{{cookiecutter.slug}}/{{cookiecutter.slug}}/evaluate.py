@@ -109,11 +109,11 @@ def print_table(report: dict[str, Any]) -> None:
 
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
     table = Table(title=f"{report['run']}: {kind}, {report['episodes']} episodes", show_header=False)
-    table.add_row("checkpoint", f"step {report['step']:_}, {report['checkpoint']}")
+    table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:_} steps")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")
     table.add_row("length, mean", f"{report['length_mean']:.1f} steps")
-    Console(soft_wrap=True).print(table)
+    Console().print(table)
 
 
 if __name__ == "__main__":
