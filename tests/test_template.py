@@ -360,7 +360,9 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
     for flags in ([], ["-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]):
         done = run(project, "-m", f"{SLUG}.train", *flags, *typed)
         assert done.returncode == 2
-        assert done.stderr.startswith("error: env.id=CartPol-v1 is not registered with Gymnasium; did you mean 'CartPole-v1'?")
+        assert done.stderr.startswith(
+            "error: env.id=CartPol-v1 is not registered with Gymnasium; did you mean 'CartPole-v1'?"
+        )
         assert "Traceback" not in done.stderr
         assert list(tmp_path.iterdir()) == []
 
