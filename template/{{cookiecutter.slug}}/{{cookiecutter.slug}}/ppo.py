@@ -48,7 +48,7 @@ class ActorCritic(trieye.Policy):
             draw = (output - noise.exponential_(generator=ctx.generator).log_()).argmax(1)
         else:
             draw = output + self.log_std.exp() * noise.normal_(generator=ctx.generator)
-        return trieye.Act(self.as_action(draw), {"draw": draw, "log_prob": self.rate(output, draw)[0]})
+        return trieye.Act(self.as_action(draw), {"draw": draw, "log_prob": self.log_prob(output, draw)})
 
     def as_action(self, draw: torch.Tensor) -> torch.Tensor:
         """Return what the environment takes; continuous detail 4: clipped there only, learned from as drawn."""
@@ -62,14 +62,19 @@ class ActorCritic(trieye.Policy):
         """Return the values of observations, `[...]`."""
         return self.critic(self.features(obs))[..., 0]
 
-    def rate(self, output: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log probability of each draw, and the entropy of what it was drawn from."""
+    def log_prob(self, output: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+        """Return the log probability of each draw, `[n]`, from the output of the actor."""
+        if self.is_discrete:
+            return output.log_softmax(1).gather(1, draw[:, None])[:, 0]
+        errors = (draw - output) * (-self.log_std).exp()
+        return -(0.5 * errors.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(1)
+
+    def entropy(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the mean entropy of what is drawn from."""
         if self.is_discrete:
             chances = output.log_softmax(1)
-            return chances.gather(1, draw[:, None])[:, 0], -(chances.exp() * chances).sum(1)
-        errors = (draw - output) * (-self.log_std).exp()
-        constant = self.log_std + 0.5 * math.log(2 * math.pi)
-        return -(0.5 * errors.square() + constant).sum(1), (constant + 0.5).sum().expand(len(draw))
+            return -(chances.exp() * chances).sum(1).mean()
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
 class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
@@ -99,15 +104,15 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         with self.autocast():
             features = self.policy.features(batch["obs"])
             output, value = self.policy.actor(features).float(), self.policy.critic(features)[:, 0].float()
-        log_prob, entropy = self.policy.rate(output, batch["draw"])
-        log_ratio = log_prob - batch["log_prob"]
+        log_ratio = self.policy.log_prob(output, batch["draw"]) - batch["log_prob"]
         ratio = log_ratio.exp()
         clip_range = self.agent.clip_range(self.env_steps)
         clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()  # detail 8, equation 7
         # detail 9, a clipped value loss, is left out: it does not help (Andrychowicz et al. 2021)
         value_loss = (value - batch["returns"]).square().mean()
-        entropy = entropy.mean()
+        with torch.set_grad_enabled(self.agent.ent_coef > 0):
+            entropy = self.policy.entropy(output)
         loss = policy_loss + self.agent.vf_coef * value_loss - self.agent.ent_coef * entropy  # detail 10
         self.optimizer.zero_grad()
         loss.backward()
