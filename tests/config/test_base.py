@@ -3,10 +3,12 @@
 import warnings
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from trieye.config import STRICT, LoopConfig, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+from trieye.config.agent import AgentConfig
 from trieye.config.base import nearest
+from trieye.exceptions import ConfigurationError
 
 
 def test_a_tolerant_model_warns_of_an_unknown_key_and_names_the_nearest():
@@ -58,3 +60,28 @@ def test_a_number_must_be_finite(value):
 )
 def test_the_nearest_word_is_close_or_begins_alike(word, expected):
     assert nearest(word, ["local", "ray", "cluster"]) == expected
+
+
+def test_a_field_of_a_project_does_not_take_the_place_of_another_one():
+    with pytest.raises(
+        ConfigurationError, match=r"Mine.loop: trieye has a key of this name already, for something else"
+    ):
+
+        class Mine(TrieyeConfig):
+            loop: dict[str, int] = Field(default_factory=dict)
+
+    class Narrower(LoopConfig):
+        more: int = 1
+
+    class Fits(TrieyeConfig):
+        loop: Narrower = Field(default_factory=Narrower)
+        seed: int = 7
+
+    assert (Fits().loop.more, Fits().seed) == (1, 7)
+
+
+def test_a_kind_of_action_that_is_none_is_named():
+    with pytest.raises(ConfigurationError, match=r"TypoConfig.actions: 'continous' .* did you mean 'continuous'\?"):
+
+        class TypoConfig(AgentConfig):
+            actions = ("continous",)

@@ -1,5 +1,6 @@
 """What a collector hands out is what a slow loop over single environments sees."""
 
+import copy
 import random
 
 import gymnasium as gym
@@ -252,6 +253,7 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     held, data = collector._policy.normalizer, np.concatenate(seen)
     assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
     assert held.variance.numpy() == pytest.approx(data.var(0), rel=1e-3)
+    assert copy.deepcopy(collector._policy).normalizer is held  # a target network, which has no moments of its own
     other = Normalizer((4,))
     other.load_state_dict(decode(encode(held.state_dict())))
     obs = torch.from_numpy(data[:50])

@@ -145,3 +145,9 @@ def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end
     even = sum(length % 2 == 0 for length in lengths) / 40
     assert (found["eval/success"], found["eval/last"]) == pytest.approx((even, found["eval/length"]))
     evaluation.close()
+
+
+def test_a_mean_is_over_the_updates_that_have_the_metric():
+    rows = [{"critic": 1.0}, {"critic": torch.tensor(3.0, requires_grad=True), "actor": 5.0}]
+    assert trieye.mean(rows) == {"critic": 2.0, "actor": 5.0}
+    assert trieye.mean(iter(())) == {}

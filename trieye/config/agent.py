@@ -1,10 +1,11 @@
 """AgentConfig: what trieye has to know of an algorithm; the project that owns it adds its hyperparameters."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from trieye.config.base import Variants
+from trieye.config.base import Variants, did_you_mean
+from trieye.exceptions import ConfigurationError
 
 ActionKind = Literal["discrete", "continuous"]
 
@@ -18,6 +19,16 @@ class AgentConfig(Variants):
 
     actions: ClassVar[tuple[ActionKind, ...]] = ("discrete", "continuous")
     """What it can choose among: `discrete` actions, numbers within bounds (`continuous`), or both."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name in cls.actions:
+            if name not in get_args(ActionKind):
+                raise ConfigurationError(
+                    f"{cls.__name__}.actions: {name!r} is no kind of action{did_you_mean(name, get_args(ActionKind))} "
+                    f"(kinds: {', '.join(get_args(ActionKind))})"
+                )
 
     engine: str = Field(pattern=r"^[\w.]+:\w+$", description="The class that trains, as `my_agent.dqn:DQN`.")
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")

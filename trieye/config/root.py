@@ -43,6 +43,21 @@ class TrieyeConfig(TolerantModel):
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
     loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a field of a project with the name of another one and a type that this cannot be."""
+        super().__pydantic_init_subclass__(**kwargs)
+        bases = [base for base in cls.__mro__[1:] if isinstance(base, type) and issubclass(base, TrieyeConfig)]
+        for base in bases:
+            for name in cls.__annotations__.keys() & base.model_fields.keys():
+                then, now = base.model_fields[name], cls.model_fields[name].annotation
+                is_narrower = isinstance(now, type) and isinstance(then.annotation, type)
+                if now != then.annotation and not (is_narrower and issubclass(now, then.annotation)):  # type: ignore[arg-type]
+                    raise ConfigurationError(
+                        f"{cls.__name__}.{name}: trieye has a key of this name already, for something else "
+                        f"({then.description}); choose another name"
+                    )
+
     @model_validator(mode="after")
     def _persistence_has_the_same_names(self) -> Self:
         # a copy: the caller may use the PersistenceConfig it passed for another run

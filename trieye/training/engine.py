@@ -220,19 +220,19 @@ class TrainEngine(Experiment[ConfigT]):
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over some updates, as numbers; they are fetched from the device once.
+    """Return the mean of each metric over the updates that have it, as numbers fetched from the device once.
 
     Args:
-        metrics: What `train_step` returned, numbers or tensors of one element, with the same names each time. Nothing
-            at all gives nothing.
+        metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
     """
-    held = list(metrics)
-    if not held:
+    columns: dict[str, list[torch.Tensor]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
+    if not columns:
         return {}
-    columns = [
-        torch.stack([torch.as_tensor(row[name]).detach().float().reshape(()) for row in held]) for name in held[0]
-    ]
-    return dict(zip(held[0], torch.stack(columns).mean(1).tolist(), strict=True))
+    means = torch.stack([torch.stack(column).mean() for column in columns.values()])
+    return dict(zip(columns, means.tolist(), strict=True))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

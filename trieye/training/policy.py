@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -100,7 +100,8 @@ class Normalizer(nn.Module):
     """Observations less their mean, over their standard deviation, of all that were collected so far.
 
     The running moments are buffers: they are published, saved and loaded with the policy. Batches are merged by the
-    parallel algorithm of Chan, Golub and LeVeque (1979).
+    parallel algorithm of Chan, Golub and LeVeque (1979). A deep copy of a policy, such as a target network, shares it:
+    what observations are like has no slow form.
 
     Args:
         shape: Of one observation.
@@ -117,6 +118,9 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
         self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Normalize `[..., *shape]`."""
