@@ -32,12 +32,12 @@ class DQNConfig(trieye.ReplayAgentConfig):
     hidden_sizes: HiddenSizes = Field(default=[128, 128], description="Sizes of hidden layers.")
     lr: Share = Field(default=trieye.Schedule(start=1e-3), description="Learning rate of Adam.")
     epsilon: Share = Field(
-        default=trieye.Schedule(start=1.0, end=0.05, steps=10_000), description="Share of random actions."
+        default=trieye.Schedule(start=1.0, end=0.1, steps=10_000), description="Share of random actions."
     )
     double: bool = Field(default=True, description="Choose the next action with the online network (Double DQN).")
     rollout_steps: int = Field(default=8, ge=1, le=1 << 20, description="Steps of each environment, then updates.")
     updates_per_env_step: float = Field(default=0.5, gt=0, le=1000, description="Updates for each environment step.")
-    target_update_interval: int = Field(default=250, ge=1, description="Updates between two copies to the target.")
+    target_update_interval: int = Field(default=100, ge=1, description="Updates between two copies to the target.")
     max_grad_norm: float = Field(default=10.0, gt=0, description="Gradients are scaled down to this norm.")
 
 
