@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO, TrainConfig
+from tests.training.algorithms import DQN, PPO
 from trieye.experiment.experiment import run_experiment
 
 AGENTS = {
@@ -24,16 +24,14 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
 
 
 @pytest.fixture
-def config(tmp_path):
-    def make(name, steps, *, run_name="run", agent=None, **env):
-        return TrainConfig(
-            agent=AGENTS[name][1] | (agent or {}),
-            env={"id": "CartPole-v1", "max_episode_steps": 30, "eval_episodes": 2} | env,
+def config(train_config):
+    def make(name, steps, *, run_name="run", **env):
+        return train_config(
+            agent=AGENTS[name][1],
+            env={"max_episode_steps": 30} | env,
             run_name=run_name,
-            runtime={"kind": "local"},
-            sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
-            persistence={"root_data_dir": str(tmp_path), "checkpoint_save_freq_steps": 50},
-            loop={"axis": "env_steps", "steps": steps, "evaluate_every_steps": 60},
+            persistence={"checkpoint_save_freq_steps": 50},
+            loop={"steps": steps, "evaluate_every_steps": 60},
         )
 
     return make

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, TrainConfig
+from tests.training.algorithms import DQN
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
 from trieye.replay.exchange import export_npz
@@ -31,19 +31,10 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(train_config):
     def make(**given):
-        return TrainConfig.model_validate(
-            {
-                "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 16, "learning_starts": 10},
-                "env": {"id": "CartPole-v1", "eval_episodes": 2},
-                "runtime": {"kind": "local"},
-                "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
-                "persistence": {"root_data_dir": str(tmp_path)},
-                "loop": {"axis": "env_steps", "steps": 60},
-            }
-            | given
-        )
+        small = {"agent": {"batch_size": 16, "learning_starts": 10}, "loop": {"steps": 60}}
+        return train_config(**small | given)
 
     return make
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, QPolicy, TrainConfig
+from tests.training.algorithms import DQN, QPolicy
+from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import RunInterrupted
 from trieye.experiment.experiment import run_experiment
 from trieye.files.run_record import RunRecord
@@ -72,20 +73,13 @@ class Stopping(DQN):
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(train_config):
     def make(steps, run_name="run", **given):
-        return TrainConfig.model_validate(
-            {
-                "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
-                "env": {"id": "CartPole-v1", "eval_episodes": 2},
-                "run_name": run_name,
-                "runtime": {"kind": "local"},
-                "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
-                "persistence": {"root_data_dir": str(tmp_path), "checkpoint_save_freq_steps": 20},
-                "loop": {"axis": "env_steps", "steps": steps, "evaluate_every_steps": 20},
-            }
-            | given
-        )
+        rhythm = {
+            "persistence": {"checkpoint_save_freq_steps": 20},
+            "loop": {"steps": steps, "evaluate_every_steps": 20},
+        }
+        return train_config(run_name=run_name, **rhythm | given)
 
     return make
 
@@ -139,6 +133,19 @@ def test_mode_bench_each_checkpoint(config):
         assert [report["step"] for report in reports] == chosen
     with pytest.raises(trieye.CheckpointError, match=r"bench.which=nothing\* fits no checkpoint .* checkpoint_step_2"):
         trieye.train(config(60, mode="bench", bench={"which": "nothing*", "episodes": 1}))
+
+
+def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
+    made = config(60, loop={"steps": 60, "evaluate_every_steps": 20, "mode": "min"})
+    run_experiment(DQN, made)
+    run_dir = made.persistence.get_runs_root_dir() / "run"
+    rated = {
+        entry.step: entry.objective for entry in CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
+    }
+    assert len(set(rated.values())) > 1
+    trieye.train(config(60, mode="bench", bench={"which": "best", "episodes": 1}))
+    (report,) = json.loads((run_dir / "bench.json").read_text())
+    assert rated[report["step"]] == min(rated.values())
 
 
 def test_sigint_saves(config):

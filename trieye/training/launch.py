@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FIRST_SEED = 2_000_000
-"""Other starts than those by which the best checkpoint was chosen."""
+FRESH_SEED = 2_000_000
+"""Other starts than those of the evaluations by which the best checkpoint was chosen."""
 
 
 def train(config: TrieyeConfig) -> float | None:
@@ -51,7 +51,7 @@ def evaluate(
     which: Which = "best",
     *,
     episodes: int = 20,
-    first_seed: int = FIRST_SEED,
+    first_seed: int = FRESH_SEED,
     video: str | Path | None = None,
 ) -> dict[str, Any]:
     """Play whole episodes with the policy of a run, without exploring; nothing of the run changes.
@@ -119,30 +119,28 @@ def bench(config: TrainingConfig) -> float:
         CheckpointError: There is none, or none that `bench.which` fits.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    steps = _chosen(run_dir, config.bench.which)
+    chosen = _chosen(run_dir, config.bench.which)
     reports: list[dict[str, Any]] = []
-    for number, step in enumerate(steps, 1):
-        report = evaluate(run_dir, step, episodes=config.bench.episodes)
+    for number, which in enumerate(chosen, 1):
+        report = evaluate(run_dir, which, episodes=config.bench.episodes)
         reports.append(report)
         spread = f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})"
-        say(f"{run_dir.name}, step {report['step']} ({number} of {len(steps)}): return {spread}")
+        say(f"{run_dir.name}, step {report['step']} ({number} of {len(chosen)}): return {spread}")
     path = run_dir / "bench.json"
     write_atomic(path, json.dumps(reports, indent=1).encode())
     say(f"{len(reports)} checkpoints, {config.bench.episodes} episodes each, are in {path}")
     return max(float(report["return_mean"]) for report in reports)
 
 
-def _chosen(run_dir: Path, which: str) -> list[int]:
-    """Return the steps of the checkpoints that `latest`, `best`, `each`, or a pattern of their names means."""
-    store = CheckpointStore(run_dir / "checkpoints", read_only=True)
-    entries = store.entries()
+def _chosen(run_dir: Path, which: str) -> list[Which]:
+    """Return the checkpoints that `latest`, `best`, `each`, or a pattern of their names means."""
+    named: dict[str, Which] = {"latest": "latest", "best": "best"}
+    if which in named:
+        return [named[which]]
+    entries = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     if not entries:
         raise CheckpointError(f"{run_dir} holds no checkpoint; name a run by run_name=NAME")
-    if which == "latest":
-        return [entries[-1].step]
-    if which == "best":
-        return [(store.ranked("max") or entries[-1:])[0].step]
-    found = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
+    found: list[Which] = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
     if not found:
         names = ", ".join(entry.path.name for entry in entries)
         raise CheckpointError(f"bench.which={which} fits no checkpoint of {run_dir} (there are: {names})")

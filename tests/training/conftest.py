@@ -1,0 +1,32 @@
+"""A small training."""
+
+import pytest
+
+from tests.training.algorithms import TrainConfig
+
+
+@pytest.fixture
+def train_config(tmp_path):
+    """Return a function that makes a config: a DQN on CartPole, in this process, without sinks of other packages.
+
+    Parts that are given win key by key; another `agent.kind` begins with nothing.
+    """
+
+    def make(**given):
+        parts = {
+            "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+            "env": {"id": "CartPole-v1", "eval_episodes": 2},
+            "run_name": "run",
+            "runtime": {"kind": "local"},
+            "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+            "persistence": {"root_data_dir": str(tmp_path)},
+            "loop": {"axis": "env_steps"},
+        }
+        if "kind" in given.get("agent", {}):
+            parts["agent"] = {}
+        merged = {
+            key: parts[key] | value if isinstance(parts.get(key), dict) else value for key, value in given.items()
+        }
+        return TrainConfig.model_validate(parts | merged)
+
+    return make
