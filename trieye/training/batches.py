@@ -23,19 +23,19 @@ class Experience(ReplayBuffer):
         versions: ArrayLike | None = None,
     ) -> NDArray[np.int64]:
         """Copy rows in and return their ids; of `Rows` the valid ones, each as of its environment."""
-        if isinstance(batch, Rows):
-            batch, env_ids = batch.transitions()
-            if not len(env_ids):
-                return np.zeros(0, np.int64)
-        return super().extend(batch, env_ids, versions=versions)
+        if not isinstance(batch, Rows):
+            return super().extend(self.as_own(batch), env_ids, versions=versions)
+        rows, env_ids = batch.transitions()
+        return super().extend(rows, env_ids, versions=versions) if len(env_ids) else np.zeros(0, np.int64)
+
+    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+        """Return rows that are no `Rows` with the keys, shapes and types of an engine's; here they have them."""
+        return rows
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
         """Set priorities of rows, as `ReplayBuffer` does; rows with the id -1 are not of this buffer."""
         given = np.asarray(ids)
-        own = given >= 0
-        return super().update_priorities(
-            *((ids, priorities) if own.all() else (given[own], np.asarray(priorities)[own]))
-        )
+        return super().update_priorities(given[given >= 0], np.asarray(priorities)[given >= 0])
 
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
         """Draw `n` rows as tensors on a device; page-locked memory is between where that is faster."""

@@ -1,7 +1,7 @@
 """Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.process.progress import say
 from trieye.snapshot.environments import EnvState
-from trieye.training.policy import Act, Context, Normalizer, Policy
+from trieye.training.policy import Act, Context, Normalizer, Policy, mapped
 from trieye.training.rows import Array, Rows, nested
 
 _PICTURE_AXES = 3  # environments, height and width
@@ -59,7 +59,7 @@ class Collector:
     def collect(self, steps: int, generator: torch.Generator) -> Rows:
         """Make some steps of each environment, with the policy exploring."""
         num, device = self._envs.num_envs, self._policy.device
-        before = _mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
+        before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
         ctx = Context(explore=True, env_steps=self.env_steps, generator=generator)
         seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
         rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
@@ -115,7 +115,7 @@ class Collector:
         def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
 
-        return _mapped(state, begun, fresh)
+        return mapped(state, begun, fresh)
 
     def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
@@ -185,7 +185,7 @@ class Collector:
             say(f"new episodes begin, {cut} were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
-        self._state = _mapped(state["policy_state"], lambda item: item.to(self._policy.device))
+        self._state = mapped(state["policy_state"], lambda item: item.to(self._policy.device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
@@ -268,10 +268,3 @@ def _of_member(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
         if key.startswith("_") or (f"_{key}" in info and not info[f"_{key}"][n]):
             continue
         yield key, member_of(values, n) if isinstance(values, Mapping) else values[n]
-
-
-def _mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
-    """Return the state of a recurrent policy with each tensor changed, given those of other states in its place."""
-    if isinstance(state, dict):
-        return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}
-    return None if state is None else change(state, *others)

@@ -47,19 +47,17 @@ class TrainingConfig(TrieyeConfig):
 
     @model_validator(mode="after")
     def _data_has_a_use(self) -> Self:
-        needed = [name for name, uses in (("mode=train", self.mode == "train"), *self._uses_of_data()) if uses]
-        if needed and self.data is None:
-            raise ValueError(f"{needed[0]} needs rows that others collected: set data=<file>")
-        if self.data is not None and not needed:
+        samples = None if self.sample.kind == "default" else f"sample={self.sample.kind}"
+        use = "mode=train" if self.mode == "train" else samples
+        if use is None and self.data is not None:
             raise ValueError(f"data={self.data} has no use here; choose mode=train, sample=mix or sample=warmup")
-        if needed and not isinstance(self.agent, ReplayAgentConfig):
-            raise ValueError(f"{needed[0]} is not for an agent that learns from what it has just collected")
+        if use is not None and self.data is None:
+            raise ValueError(f"{use} needs rows that others collected: set data=<file>")
+        if use is not None and not isinstance(self.agent, ReplayAgentConfig):
+            raise ValueError(f"{use} is not for an agent that learns from what it has just collected")
         if self.mode == "train" and self.loop.axis != "updates":
             raise ValueError(f"mode=train makes no environment steps; set loop.axis=updates, not {self.loop.axis}")
         return self
-
-    def _uses_of_data(self) -> tuple[tuple[str, bool], ...]:
-        return tuple((f"sample={kind}", self.sample.kind == kind) for kind in ("mix", "warmup"))
 
     @model_validator(mode="after")
     def _the_replay_fits(self) -> Self:

@@ -22,7 +22,7 @@ from trieye.training.environments import make_envs, spaces_of
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
-from trieye.training.sampling import FromData, data_of, make_sampling
+from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import as_data
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
@@ -190,7 +190,7 @@ class TrainEngine(Experiment[ConfigT]):
             "collector": self._collector,
             "generator": self._generator,
             "version": self._version,
-            **({"sampling": self._sampling} if isinstance(self._sampling, FromData) else {}),
+            "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
 
@@ -202,8 +202,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._version = checkpoint["version"]
         is_whole = self._collector.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
-        if isinstance(self._sampling, FromData) and "sampling" in checkpoint:
-            self._sampling.load_state_dict(checkpoint["sampling"])
+        self._sampling.load_state_dict(checkpoint["sampling"])
         if self.replay is None:
             return
         if "replay" in checkpoint:

@@ -38,11 +38,9 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
     """
     if config.atari:
         _check_atari(config)
-    mode: dict[str, Any] = (
-        {} if render_mode is None else {"render_mode": render_mode}
-    )  # many environments have no such argument
+    arguments = _arguments(config) | ({"render_mode": render_mode} if render_mode else {})  # which some do not take
     try:
-        env: Any = gym.make(config.id, disable_env_checker=True, **mode, **_arguments(config))
+        env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
     if config.atari:

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.collecting import columns_of
 from trieye.training.environments import make_env
-from trieye.training.policy import Context, Policy
+from trieye.training.policy import Context, Policy, mapped
 from trieye.training.rows import nested
 
 FIRST_SEED = 1_000_000
@@ -104,7 +105,7 @@ class Evaluation:
                 obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
                 begun += 1
-            state = _joined(state, policy.initial_state(begun)) if begun else state
+            state = mapped(state, _joined, policy.initial_state(begun)) if begun else state
             columns = columns_of(_stacked([obs[id(env)] for env, _ in active]))
             with torch.inference_mode():
                 seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
@@ -121,7 +122,7 @@ class Evaluation:
                     episode.metrics = {name: float(value) for name, value in policy.on_episode(info).items()}
                     done.append(episode)
                     free.append(env)
-            state = _kept(act.state, going)
+            state = mapped(act.state, partial(_kept, going=torch.from_numpy(going)))
             active = [pair for pair, goes in zip(active, going, strict=True) if goes]
 
     def close(self) -> None:
@@ -157,18 +158,9 @@ def _stacked(observations: list[Any]) -> Any:
     return np.stack(observations)
 
 
-def _joined(state: Any, fresh: Any) -> Any:
-    if state is None:
-        return fresh
-    if isinstance(state, dict):
-        return {key: torch.cat((item, fresh[key])) for key, item in state.items()}
-    return torch.cat((state, fresh))
+def _joined(item: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    return torch.cat((item, fresh))
 
 
-def _kept(state: Any, going: NDArray[np.bool_]) -> Any:
-    if state is None:
-        return None
-    where = torch.from_numpy(going)
-    if isinstance(state, dict):
-        return {key: item[where.to(item.device)] for key, item in state.items()}
-    return state[where.to(state.device)]
+def _kept(item: torch.Tensor, going: torch.Tensor) -> torch.Tensor:
+    return item[going.to(item.device)]

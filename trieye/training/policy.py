@@ -1,6 +1,6 @@
 """Policy: a torch module that acts; its parameters and buffers are what is published, saved and loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -94,6 +94,13 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         """Where its weights are."""
         return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+
+
+def mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
+    """Return the state of a recurrent policy with each tensor changed, given those of other states in its place."""
+    if isinstance(state, dict):
+        return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}
+    return None if state is None else change(state, *others)
 
 
 class Normalizer(nn.Module):

@@ -70,11 +70,6 @@ class Rows:
         found: Obs = nested({name: self._tensor(array) for name, array in self.last_obs.items()})
         return found
 
-    @property
-    def done(self) -> torch.Tensor:
-        """Whether the episode ends with a row, bool `[t, n]`."""
-        return self._tensor(self.arrays["terminated"] | self.arrays["truncated"])
-
     def transitions(self) -> tuple[dict[str, Array], NDArray[np.int64]]:
         """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment of each.
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.config.sample import SampleConfig
@@ -14,14 +14,13 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import as_column
-from trieye.training.rows import Array, Rows
 from trieye.training.spaces import Spaces
 
 _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
 
 
 class Sampling(Protocol):
-    """Makes the batches of an engine; a strategy of one's own has this method, and `state_dict` if it has a state."""
+    """Makes the batches of an engine."""
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch.
@@ -32,6 +31,12 @@ class Sampling(Protocol):
             device: Where to.
             updates: Updates made so far.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state, besides that of the replay buffer."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
 
 
 class FromReplay:
@@ -47,6 +52,13 @@ class FromReplay:
     ) -> Minibatch:
         """Return a batch; see `Sampling`."""
         return replay.minibatch(n, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the replay buffer saves itself."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 class FromData:
@@ -76,13 +88,14 @@ class FromData:
         joined = {key: torch.cat((own.data[key], given.data[key])) for key in own.data if key in given.data}
         return Minibatch(joined, np.concatenate((own.ids, given.ids)), torch.cat((own.weights, given.weights)))
 
-    def state_dict(self) -> dict[str, Experience]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the rows, which are saved once, and how far their draws are."""
         return {"data": self.data}
 
-    def load_state_dict(self, state: dict[str, Experience]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the draws."""
-        self.data.load_state_dict(state["data"])
+        if "data" in state:  # not if the run began without such rows
+            self.data.load_state_dict(state["data"])
 
 
 def _marked(batch: Minibatch, *, value: bool) -> Minibatch:
@@ -107,37 +120,27 @@ def make_sampling(
 
 
 class _Foreign(Experience):
-    """Takes rows as others name and shape them, and keeps them as those of an engine."""
+    """Takes rows as others name and shape them."""
 
     spaces: Spaces
 
-    def extend(
-        self,
-        batch: Mapping[str, ArrayLike] | Rows,
-        env_ids: ArrayLike | None = None,
-        *,
-        versions: ArrayLike | None = None,
-    ) -> NDArray[np.int64]:
-        """Copy rows in; see `Experience`."""
-        rows = {name: np.asarray(array) for name, array in batch.items()} if isinstance(batch, Mapping) else batch
-        return super().extend(self._as_own(rows) if isinstance(rows, dict) else rows, env_ids, versions=versions)
-
-    def _as_own(self, rows: dict[str, Array]) -> dict[str, Array]:
-        inner = getattr(self.spaces.observation, "spaces", {})
-        for key in inner:  # dicts come as their keys alone
-            for name, own in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
-                if own not in rows and name in rows:
-                    rows[own] = rows.pop(name)
-        missing = [name for name in ([f"obs/{key}" for key in inner] or ["obs"]) if name not in rows]
+    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+        """Return the rows as an engine keeps its own."""
+        own = {name: np.asarray(array) for name, array in rows.items()}
+        inner, action = getattr(self.spaces.observation, "spaces", {}), self.spaces.action
+        for key in inner:  # others keep the parts of a dict under their keys alone
+            for given, name in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
+                if name not in own and given in own:
+                    own[name] = own.pop(given)
+        missing = [name for name in ([f"obs/{key}" for key in inner] or ["obs"]) if name not in own]
         if missing:
-            raise ConfigurationError(f"the rows have no {missing[0]}; they have {', '.join(rows)}")
-        for name in [name for name in rows if name.removeprefix("next_").partition("/")[0] == "obs"]:
-            rows[name] = as_column(rows[name])
-        action = self.spaces.action
+            raise ConfigurationError(f"the rows have no {missing[0]}; they have {', '.join(own)}")
+        observed = {name: array for name, array in own.items() if name.removeprefix("next_").partition("/")[0] == "obs"}
+        own |= {name: as_column(array) for name, array in observed.items()}
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
-        rows["action"] = rows["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
-        rows["reward"] = rows["reward"].reshape(-1).astype(np.float32, copy=False)
-        return rows
+        own["action"] = own["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
+        own["reward"] = own["reward"].reshape(-1).astype(np.float32, copy=False)
+        return own
 
 
 def data_of(name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int) -> Experience:
