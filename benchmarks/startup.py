@@ -38,7 +38,7 @@ defaults:
   - runtime: ray
   - persistence: default
   - stats: default
-  - metrics: [core, dqn]
+  - metrics: [core, replay]
   - sinks: [mlflow, tensorboard]
   - replay: uniform
   - loop: default
