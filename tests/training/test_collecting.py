@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.worlds import Coin, Masked, Remembers, Scripted, collector_of, generator
+from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of
 from trieye.config.env import EnvConfig
 from trieye.config.replay import ReplayConfig
 from trieye.snapshot.decode import decode
@@ -75,7 +75,7 @@ def test_rows_are_those_of_single_environments_across_the_borders_of_fragments(e
     collector._policy.script(actions)
     fragments, replay, first = [], Experience(1000), 0
     for steps in FRAGMENTS:
-        rows = collector.collect(steps, generator())
+        rows = collector.collect(steps)
         fragments.append(rows)
         replay.extend(rows)
         ended = [episode for at in slow.episodes[first : first + steps] for episode in at]
@@ -106,7 +106,7 @@ def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_g
     collector._policy.script(actions)
     replay = Experience.from_config(ReplayConfig(n_step=3, gamma=0.9, capacity=1000), seed=0)
     for _ in range(12):
-        replay.extend(collector.collect(5, generator()))
+        replay.extend(collector.collect(5))
     wanted = {}
     for n in range(2):
         rows = {name: values[:, n] for name, values in slow.rows.items()}
@@ -132,7 +132,7 @@ def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_g
 
 def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(closing):
     collector = closing(collector_of(Coin, num=3, vector="own", **CARTPOLE))
-    fragments = [collector.collect(steps, generator(steps)) for steps in FRAGMENTS]
+    fragments = [collected(collector, steps, seed=steps) for steps in FRAGMENTS]
     valid, obs = valid_of(fragments), joined(fragments, "obs")
     after = np.concatenate((obs[1:], fragments[-1].last_obs["obs"][None]))
     done = joined(fragments, "terminated") | joined(fragments, "truncated")
@@ -154,7 +154,7 @@ def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(c
 @pytest.mark.parametrize("env", [{}, {"num": 3}, {"num": 2, "vector": "async"}], ids=["one", "three", "async"])
 def test_a_recurrent_policy_begins_anew_with_each_episode_and_names_metrics_of_its_last_step(env, closing):
     collector = closing(collector_of(Remembers, **env))
-    fragments = [collector.collect(steps, generator()) for steps in FRAGMENTS]
+    fragments = [collector.collect(steps) for steps in FRAGMENTS]
     valid, rewards = valid_of(fragments), joined(fragments, "reward")
     assert (rewards[valid] == 1.0).all()
     assert (rewards[~valid] == 0.0).all()
@@ -170,8 +170,8 @@ def test_a_recurrent_policy_begins_anew_with_each_episode_and_names_metrics_of_i
 
 def test_a_recurrent_policy_learns_from_the_state_before_the_first_row():
     collector = collector_of(Remembers, num=2)
-    collector.collect(1, generator())
-    rows = collector.collect(4, generator())
+    collector.collect(1)
+    rows = collector.collect(4)
     policy = collector._policy
     (policy.weight * rows.state["age"]).sum().backward()
     assert policy.weight.grad == rows.state["age"].sum() > 0
@@ -179,7 +179,7 @@ def test_a_recurrent_policy_learns_from_the_state_before_the_first_row():
 
 def test_dict_observations_come_by_key_with_the_mask_of_actions():
     collector = collector_of(Masked, num=2, kwargs={"form": "mask"})
-    rows = collector.collect(25, generator())
+    rows = collector.collect(25)
     assert (rows.arrays["reward"][rows.valid] == 1.0).all()
     assert rows["obs"]["mask"].shape == (25, 2, 3)
     assert rows.after["place"].shape == (2, 1)
@@ -194,7 +194,7 @@ def test_dict_observations_come_by_key_with_the_mask_of_actions():
 
 @pytest.mark.parametrize(("form", "dtype"), [("picture", np.uint8), ("memory", np.float32), ("hidden", np.float32)])
 def test_pictures_stay_bytes_and_other_numbers_become_float32(form, dtype):
-    rows = collector_of(Coin, num=2, kwargs={"form": form}).collect(3, generator())
+    rows = collector_of(Coin, num=2, kwargs={"form": form}).collect(3)
     assert rows.arrays["obs"].dtype == dtype
     flat, _ = rows.transitions()
     assert flat["next_obs"].dtype == dtype
@@ -202,7 +202,7 @@ def test_pictures_stay_bytes_and_other_numbers_become_float32(form, dtype):
 
 def test_clipped_rewards_are_learned_from_and_whole_ones_are_shown():
     collector = collector_of(Remembers, num=2, kwargs={"worth": 2.5}, clip_rewards=True)
-    rows = collector.collect(20, generator())
+    rows = collector.collect(20)
     assert set(np.unique(rows.arrays["reward"])) == {0.0, 1.0}
     found = collector.metrics()
     assert found["episode/return"] == pytest.approx(2.5 * found["episode/length"])
@@ -214,7 +214,7 @@ def test_normalized_rewards_are_over_the_deviation_of_all_returns_so_far(num):
     plain = collector_of(Remembers, num=num, kwargs={"worth": 3.0})
     returns, seen = np.zeros(num), []
     for steps in FRAGMENTS:
-        rows, raw = collector.collect(steps, generator()), plain.collect(steps, generator())
+        rows, raw = collector.collect(steps), plain.collect(steps)
         for t in range(steps):
             for n in np.flatnonzero(raw.valid[t]):
                 returns[n] = returns[n] * 0.9 + raw.arrays["reward"][t, n]
@@ -246,9 +246,9 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     seen = []
     for steps in FRAGMENTS:
         before = collector._policy.normalizer.mean.clone()
-        rows = collector.collect(steps, generator())
+        rows = collector.collect(steps)
         assert torch.equal(collector._policy.normalizer.mean, before)  # learning sees them as acting did
-        collector.update_normalizers()
+        collector.learned()
         seen.append(rows.arrays["obs"][rows.valid])
     held, data = collector._policy.normalizer, np.concatenate(seen)
     assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
@@ -267,9 +267,9 @@ def test_exploring_draws_from_the_generator_of_the_context_alone():
 
     before = of_processes()
     one, other = (collector_of(Coin, num=2, **CARTPOLE) for _ in range(2))
-    first, second = one.collect(20, generator(3)), other.collect(20, generator(3))
+    first, second = collected(one, 20, seed=3), collected(other, 20, seed=3)
     assert np.array_equal(first.arrays["obs"], second.arrays["obs"])
-    assert not np.array_equal(first.arrays["action"], one.collect(20, generator(4)).arrays["action"])
+    assert not np.array_equal(first.arrays["action"], collected(one, 20, seed=4).arrays["action"])
     assert of_processes() == before
 
 
@@ -294,11 +294,11 @@ def resumed(policy, saved, closing, **env):
 def test_a_collector_that_was_saved_goes_on_with_the_same_rows(env, steps, closing):
     policy = {"CartPole-v1": Coin, "Pendulum-v1": Still}.get(env.get("id"), Masked)
     whole = closing(collector_of(policy, **env))
-    whole.collect(steps, generator())
+    whole.collect(steps)
     other, is_whole = resumed(policy, whole, closing, **env)
     assert is_whole
     for number in range(3):
-        one, same = whole.collect(7, generator(number)), other.collect(7, generator(number))
+        one, same = collected(whole, 7, seed=number), collected(other, 7, seed=number)
         for name, array in one.arrays.items():
             assert np.array_equal(array, same.arrays[name]), name
         assert np.array_equal(one.valid, same.valid)
@@ -314,14 +314,14 @@ class Still(Coin):
 def test_a_single_environment_that_cannot_be_saved_waits_for_the_end_of_an_episode_and_goes_on_exactly(closing):
     env = {**CARTPOLE, **PICKLED}
     whole = closing(collector_of(Coin, **env))
-    rows = whole.collect(1, generator())
+    rows = whole.collect(1)
     assert not whole.can_save
     while not rows.arrays["truncated"][-1] | rows.arrays["terminated"][-1]:
-        rows = whole.collect(1, generator(7))
+        rows = collected(whole, 1, seed=7)
     assert whole.can_save
     other, is_whole = resumed(Coin, whole, closing, **env)
     assert is_whole
-    one, same = whole.collect(30, generator()), other.collect(30, generator())
+    one, same = whole.collect(30), other.collect(30)
     assert not one.valid[0]
     assert np.array_equal(one.arrays["obs"], same.arrays["obs"])
     assert other.interrupted == 0
@@ -330,14 +330,14 @@ def test_a_single_environment_that_cannot_be_saved_waits_for_the_end_of_an_episo
 def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(closing, capsys):
     env = {"num": 3, "kwargs": {"longest": 12}, "normalize_rewards": True, **PICKLED}
     whole = closing(collector_of(Remembers, **env))
-    rows = whole.collect(6, generator())
+    rows = whole.collect(6)
     under_way = 3 - int((rows.arrays["terminated"] | rows.arrays["truncated"])[-1].sum())
     assert whole.can_save
     other, is_whole = resumed(Remembers, whole, closing, **env)
     assert not is_whole
     assert (other.interrupted, other.env_steps) == (under_way, whole.env_steps)
     assert f"{under_way} were cut: these environments cannot be saved" in capsys.readouterr().err
-    after = other.collect(14, generator())
+    after = other.collect(14)
     assert after.valid[0].all()
     assert (after["age"][0] == 0).all()
     assert (after.arrays["reward"][after.valid] > 0).all()
@@ -347,14 +347,14 @@ def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(clos
 def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_ended(closing, capsys):
     env = {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 5, "vector": "async"}
     whole = closing(collector_of(Still, **env))
-    whole.collect(3, generator())
+    whole.collect(3)
     other, is_whole = resumed(Still, whole, closing, **env)
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 6)
     assert "2 were cut: these environments cannot be saved" in capsys.readouterr().err
-    whole.collect(2, generator())
+    whole.collect(2)
     assert not other.load_state_dict(decode(encode(whole.state_dict())))
     assert (other.interrupted, other.env_steps) == (0, 10)
-    after = other.collect(6, generator())
+    after = other.collect(6)
     assert after.valid[:5].all()
     assert after.arrays["truncated"][4].all()
     assert other.metrics()["episode/length"] == 5
@@ -362,8 +362,8 @@ def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_
 
 def test_another_number_of_environments_begins_new_episodes(closing, capsys):
     whole = closing(collector_of(Coin, num=2, normalize_rewards=True, **CARTPOLE))
-    whole.collect(4, generator())
+    whole.collect(4)
     other, is_whole = resumed(Coin, whole, closing, num=3, normalize_rewards=True, **CARTPOLE)
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 8)
     assert "env.num was 2 and is 3" in capsys.readouterr().err
-    assert other.collect(5, generator()).valid.shape == (5, 3)
+    assert other.collect(5).valid.shape == (5, 3)

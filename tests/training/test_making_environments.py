@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.worlds import Count, collector_of, generator
+from tests.training.worlds import Count, collector_of
 from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.environments import check_env, make_env, make_envs, spaces_of
@@ -129,7 +129,7 @@ def test_discrete_observations_are_one_hot_in_each_form_of_a_vector():
     single = make_env(EnvConfig(id="FrozenLake-v1"))
     assert single.reset(seed=0)[0].tolist() == [1] + [0] * 15
     assert spaces_of(single).observation.shape == (16,)
-    rows = collector_of(_First, id="FrozenLake-v1", num=2).collect(3, generator())
+    rows = collector_of(_First, id="FrozenLake-v1", num=2).collect(3)
     assert rows.arrays["obs"].shape == (3, 2, 16)
     assert (rows.arrays["obs"].sum(2) == 1).all()
 

@@ -117,5 +117,11 @@ def collector_of(policy, seed=0, gamma=0.99, **env):
     return Collector(envs, made, config, gamma=gamma, seed=seed)
 
 
+def collected(collector, steps, *, seed):
+    """Return rows that were collected with draws of this seed."""
+    collector.generator = generator(seed)
+    return collector.collect(steps)
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)

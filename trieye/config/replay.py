@@ -45,7 +45,9 @@ class FragmentConfig(StrictModel):
     session_policy: Literal["resume", "discard"] = Field(
         default="discard", description="What a new session does with the chunks of the one before."
     )
-    sampler: Literal["uniform", "prioritized"] = Field(default="uniform", description="How chunks are drawn.")
+    sampler: Literal["uniform", "prioritized", "oldest"] = Field(
+        default="uniform", description="How chunks are drawn: at random, by priorities, the lowest version first."
+    )
 
 
 class LimiterConfig(StrictModel):

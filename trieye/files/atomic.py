@@ -30,12 +30,22 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         OSError: The directory is missing or not writable, or the disk is full; `path` is then as it was.
     """
+    with replacing(path) as scratch, scratch.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Let the block write a file of another name and bring it to the disk; then it takes the place of `path`.
+
+    Raises:
+        OSError: As `write_atomic`.
+    """
     scratch = _beside(path, "tmp")
     try:
-        with scratch.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield scratch
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Minibatches from a replay buffer as tensors on the device that learns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +39,17 @@ class Experience(ReplayBuffer):
 
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
         """Draw `n` rows as tensors on a device; page-locked memory is between where that is faster."""
-        if device.type != "cpu":
-            drawn = self.sample(n, device=str(device))
-            return Minibatch(dict(drawn.data), drawn.ids, drawn.weights)  # type: ignore[arg-type]  # tensors, with a device
-        drawn = self.sample(n)
-        data = {name: torch.from_numpy(array) for name, array in drawn.data.items()}
-        return Minibatch(data, drawn.ids, torch.from_numpy(drawn.weights))
+        return minibatch_of(self.sample, n, device)
+
+
+def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "Minibatch":
+    """Return what a replay's `sample` draws, as tensors on a device."""
+    if device.type != "cpu":
+        drawn = sample(n, device=str(device))
+        return Minibatch(dict(drawn.data), drawn.ids, drawn.weights)
+    drawn = sample(n)
+    data = {name: torch.from_numpy(array) for name, array in drawn.data.items()}
+    return Minibatch(data, drawn.ids, torch.from_numpy(drawn.weights))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
 from trieye.process.progress import say
-from trieye.snapshot.environments import EnvState
-from trieye.training.policy import Act, Context, Normalizer, Policy, mapped
+from trieye.snapshot.environments import EnvState, stateful
+from trieye.training.policy import Act, Context, Moments, Normalizer, Policy, mapped, merge_moments
 from trieye.training.rows import Array, Rows, nested
 
 _PICTURE_AXES = 3  # environments, height and width
@@ -31,6 +31,7 @@ class Collector:
     Attributes:
         env_steps: Environment steps made in the whole run; a reset is none.
         interrupted: Episodes that were cut on resume, because their environment could not be saved.
+        generator: Of the policy's exploring, on its device; saved.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class Collector:
         self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
         self._env_state = EnvState(envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
-        self._unseen: list[torch.Tensor] = []
+        self._moments: list[Moments] = []
         self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
+        self.generator = torch.Generator(policy.device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
         self._begin(seed)
 
@@ -56,11 +58,16 @@ class Collector:
         if self._scale is not None:
             self._scale.begin(num)
 
-    def collect(self, steps: int, generator: torch.Generator) -> Rows:
-        """Make some steps of each environment, with the policy exploring."""
+    def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
+        """Make some steps of each environment, with the policy exploring.
+
+        Args:
+            steps: How many.
+            before_step: Called before each; it may give the policy other weights.
+        """
         num, device = self._envs.num_envs, self._policy.device
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
-        ctx = Context(explore=True, env_steps=self.env_steps, generator=generator)
+        ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
         seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
         rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
         terminated, truncated = np.empty((2, steps, num), bool)
@@ -68,6 +75,8 @@ class Collector:
         resets[0] = self._done
         self._see(self._obs, seen, 0)
         for t in range(steps):
+            if before_step is not None:
+                before_step()
             with torch.inference_mode():
                 obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
                 act = self._policy.act(obs, self._state, ctx)
@@ -90,16 +99,18 @@ class Collector:
         arrays |= {"terminated": terminated, "truncated": truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
         rows = Rows(arrays, self._obs, valid, extras, before, device)
-        if self._normalizers:
-            self._unseen.append(rows["obs"][torch.from_numpy(valid).to(device)])
+        if self._normalizers and valid.any():
+            self._moments.append(Moments.of(rows["obs"][torch.from_numpy(valid).to(device)]))
         return rows
 
-    def update_normalizers(self) -> None:
-        """Take what was collected into account; not before it was learned from, which has to see it as `act` did."""
-        for obs in self._unseen:
-            for normalizer in self._normalizers:
-                normalizer.update(obs)
-        self._unseen.clear()
+    def learned(self) -> None:
+        """Let normalizers take into account what was collected; they had to see it in learning as `act` did."""
+        merge_moments(self._policy, self.take_moments())
+
+    def take_moments(self) -> list[Moments]:
+        """Return the moments of the observations of each fragment since the last call."""
+        found, self._moments = self._moments, []
+        return found
 
     @staticmethod
     def _see(obs: dict[str, Array], seen: dict[str, Array], t: int) -> None:
@@ -141,11 +152,19 @@ class Collector:
             for name, value in self._policy.on_episode(member_of(info, n)).items():
                 self._ended[f"episode/{name}"].append(float(value))
 
+    def take_ended(self) -> dict[str, list[float]]:
+        """Return the values of the episodes that ended since the last call, by metric."""
+        found, self._ended = dict(self._ended), defaultdict(list)
+        return found
+
     def metrics(self) -> dict[str, float]:
         """Return the means of the episodes that ended since the last call; nothing if none did."""
-        found = {name: float(np.mean(values)) for name, values in self._ended.items()}
-        self._ended.clear()
-        return found
+        return {name: float(np.mean(values)) for name, values in self.take_ended().items()}
+
+    @property
+    def num_open(self) -> int:
+        """How many episodes are under way."""
+        return int(np.count_nonzero(~self._done))
 
     @property
     def can_save(self) -> bool:
@@ -165,7 +184,13 @@ class Collector:
             "lengths": self._lengths,
             "scale": None if self._scale is None else self._scale.state_dict(),
             "envs": self._env_state,
+            "generator": self.generator,
         }
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return what `state_dict` does as plain data, for another process to save."""
+        state = self.state_dict()
+        return {**state, **{name: stateful(state[name]).state_dict() for name in ("envs", "generator")}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
@@ -174,6 +199,7 @@ class Collector:
             SerializationError: The environments have other wrappers.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
+        stateful(self.generator).load_state_dict(state["generator"])
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
         done, num = np.array(state["done"]), self._envs.num_envs
@@ -190,6 +216,10 @@ class Collector:
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
         return True
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
 
     def _reason_to_cut(self, saved: Mapping[str, Any], done: NDArray[np.bool_]) -> str | None:
         """Bring the environments back; return why their episodes cannot go on, if they cannot."""

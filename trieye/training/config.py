@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.base import StrictModel
 from trieye.config.env import EnvConfig
+from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.config.loop import LoopConfig
 from trieye.config.replay import LimiterConfig, ReplayConfig
 from trieye.config.root import TrieyeConfig
@@ -40,6 +41,10 @@ class TrainingConfig(TrieyeConfig):
         description="Rows that others collected: a .npz or .parquet file that trieye exported, minari:ID, or sb3:FILE.",
     )
     sample: SampleConfig = Field(default_factory=SampleConfig, description="Where the rows of a batch come from.")
+    explorer: ExplorerConfig = Field(
+        default_factory=ExplorerConfig, description="Processes that collect for the learner."
+    )
+    sync: SyncConfig = Field(default_factory=SyncConfig, description="When and how they get the learner's weights.")
     bench: BenchConfig = Field(default_factory=BenchConfig, description="What is evaluated with mode=bench.")
     loop: LoopConfig = Field(
         default_factory=lambda: LoopConfig(axis="env_steps"), description="Length and rhythm of the training."
@@ -63,6 +68,8 @@ class TrainingConfig(TrieyeConfig):
     def _the_replay_fits(self) -> Self:
         replay, kind = self.replay, getattr(self.agent, "kind", type(self.agent).__name__)
         if not isinstance(self.agent, ReplayAgentConfig):
+            if replay.kind == "fragment" and self.explorer.num:
+                return self
             if replay != ReplayConfig():
                 raise ValueError(
                     f"agent={kind} learns from what it has just collected, and has no replay: leave it out"
@@ -84,6 +91,26 @@ class TrainingConfig(TrieyeConfig):
             raise ValueError(
                 f"replay.gamma={replay.gamma}: the discount of a training is agent.gamma={self.agent.gamma}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _explorers_fit(self) -> Self:
+        explorer, sync, runtime = self.explorer, self.sync, self.runtime.kind
+        if not explorer.num:
+            if sync != SyncConfig():
+                raise ValueError("sync is how explorers get weights, and there are none; set explorer.num")
+            return self
+        if self.mode == "train":
+            raise ValueError(f"mode=train learns from data alone; leave out explorer.num={explorer.num}")
+        if runtime == "local" and sync.transport in {"object_store", "collective"}:
+            raise ValueError(
+                f"sync.transport={sync.transport} is for processes, and with runtime=local explorers are threads; set "
+                "runtime=ray, or sync.transport=auto"
+            )
+        if runtime != "local" and sync.transport == "local":
+            raise ValueError(f"sync.transport=local is for threads, and with runtime={runtime} explorers are processes")
+        if sync.offset and sync.style != "fixed":
+            raise ValueError(f"sync.offset={sync.offset} is for sync.style=fixed; set sync.max_staleness")
         return self
 
     def check(self) -> None:

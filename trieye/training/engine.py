@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Protocol, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from trieye.config.agent import ReplayAgentConfig
+from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
 from trieye.run.run import Run
@@ -18,16 +19,50 @@ from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
-from trieye.training.environments import make_envs, spaces_of
+from trieye.training.environments import make_envs, spaces_of_config
 from trieye.training.evaluation import Evaluation, summary
+from trieye.training.exploring.making import make_explorers
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sampling import data_of, make_sampling
-from trieye.training.spaces import as_data
+from trieye.training.spaces import Spaces, as_data
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+_OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
 _NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
 """Attributes that are made from the config, or saved by other names."""
+
+
+class Source(Protocol):
+    """Where rows come from: environments of the engine's own (`Collector`), or explorers.
+
+    Attributes:
+        env_steps: Environment steps made in the whole run.
+    """
+
+    env_steps: int
+
+    def collect(self, steps: Any) -> Rows:
+        """Return the next rows, so many steps of them."""
+
+    def learned(self) -> None:
+        """Take note that a step of the engine is over."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what there is to say since the last call."""
+
+    @property
+    def can_save(self) -> bool:
+        """Whether what is saved now goes on exactly."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far it is."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Go on where `state_dict` was called; return whether all episodes do."""
+
+    def close(self) -> None:
+        """Close the environments."""
 
 
 class TrainEngine(Experiment[ConfigT]):
@@ -42,7 +77,7 @@ class TrainEngine(Experiment[ConfigT]):
     Attributes:
         agent: `config.agent`, in the type of its class.
         device: Where to learn.
-        envs: The environments, stepped together.
+        envs: The environments, stepped together; None if explorers collect.
         policy: What acts, on the device.
         replay: The replay buffer, of agents whose config is a `ReplayAgentConfig`.
         updates: Updates made.
@@ -67,48 +102,60 @@ class TrainEngine(Experiment[ConfigT]):
         if config.agent.num_threads:
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
-        self.envs = make_envs(config.env)
-        spaces = spaces_of(self.envs)
+        self.envs: Any = None
+        spaces = spaces_of_config(config.env)
         self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
             for module in self.policy.children():
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        if isinstance(config.agent, ReplayAgentConfig):
-            is_offline = config.mode == "train"
-            make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
-            self.replay = make(replay, seed=config.seed)
         self.updates = 0
-        self._generator = torch.Generator(self.device).manual_seed(config.seed)
-        self._collector = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+        self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env)
         self._sampling = make_sampling(config.sample, config.data, spaces, replay, seed=config.seed)
         self._counted, self._version = (0, 0), 0
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
 
+    def _make_source(self, config: ConfigT, replay: ReplayConfig, spaces: Spaces) -> tuple[Source, Any]:
+        """Make what rows come from, and the replay buffer of an agent that has one."""
+        has_replay = isinstance(config.agent, ReplayAgentConfig)
+        if config.explorer.num:
+            return make_explorers(config, self.policy, replay if has_replay else None)
+        self.envs = make_envs(config.env)
+        source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+        if not has_replay:
+            return source, None
+        is_offline = config.mode == "train"
+        make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+        return source, make(replay, seed=config.seed)
+
     @property
     def env_steps(self) -> int:
         """Environment steps made in the whole run."""
-        return self._collector.env_steps
+        return self._source.env_steps
 
     @property
     def generator(self) -> torch.Generator:
-        """A random generator on the device, which is saved; that of the policy's exploring, too."""
+        """A random generator on the device, which is saved; the policy explores with another one."""
         return self._generator
 
     def collect(self, steps: int | None = None) -> Rows:
         """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring.
 
-        With `mode=train` there is nothing to collect, and no rows come back.
+        With explorers, wait for a fragment of each instead. Their rows go to the replay by themselves if there is one,
+        and none come back; nor do any with `mode=train`, where there is nothing to collect.
         """
         if self.config.mode == "train":
             return Rows.nothing(self.envs.num_envs, self.device)
+        if self.config.explorer.num:
+            return self._source.collect(steps)
         if self.config.replay.max_staleness is not None and self.replay is not None:
             self._version += 1
             self.replay.set_version(self._version)
-        return self._collector.collect(steps or self.agent.rollout_steps, self._generator)
+        return self._source.collect(steps or self.agent.rollout_steps)
 
     def due_batches(self) -> Iterator[Minibatch]:
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
@@ -157,10 +204,10 @@ class TrainEngine(Experiment[ConfigT]):
     def advance(self) -> Mapping[str, float | None]:
         """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
         values = dict(self.step())
-        self._collector.update_normalizers()
+        self._source.learned()
         before, self._counted = self._counted, (self.env_steps, self.updates)
         found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
-        found |= self._collector.metrics()
+        found |= self._source.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         return {**found, **values}
@@ -179,7 +226,7 @@ class TrainEngine(Experiment[ConfigT]):
     @property
     def can_save(self) -> bool:
         """Whether a training that goes on from here goes on exactly; see `EnvState`."""
-        return self._collector.can_save
+        return self._source.can_save
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
         """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
@@ -187,7 +234,7 @@ class TrainEngine(Experiment[ConfigT]):
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
-            "collector": self._collector,
+            "collector": self._source,
             "generator": self._generator,
             "version": self._version,
             "sampling": self._sampling,
@@ -200,7 +247,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
-        is_whole = self._collector.load_state_dict(checkpoint["collector"])
+        is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
         if self.replay is None:
@@ -211,8 +258,8 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.interrupt()
 
     def cleanup(self) -> None:
-        """Close the environments and the replay."""
-        self.envs.close()
+        """Close the environments and the replay; end explorers."""
+        self._source.close()
         self._evaluation.close()
         if self.replay is not None:
             self.replay.close()

@@ -172,6 +172,19 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
         return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
 
 
+def spaces_of_config(config: EnvConfig) -> Spaces:
+    """Return the spaces of an environment, which is made and closed for it if that was not done before.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+    """
+    return _looked_at(_one_of(config).model_dump_json())[0]
+
+
+def _one_of(config: EnvConfig) -> EnvConfig:
+    return config.model_copy(update={"num": 1, "eval_episodes": 1, "eval_video": False})
+
+
 def _fault_of(env: Any) -> str | None:
     """Return what the checker of Gymnasium finds wrong with an environment that is not of Gymnasium."""
     from gymnasium.utils.env_checker import check_env as checker_of_gymnasium
@@ -209,8 +222,7 @@ def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
     Raises:
         ConfigurationError: It cannot be made or breaks Gymnasium's rules, or the agent cannot use its spaces.
     """
-    one = config.model_copy(update={"num": 1, "eval_episodes": 1, "eval_video": False})
-    spaces, has_pictures, fault = _looked_at(one.model_dump_json())
+    spaces, has_pictures, fault = _looked_at(_one_of(config).model_dump_json())
     if fault is not None:
         raise ConfigurationError(f"env.id={config.id} is not as Gymnasium wants an environment: {fault}")
     if config.eval_video and not has_pictures:

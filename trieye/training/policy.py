@@ -1,8 +1,8 @@
 """Policy: a torch module that acts; its parameters and buffers are what is published, saved and loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -103,6 +103,20 @@ def mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any
     return None if state is None else change(state, *others)
 
 
+class Moments(NamedTuple):
+    """Number of observations, their mean, and their variance."""
+
+    num: int
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    @classmethod
+    def of(cls, obs: torch.Tensor) -> Self:
+        """Return those of observations `[n, ...]`, at least one."""
+        obs = obs.float()
+        return cls(len(obs), obs.mean(0), obs.var(0, unbiased=False))
+
+
 class Normalizer(nn.Module):
     """Observations less their mean, over their standard deviation, of all that were collected so far.
 
@@ -133,15 +147,26 @@ class Normalizer(nn.Module):
         """Normalize `[..., *shape]`."""
         return ((obs - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-self.clip, self.clip)
 
-    @torch.no_grad()
     def update(self, obs: torch.Tensor) -> None:
         """Take observations `[n, *shape]` into account."""
-        n, obs = obs.shape[0], obs.to(self.mean)
-        if not n:
-            return
+        if len(obs):
+            self.merge(Moments.of(obs))
+
+    @torch.no_grad()
+    def merge(self, found: Moments) -> None:
+        """Take the moments of observations into account."""
+        n, mean, variance = found.num, found.mean.to(self.mean), found.variance.to(self.mean)
         total = self.count + n
-        delta = obs.mean(0) - self.mean
-        squares = self.variance * self.count + obs.var(0, unbiased=False) * n + delta.square() * self.count * n / total
+        delta = mean - self.mean
+        squares = self.variance * self.count + variance * n + delta.square() * self.count * n / total
         self.mean += delta * (n / total)
         self.variance.copy_(squares / total)
         self.count.copy_(total)
+
+
+def merge_moments(policy: nn.Module, found: Iterable[Moments]) -> None:
+    """Let all normalizers of a policy take moments of observations into account."""
+    normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
+    for moments in found:
+        for normalizer in normalizers:
+            normalizer.merge(moments)

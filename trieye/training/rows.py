@@ -1,6 +1,6 @@
 """Rows: what an engine has just collected, `[steps, environments, ...]`, and minibatches of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -87,6 +87,33 @@ class Rows:
             return flat, env_ids
         return {name: array[chosen] for name, array in flat.items()}, env_ids[chosen]
 
+    def as_payload(self) -> dict[str, Array]:
+        """Return all of it as arrays of their own by name, in which it travels; `of_payloads` makes rows of them."""
+        found = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}
+        found |= {f"last/{name}": array for name, array in self.last_obs.items()}
+        found |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}
+        for name, state in (("state", self.state),):
+            found |= {key: tensor.cpu().numpy() for key, tensor in _named(name, state).items()}
+        return found
+
+    @classmethod
+    def of_payloads(cls, payloads: Sequence[Mapping[str, Array]], device: torch.device) -> Self:
+        """Return the rows of several fragments of equal length, their environments side by side."""
+
+        def joined(part: str, axis: int) -> dict[str, Array]:
+            names = [name for name in payloads[0] if name.startswith(part)]
+            return {
+                name.removeprefix(part): np.concatenate([payload[name] for payload in payloads], axis) for name in names
+            }
+
+        def state(part: str) -> Any:
+            held = {name: torch.from_numpy(array).to(device) for name, array in joined(part, 0).items()}
+            return held.get("", {name.removeprefix("/"): item for name, item in held.items()} or None)
+
+        extras = {name: torch.from_numpy(array).to(device) for name, array in joined("extras/", 1).items()}
+        valid = np.concatenate([payload["valid"] for payload in payloads], 1)
+        return cls(joined("rows/", 1), joined("last/", 0), valid, extras, state("state"), device)
+
     def minibatches(
         self, size: int, *, epochs: int = 1, generator: torch.Generator | None = None, **columns: torch.Tensor
     ) -> Iterator[dict[str, Any]]:
@@ -121,6 +148,12 @@ class Rows:
             for first in range(0, len(chosen) - size + 1, size):
                 picked = order[first : first + size]
                 yield {name: _taken(value, picked) for name, value in flat.items()}
+
+
+def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
+    if isinstance(state, dict):
+        return {f"{name}/{key}": item for key, item in state.items()}
+    return {} if state is None else {name: state}
 
 
 def nested(values: dict[str, Any]) -> Any:

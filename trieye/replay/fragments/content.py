@@ -18,7 +18,7 @@ from trieye.replay.fragments.fragment import (
     Lease,
 )
 from trieye.replay.fragments.payloads import Payloads, PayloadSchema
-from trieye.replay.fragments.pool import ChunkPool, HeldChunk, PrioritizedChoice, UniformChoice
+from trieye.replay.fragments.pool import ChunkPool, ChunkQueue, HeldChunk, PrioritizedChoice, UniformChoice
 from trieye.replay.fragments.readers import Leases
 from trieye.replay.fragments.streams import EarlyFragment, EarlyFragments, Sessions, Streams
 from trieye.replay.limiter import Limiter
@@ -114,8 +114,7 @@ class Content:
         self.sessions = Sessions(rules.session_policy, rules.max_staleness)
         self.streams = Streams()
         self.early = EarlyFragments()
-        by_priority = (rules.max_chunks, rules.alpha, rules.beta)
-        self.pool = ChunkPool(UniformChoice() if rules.sampler == "uniform" else PrioritizedChoice(*by_priority))
+        self.pool = _empty_pool(rules)
         self.leases = Leases(rules.lease_ttl_s)
         self.payloads = Payloads()
         self.figures = Figures(now)
@@ -315,11 +314,16 @@ class Content:
         while len(self.pool) >= self.rules.max_chunks:
             self._leave_oldest()
         version = min(self.payloads[serial].meta.model_version for serial in serials)
-        self.pool.add(HeldChunk(self.next_chunk, serials, version, priority=self.top_priority))
+        self.pool.add(HeldChunk(self.next_chunk, serials, version, priority=self.top_priority, rank=self.rank(serials)))
         self.next_chunk += 1
         self.figures.totals["chunks"] += 1
         if self.limiter is not None:
             self.limiter.insert(1)
+
+    def rank(self, serials: Iterable[int]) -> tuple[int, str]:
+        """Return where a chunk of these fragments stands among those of its version."""
+        first = self.payloads[next(iter(serials))].meta
+        return first.fid, first.worker
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Place an early fragment, or keep it waiting; those of a worker stay in order."""
@@ -393,3 +397,10 @@ class Content:
     def _is_usable(self, serial: int) -> bool:
         version = self.payloads[serial].meta.model_version
         return version <= self.sessions.version and self.sessions.is_fresh(version)
+
+
+def _empty_pool(rules: FragmentRules) -> ChunkPool:
+    if rules.sampler == "oldest":
+        return ChunkQueue()
+    is_uniform = rules.sampler == "uniform"
+    return ChunkPool(UniformChoice() if is_uniform else PrioritizedChoice(rules.max_chunks, rules.alpha, rules.beta))

@@ -20,7 +20,7 @@ AddStatus = Literal[
 ]  # fmt: skip
 
 Policy = Literal["discard", "resume"]
-SamplerName = Literal["uniform", "prioritized"]
+SamplerName = Literal["uniform", "prioritized", "oldest"]
 
 _LIMIT = 1 << 63
 
@@ -122,7 +122,7 @@ class Chunk:
         model_version: The lowest version among the fragments.
         staleness: The buffer's version when the chunk was handed out, minus `model_version`.
         num_uses: How often it was handed out, this time included.
-        weight: Importance weight; 1 with the uniform sampler.
+        weight: Importance weight; 1 without priorities.
     """
 
     id: int
@@ -198,7 +198,8 @@ class FragmentRules:
         lease_ttl_s: Seconds since the fetch or the last `read` after which a lease runs out.
         session_policy: What happens to the content when another session is announced: `discard` it, or `resume` with
             it, as a run does that goes on under a new name.
-        sampler: `uniform`, or `prioritized` by the priorities that `update_priorities` sets.
+        sampler: `uniform`; `prioritized` by the priorities that `update_priorities` sets; or the `oldest` first, those
+            of the lowest version.
         alpha: Exponent of the priorities; 0 is uniform.
         beta: Exponent of the importance weights; 1 corrects the bias wholly.
 

@@ -98,6 +98,7 @@ class HeldChunk:
         version: The lowest version among them.
         num_uses: How often it was handed out.
         priority: Above 0; equal for all until `update_priorities` is called.
+        rank: Number of its first fragment, and the worker's name; the order of chunks of one version.
         place: Where the choice finds it.
     """
 
@@ -106,6 +107,7 @@ class HeldChunk:
     version: int
     num_uses: int = 0
     priority: float = 1.0
+    rank: tuple[int, str] = (0, "")
     place: int = field(default=-1, compare=False)
 
 
@@ -202,3 +204,15 @@ class ChunkPool:
     def _drop_empty_versions(self) -> None:
         while self._versions and not self._by_version[self._versions[0]]:
             del self._by_version[heapq.heappop(self._versions)]
+
+
+class ChunkQueue(ChunkPool):
+    """Chunks that are handed out in an order: the lowest version first, and of one version who was numbered first."""
+
+    def __init__(self) -> None:
+        super().__init__(UniformChoice())
+
+    def choose(self, n: int, rng: np.random.Generator) -> tuple[list[HeldChunk], NDArray[np.float32]]:
+        """Return the first `n` chunks, and ones."""
+        del rng
+        return heapq.nsmallest(n, self, key=lambda chunk: (chunk.version, chunk.rank)), np.ones(n, np.float32)

@@ -255,7 +255,7 @@ def _restore_chunks(content: Content, chunks: Mapping[str, Any], lost: set[int])
     columns = (chunks["id"].tolist(), serials, *(chunks[key].tolist() for key in ("version", "num_uses", "priority")))
     for chunk_id, found, version, num_uses, priority in zip(*columns, strict=True):
         if lost.isdisjoint(found):
-            content.pool.add(HeldChunk(chunk_id, tuple(found), version, num_uses, priority))
+            content.pool.add(HeldChunk(chunk_id, tuple(found), version, num_uses, priority, content.rank(found)))
         else:
             content.payloads.drop(serial for serial in found if serial not in lost)
             num_lost += 1

@@ -71,6 +71,11 @@ class Ahead(Generic[Found, Item]):
             self._items.extend(items)
 
 
+def _low(ahead: int) -> int:
+    """Return how few batches are left when more are decided on; of single ones none before it is asked for."""
+    return ahead // 2 if ahead > 1 else -1
+
+
 class NearRows:
     """Copies the rows that the server decides on; the server's process does nothing else for them.
 
@@ -119,7 +124,7 @@ class NearRows:
             plans = self._plans[n] = Ahead(
                 lambda: self._channel.begin(ReplayServer.plan, self._table, self._num_ahead, n, self._poll_s),
                 lambda found: found if isinstance(found, str) else _draws(found),
-                self._num_ahead // 2,
+                _low(self._num_ahead),
             )
         return plans.next(deadline)
 
@@ -199,7 +204,7 @@ class FarRows:
                     ReplayServer.batches, self._table, self._num_ahead, n, wanted, self._poll_s
                 ),
                 lambda found: found,
-                self._num_ahead // 2,
+                _low(self._num_ahead),
             )
         self.generation, batch = batches.next(deadline)
         # what was sent is read-only

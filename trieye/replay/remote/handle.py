@@ -156,6 +156,10 @@ class RemoteReplay(Remote[ReplayServer]):
         """Tell which version of the model the rows come from that are added from now on."""
         self.ask(ReplayServer.set_version, table, version)
 
+    def leave(self, client: str, table: str = DEFAULT_TABLE) -> None:
+        """Let the server forget a writer whose process died, by its `client`; nobody waits for that."""
+        self._channel.begin(ReplayServer.leave, table, client)
+
 
 def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
     """Return the arguments of the table that a config describes.

@@ -47,7 +47,7 @@ class Reader(Client):
             channel: The way to the server.
             table: Name of the table.
             ahead: Batches that are decided with one call. Priorities and rows that come meanwhile count from the next
-                call on, and a limiter counts all of them as drawn.
+                call on, and a limiter counts all of them as drawn. With 1, each is decided when it is asked for.
             timeout_s: How long a call waits for rows or for the server, seconds.
             attach: Read the server's memory if it can be reached.
 

@@ -1,0 +1,70 @@
+"""Transports bring weights as they were, in place, and say which name does not fit."""
+
+import pytest
+import torch
+from torch import nn
+
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, as_arrays, load_weights
+
+
+def module(seed=0, *, dtype=torch.float32, width=5):
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    return made.to(dtype)
+
+
+def transport(name, tmp_path):
+    if name == "object_store":
+        from trieye.training.exploring.in_ray import ObjectStoreTransport
+
+        return ObjectStoreTransport()
+    return CheckpointTransport(tmp_path / "weights") if name == "checkpoint" else LocalTransport()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["local", "checkpoint", "object_store"])
+def test_transport_roundtrip(name, dtype, tmp_path, request):
+    if name == "object_store":
+        request.getfixturevalue("ray_cluster")
+    ours, theirs = module(0, dtype=dtype), module(1, dtype=dtype)
+    optimizer = torch.optim.Adam(theirs.parameters())
+    places = [parameter.data_ptr() for parameter in theirs.parameters()]
+    way = transport(name, tmp_path)
+    handle = way.publish(0, ours.state_dict())
+    published = {key: value.clone() for key, value in ours.state_dict().items()}
+    with torch.no_grad():
+        ours[0].weight.add_(1.0)  # what was published stays as it was
+    load_weights(theirs, way.fetch(handle))
+    assert all(torch.equal(value, published[key]) for key, value in theirs.state_dict().items())
+    assert [parameter.data_ptr() for parameter in theirs.parameters()] == places
+    assert optimizer.param_groups[0]["params"][0] is theirs[0].weight
+
+
+def test_weights_of_another_module_are_refused_by_name_and_change_nothing():
+    ours = module(0)
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    with pytest.raises(ConfigurationError, match=r"0\.weight is \[6, 3\], and needed are \[5, 3\]"):
+        load_weights(ours, as_arrays(module(1, width=6).state_dict()))
+    with pytest.raises(ConfigurationError, match=r"2\.bias"):
+        load_weights(ours, {key: value for key, value in module(1).state_dict().items() if key != "2.bias"})
+    assert all(torch.equal(value, before[key]) for key, value in ours.state_dict().items())
+
+
+def test_files_of_weights_are_few_and_those_that_are_no_weights_are_passed_over(tmp_path, capfd):
+    way = CheckpointTransport(tmp_path, keep=2)
+    handles = [way.publish(version, module(version).state_dict()) for version in range(4)]
+    assert [path.name for path in way.paths()] == [
+        "version_000000000002.safetensors",
+        "version_000000000003.safetensors",
+    ]
+    ours = module(9)
+    load_weights(ours, way.fetch(handles[0]))  # gone: the newest in its place
+    assert torch.equal(ours[0].weight, module(3)[0].weight)
+    way.paths()[1].write_bytes(b"garbage")
+    load_weights(ours, way.fetch(handles[3]))
+    assert torch.equal(ours[0].weight, module(2)[0].weight)
+    assert "version_000000000003.safetensors is passed over" in capfd.readouterr().err
+    way.paths()[0].unlink()
+    with pytest.raises(CheckpointError, match="holds no others that are whole"):
+        way.fetch(handles[3])

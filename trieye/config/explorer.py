@@ -1,0 +1,86 @@
+"""ExplorerConfig and SyncConfig: processes that collect for a learner, and how they get its weights."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from trieye.config.base import StrictModel
+
+Style = Literal["fixed", "trainer_driven", "explorer_driven", "fully_async"]
+TransportName = Literal["auto", "local", "object_store", "checkpoint", "collective"]
+
+_ALIASES = {
+    "dynamic_by_trainer": "trainer_driven",
+    "dynamic_by_explorer": "explorer_driven",
+    "nccl": "collective",
+    "memory": "object_store",
+}
+"""What Trinity-RFT calls the same."""
+
+
+def _as_here(value: Any) -> Any:
+    return _ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
+class ExplorerConfig(StrictModel):
+    """Explorers: processes with environments of their own, which collect for the learner."""
+
+    num: int = Field(
+        default=0, ge=0, le=65_536, description="How many, each with `env.num` environments; 0 = the learner collects."
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Steps of each environment in a fragment, which is what travels; null = agent.rollout_steps.",
+    )
+    in_flight: int = Field(
+        default=2, ge=1, le=64, description="Fragments that an explorer may be told to collect, one after the other."
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds after which a fragment that has not come counts as a hang."
+    )
+    max_restarts: int = Field(
+        default=5,
+        ge=0,
+        description="Restarts of an explorer in a row, with no fragment between, before it is given up.",
+    )
+    backoff_s: float = Field(
+        default=1.0, gt=0, le=3600, description="Pause before the second restart in a row; it doubles each time."
+    )
+    num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each; 0 = none.")
+    num_gpus: float = Field(default=0.0, ge=0, description="GPUs that Ray reserves for each, which it acts on.")
+    replay_snapshot_s: float | None = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds between snapshots of the replay's process, from which it goes on if it dies; null = none.",
+    )
+
+
+class SyncConfig(StrictModel):
+    """When explorers get new weights, and how."""
+
+    style: Annotated[Style, BeforeValidator(_as_here)] = Field(
+        default="fixed",
+        description="fixed = in step with the learner; trainer_driven = the newest ones for each fragment; "
+        "explorer_driven = when explorers ask; fully_async = within a fragment, too.",
+    )
+    transport: Annotated[TransportName, BeforeValidator(_as_here)] = Field(
+        default="auto",
+        description="local = within the process; object_store = of Ray; checkpoint = files; collective = a broadcast "
+        "by torch.distributed; auto = local or object_store.",
+    )
+    interval: int = Field(
+        default=1,
+        ge=1,
+        description="Steps of the learner between two versions; with explorer_driven, fragments until one asks.",
+    )
+    offset: int = Field(
+        default=0, ge=0, description="Fragments that an explorer may be ahead of the learner; for style=fixed."
+    )
+    max_staleness: int = Field(
+        default=1, ge=0, description="Versions that a fragment may be behind when it is learned from; not with fixed."
+    )
+    timeout_s: float = Field(
+        default=60.0, ge=0, description="Seconds that an explorer which asked waits for weights; for explorer_driven."
+    )

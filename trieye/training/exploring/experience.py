@@ -1,0 +1,80 @@
+"""RemoteExperience: the replay of an engine whose rows come from explorers, in a process of its own."""
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from trieye.replay.remote import RemoteReplay, Writer
+from trieye.snapshot.nodes import StateParts
+from trieye.snapshot.parts import SavedParts
+from trieye.training.batches import Minibatch, minibatch_of
+from trieye.training.rows import Rows
+
+
+class RemoteExperience:
+    """What `Experience` is to an engine that collects by itself.
+
+    Args:
+        replay: The process that has the rows.
+        is_in_step: Whether each batch is decided only when it is asked for, with all priorities known by then.
+    """
+
+    def __init__(self, replay: RemoteReplay, *, is_in_step: bool) -> None:
+        self._replay, self._is_in_step = replay, is_in_step
+        self._reader = replay.reader(ahead=1 if is_in_step else 8)
+        self._writer: Writer | None = None
+
+    @property
+    def make_writer(self) -> Callable[[], Writer]:
+        """Makes a writer, in any process that it is sent to."""
+        return self._replay.writer
+
+    def leave(self, client: str) -> None:
+        """Take note that a writer is gone."""
+        self._replay.leave(client)
+
+    def extend(self, batch: Mapping[str, ArrayLike] | Rows, env_ids: ArrayLike | None = None) -> None:
+        """Add rows of the learner's own; those of explorers are there already, and `collect` returned none."""
+        if isinstance(batch, Rows):
+            if not len(batch):
+                return
+            batch, env_ids = batch.transitions()
+        self._writer = self._writer or self._replay.writer()
+        self._writer.extend(batch, env_ids)
+        self._writer.flush()
+
+    def minibatch(self, n: int, device: torch.device) -> Minibatch:
+        """Draw `n` rows as tensors on a device."""
+        if self._is_in_step:
+            self._reader.flush()
+        return minibatch_of(self._reader.sample, n, device)
+
+    def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:
+        """Send priorities of rows; those with the id -1 are not of this replay."""
+        given = np.asarray(ids)
+        self._reader.update_priorities(given[given >= 0], np.asarray(priorities)[given >= 0])
+
+    def set_version(self, version: int) -> None:
+        """Take note of the version of the newest weights."""
+        self._replay.set_version(version)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the table."""
+        return self._replay.metrics()
+
+    def state_parts(self, known: Collection[str]) -> StateParts:
+        """Return a snapshot; see `StateParts`."""
+        return self._replay.state_parts(known)
+
+    def load_state_dict(self, held: SavedParts) -> None:
+        """Go on from a snapshot."""
+        self._replay.load_state_dict(held)
+
+    def interrupt(self) -> None:
+        """Do nothing: writers are new with each attempt, and nobody goes on with the episodes of earlier ones."""
+
+    def close(self) -> None:
+        """End the process."""
+        self._replay.close()

@@ -1,0 +1,240 @@
+"""Explorer: environments and a policy that collects for a learner elsewhere; it knows nothing of where it runs."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trieye.config.root import TrieyeConfig
+from trieye.process.progress import say
+from trieye.replay.remote.writer import Writer
+from trieye.training.collecting import Collector
+from trieye.training.environments import make_envs
+from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.exploring.transports import Transport, load_weights
+from trieye.training.policy import Moments, Policy
+from trieye.training.rows import Array, Rows
+from trieye.training.spaces import Spaces
+
+SEED_STRIDE = 10_000_019
+"""Between the seeds of two explorers; the members of one have consecutive ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A fragment that an explorer is told to collect.
+
+    Attributes:
+        number: Counts the fragments of the explorer over the whole run.
+        steps: Steps of each environment.
+        env_steps: Environment steps of the whole run so far, for schedules.
+        published: The weights to begin with, or newer ones that the explorer knows of.
+    """
+
+    number: int
+    steps: int
+    env_steps: int
+    published: Published
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of a fragment.
+
+    Attributes:
+        explorer: Number of the explorer.
+        number: Of the fragment.
+        version_min: Version of the oldest weights that it was collected with.
+        version_max: Version of the newest ones.
+        env_steps: Environment steps made.
+        ended: Values of the episodes that ended, by metric.
+        moments: Of the observations, where the policy normalizes them.
+        payload: The rows, as `Rows.as_payload` makes them; None if they went to the replay.
+        interrupted: Episodes that were cut.
+        seconds: How long it took.
+    """
+
+    explorer: int
+    number: int
+    version_min: int
+    version_max: int
+    env_steps: int
+    ended: dict[str, list[float]]
+    moments: list[Moments]
+    payload: dict[str, Array] | None
+    interrupted: int
+    seconds: float
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The order in which fragments are learned from: with the oldest weights first."""
+        return self.version_min, self.number, self.explorer
+
+
+class CancelledError(Exception):
+    """Raised inside an explorer that was given up while it collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every explorer of a training is made of; it is sent to where they run.
+
+    Attributes:
+        config: Of the run.
+        policy: Class of the policy.
+        spaces: Of its environment.
+        transport: Brings the weights.
+        board: Where newer weights are announced while a fragment is collected; None: they are not looked for.
+        make_writer: Makes a way to the replay; None: rows travel with the report.
+    """
+
+    config: TrieyeConfig
+    policy: type[Policy]
+    spaces: Spaces
+    transport: Transport
+    board: Board | None = None
+    make_writer: Callable[[], Writer] | None = None
+
+
+class Explorer:
+    """Collects fragments, one after the other.
+
+    Args:
+        task: What it is made of.
+        index: Its number.
+        incarnation: How often it was begun before; episodes of another one begin otherwise.
+    """
+
+    def __init__(self, task: Task, index: int, incarnation: int) -> None:
+        self._task, self._index = task, index
+        config: Any = task.config
+        self._config = config
+        if config.agent.num_threads:
+            torch.set_num_threads(config.agent.num_threads)
+        device = torch.device("cuda" if config.explorer.num_gpus and torch.cuda.is_available() else "cpu")
+        self._policy = task.policy(config, task.spaces).to(device)
+        self._seed = (config.seed + index * SEED_STRIDE + incarnation * 7919) % (1 << 31)
+        self._collector = self._make_collector(self._seed)
+        self._writer = None if task.make_writer is None else task.make_writer()
+        self._version = -1
+        self._versions: list[int] = []
+        self._newest: Published | None = None
+        self._is_cancelled = self._was_rebuilt = False
+        if task.board is not None:
+            threading.Thread(target=self._follow, args=(task.board,), name="trieye-weights", daemon=True).start()
+
+    def _make_collector(self, seed: int) -> Collector:
+        config, self._envs = self._config, make_envs(self._config.env)
+        return Collector(self._envs, self._policy, config.env, gamma=config.agent.gamma, seed=seed)
+
+    def writer_name(self) -> str | None:
+        """Return the name of its writer."""
+        return None if self._writer is None else self._writer.client
+
+    def rollout(self, grant: Grant) -> Report:
+        """Collect a fragment.
+
+        If the environments raise, they are made anew, once: a second fault in a row is raised.
+        """
+        began = time.perf_counter()
+        try:
+            rows = self._collected(grant)
+        except Exception as error:
+            if self._is_cancelled or self._was_rebuilt or not self._versions:
+                raise
+            self._was_rebuilt = True
+            say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
+            self._rebuild(grant)
+            rows = self._collected(grant)
+        self._was_rebuilt = False
+        payload = None
+        if self._writer is None:
+            payload = rows.as_payload()
+        elif len(rows):
+            data, env_ids = rows.transitions()
+            self._writer.version = min(self._versions)
+            self._writer.extend(data, env_ids)
+            self._writer.flush()
+        cut, self._collector.interrupted = self._collector.interrupted, 0
+        return Report(
+            explorer=self._index,
+            number=grant.number,
+            version_min=min(self._versions),
+            version_max=max(self._versions),
+            env_steps=len(rows),
+            ended=self._collector.take_ended(),
+            moments=self._collector.take_moments(),
+            payload=payload,
+            interrupted=cut,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _collected(self, grant: Grant) -> Rows:
+        newest = self._newest
+        published = grant.published
+        if newest is not None and newest.version > published.version:
+            published = newest
+        self._take(published)
+        self._versions = [self._version]
+        self._collector.env_steps = grant.env_steps
+        return self._collector.collect(grant.steps, before_step=self._look_up)
+
+    def _look_up(self) -> None:
+        if self._is_cancelled:
+            raise CancelledError(f"explorer {self._index} was given up")
+        if self._newest is not None and self._newest.version > self._version:
+            self._take(self._newest)
+            self._versions.append(self._version)
+
+    def _take(self, published: Published) -> None:
+        if published.version != self._version:
+            load_weights(self._policy, self._task.transport.fetch(published.handle))
+            self._version = published.version
+
+    def _rebuild(self, grant: Grant) -> None:
+        cut = self._collector.num_open
+        with_state = self._collector.generator
+        try:
+            self._envs.close()
+        except Exception as error:  # noqa: BLE001 - it may be what was wrong; nobody uses it any more
+            say(f"explorer {self._index}: its environments did not close: {type(error).__name__}: {error}")
+        self._collector = self._make_collector(self._seed + grant.number + 1)
+        self._collector.generator = with_state
+        self._collector.interrupted = cut
+
+    def _follow(self, board: Board) -> None:
+        pause = threading.Event()
+        while not self._is_cancelled:
+            version = self._version if self._newest is None else self._newest.version
+            try:
+                found = board.wait_newer(max(version, self._version), 10.0)
+            except ConnectionError:  # it is made anew, and told of the newest weights with the next version
+                pause.wait(0.2)
+                continue
+            if found is not None:
+                self._newest = found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far its environments, episodes and draws are, as plain data."""
+        return self._collector.plain_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Go on where `state_dict` was called; return how many episodes were cut."""
+        before = self._collector.interrupted = int(state["interrupted"])
+        self._collector.load_state_dict(state)
+        cut, self._collector.interrupted = self._collector.interrupted - before, 0
+        return cut
+
+    def cancel(self) -> None:
+        """End a fragment that is being collected."""
+        self._is_cancelled = True
+
+    def close(self) -> None:
+        """Close the environments; what the writer holds has arrived."""
+        self._is_cancelled = True
+        self._envs.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,276 @@
+"""Explorers: what an engine collects with in place of a `Collector`, when others collect for it."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
+from trieye.training.exploring.explorer import Grant, Report, Task
+from trieye.training.exploring.group import ExplorerGroup, Slot
+from trieye.training.exploring.inbox import Fragments, Reports
+from trieye.training.exploring.pace import Counts, Pace
+from trieye.training.exploring.places import Place
+from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.policy import Policy, merge_moments
+from trieye.training.rows import Rows
+
+
+class Explorers:
+    """Explorers from the learner's side: it publishes weights, grants fragments, and hands out what came.
+
+    Args:
+        task: What explorers are made of.
+        place: Where they run.
+        inbox: What waits to be learned from.
+        board: Where versions are announced.
+        policy: Of the learner.
+        session: Names the attempt of the run.
+        leave: Called with the name of the writer of an explorer that is gone.
+
+    Attributes:
+        env_steps: Environment steps of the whole run that the learner knows of.
+        version: Of the newest weights; -1 before the first.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        place: Place,
+        inbox: Reports | Fragments,
+        board: Board,
+        policy: Policy,
+        *,
+        session: str,
+        leave: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        config: Any = task.config
+        self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
+        self._config, self._sync = config.explorer, config.sync
+        self._steps = config.explorer.steps or config.agent.rollout_steps
+        self._pace = Pace(config.sync)
+        self.env_steps = 0
+        self.version = -1
+        self._step = self._published_step = self._consumed = 0
+        self._published: Published | None = None
+        self._publish_s: list[float] = []
+        self._ended: dict[str, list[float]] = defaultdict(list)
+        self._learned: list[Report] = []
+        self._lags: dict[int, int] = {}
+        self._is_paused, self._is_waiting = True, False
+        self._group = ExplorerGroup(task, place, config.explorer, deliver=self._deliver, grant=self._grant, leave=leave)
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Start the explorers; they begin to collect with the first `collect`."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._group.start()
+
+    def collect(self, steps: int | None = None) -> Rows:
+        """Return the fragments of one step of the learner, one for each explorer; wait until they are there.
+
+        With a replay the rows have gone there, and none are returned.
+
+        Raises:
+            ConfigurationError: Another number of steps is wanted than a fragment has.
+        """
+        if steps not in {None, self._steps}:
+            raise ConfigurationError(
+                f"collect({steps}): explorers collect fragments of {self._steps} steps; set explorer.steps={steps}"
+            )
+        self.begin()
+        if self._published is None:
+            self._announce(max(self.version, 0))
+        self._is_paused, self._is_waiting = False, True
+        self._group.poke()
+        self._group.wait(self._has_enough)
+        self._is_waiting = False
+        with self._group.lock:
+            reports, rows = self._inbox.take(self._wanted)
+            self._consumed += self._wanted
+            for report in reports:
+                self._account(report)
+        return rows
+
+    @property
+    def _wanted(self) -> int:
+        return len(self._group.alive)
+
+    def _has_enough(self) -> bool:
+        counts = self._inbox.counts()
+        if self._sync.style == "fixed":
+            return all(counts[slot.index] for slot in self._group.alive)
+        slots = self._group.slots
+        if any(
+            self._pace.must_wait_for(self.version, grant.published.version) for slot in slots for grant in slot.grants
+        ):
+            return False
+        return counts.total() >= self._wanted
+
+    def _account(self, report: Report) -> None:
+        self.env_steps += report.env_steps
+        for name, values in report.ended.items():
+            self._ended[name] += values
+        self._learned.append(report)
+        self._lags[report.explorer] = self.version - report.version_min
+
+    def learned(self) -> None:
+        """Take note that a step of the learner is over: normalizers learn, and weights are published if it is time."""
+        for report in self._learned:
+            merge_moments(self._policy, report.moments)
+        self._learned.clear()
+        self._step += 1
+        with self._group.lock:
+            is_asked = any(slot.asks_until is not None for slot in self._group.slots)
+        if self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked):
+            self._announce(self.version + 1)
+            self._published_step = self._step
+        self._group.check()
+
+    def _announce(self, version: int) -> None:
+        """Publish the weights: the transport first, then the board, then fragments may begin with them."""
+        began = time.perf_counter()
+        handle = self._task.transport.publish(version, self._policy.state_dict())
+        published = Published(version, self._step, handle, self._session)
+        self._board.publish(published)
+        self._publish_s.append(time.perf_counter() - began)
+        with self._group.lock:
+            self.version, self._published = version, published
+            for report in self._inbox.set_version(version):
+                self._account(report)
+            for slot in self._group.slots:
+                slot.asks_until = None
+        self._group.poke()
+
+    def _deliver(self, report: Report) -> bool:
+        return self._inbox.put(report, self._group.slots[report.explorer].incarnation)
+
+    def _grant(self) -> None:
+        """Tell explorers to collect what the pace allows; the group calls it with its lock."""
+        published = self._published
+        if self._is_paused or published is None:
+            return
+        granted = True
+        while granted:
+            granted = False
+            for slot in sorted(self._group.alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
+                if slot.worker is not None and len(slot.grants) < self._most_in_flight and self._may_begin(slot):
+                    self._tell(slot, published)
+                    granted = True
+        self._keep_from_starving(published)
+
+    @property
+    def _most_in_flight(self) -> int:
+        return 1 if self._sync.style == "explorer_driven" else self._config.in_flight
+
+    def _tell(self, slot: Slot, published: Published) -> None:
+        version, count = slot.on_version
+        slot.on_version = (published.version, count + 1 if version == published.version else 1)
+        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published))
+
+    def _may_begin(self, slot: Slot) -> bool:
+        counts = self._counts(slot)
+        if self._pace.asks(counts) and (slot.asks_until is None or time.monotonic() < slot.asks_until):
+            slot.asks_until = slot.asks_until or time.monotonic() + self._sync.timeout_s
+            return False
+        return self._pace.may_begin(counts)
+
+    def _counts(self, slot: Slot) -> Counts:
+        version, on_version = slot.on_version
+        in_flight = sum(len(other.grants) for other in self._group.slots)
+        return Counts(
+            version=self.version,
+            explorers=self._wanted,
+            produced=self._consumed + self._inbox.counts().total() + in_flight,
+            own_produced=slot.produced,
+            own_on_version=on_version if version == self.version else 0,
+        )
+
+    def _keep_from_starving(self, published: Published) -> None:
+        """Grant a fragment against the rules where the learner waits and nothing is under way: others may be gone."""
+        slots = [slot for slot in self._group.alive if slot.worker is not None]
+        is_rule = self._sync.style == "fixed" or not self._is_waiting
+        if is_rule or not slots or any(slot.grants for slot in self._group.slots):
+            return
+        if self._inbox.counts().total() < self._wanted:
+            self._tell(min(slots, key=lambda slot: slot.produced), published)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what there is to say since the last call: of episodes, versions, explorers and fragments."""
+        found = {name: float(np.mean(values)) for name, values in self._ended.items()}
+        self._ended.clear()
+        with self._group.lock:
+            found |= {"sync/version": self.version, "explorer/alive": self._num_working}
+            found |= {"explorer/restarts": self._group.restarts, "explorer/lost": self._group.lost}
+            found |= {f"explorer/{index}/lag": lag for index, lag in self._lags.items()}
+            found |= self._inbox.metrics()
+        if self._publish_s:
+            found["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
+            self._publish_s.clear()
+        return found
+
+    @property
+    def _num_working(self) -> int:
+        return sum(slot.worker is not None for slot in self._group.slots)
+
+    @property
+    def interrupted(self) -> int:
+        """Episodes that were cut."""
+        return self._group.interrupted
+
+    @property
+    def can_save(self) -> bool:
+        """Whether what is saved now goes on exactly; explorers are in different places of their episodes anyway."""
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`."""
+        self._is_paused = True
+        timeout_s = self._config.timeout_s
+        if not self._has_begun:
+            states: list[Any] = [slot.state for slot in self._group.slots]
+        else:
+            self._group.wait(lambda: not any(slot.grants for slot in self._group.slots), timeout_s)
+            states = self._group.ask("state_dict", timeout_s)
+        return {
+            "env_steps": self.env_steps,
+            "version": self.version,
+            "step": self._step,
+            "published_step": self._published_step,
+            "consumed": self._consumed,
+            "explorers": [
+                {"state": state, "delivered": slot.delivered, "incarnation": slot.incarnation}
+                for slot, state in zip(self._group.slots, states, strict=True)
+            ],
+            "restarts": self._group.restarts,
+            "lost": self._group.lost,
+            "interrupted": self._group.interrupted,
+            "inbox": self._inbox.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""
+        self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
+        self._step, self._published_step = int(state["step"]), int(state["published_step"])
+        self._consumed = int(state["consumed"])
+        group, saved = self._group, state["explorers"]
+        group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
+        group.interrupted = int(state["interrupted"])
+        if len(saved) != len(group.slots):
+            say(f"explorer.num was {len(saved)} and is {len(group.slots)}")
+        for slot in group.slots:  # those that are new are as far as the others
+            slot.delivered = max((held["delivered"] for held in saved), default=0)
+        for slot, held in zip(group.slots, saved, strict=False):
+            slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
+        self._inbox.load_state_dict(state["inbox"])
+        return False
+
+    def close(self) -> None:
+        """End the explorers."""
+        if self._has_begun:
+            self._group.close()
+        self._inbox.close()

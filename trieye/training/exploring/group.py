@@ -1,0 +1,307 @@
+"""ExplorerGroup: explorers that are told what to do, watched, and begun anew when they fail."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from trieye.config.explorer import ExplorerConfig
+from trieye.exceptions import TrieyeError
+from trieye.process.progress import say
+from trieye.training.exploring.explorer import Grant, Report, Task
+from trieye.training.exploring.places import Place, Worker
+
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class Slot:
+    """One explorer, whatever process it is by now.
+
+    Attributes:
+        index: Its number.
+        worker: Where it is; None while it is away.
+        incarnation: How often it was begun anew.
+        delivered: Fragments that came from it over the whole run.
+        grants: What it was told and has not done yet, the oldest first.
+        failures: In a row, without a fragment between.
+        resumes_at: When it is begun anew, seconds of `time.monotonic`.
+        error: Why it failed last.
+        is_given_up: Whether it failed too often.
+        client: The name of its writer, if it has one.
+        state: With which it goes on when it begins.
+        version: With which it collected last.
+        on_version: Fragments that it was told to begin with the newest version.
+        asks_until: How long it waits for newer weights at most; None if it waits for none.
+        began_at: When it began its oldest grant.
+    """
+
+    index: int
+    worker: Worker | None = None
+    incarnation: int = 0
+    delivered: int = 0
+    grants: deque[Grant] = field(default_factory=deque)
+    failures: int = 0
+    resumes_at: float | None = None
+    error: BaseException | None = None
+    is_given_up: bool = False
+    client: str | None = None
+    state: Any = None
+    version: int = -1
+    on_version: tuple[int, int] = (-1, 0)
+    asks_until: float | None = None
+    began_at: float = 0.0
+
+    @property
+    def produced(self) -> int:
+        """Fragments that came, and those under way."""
+        return self.delivered + len(self.grants)
+
+
+class ExplorerGroup:
+    """Explorers, and a thread that hears what they say.
+
+    The thread alone changes slots; it holds `lock` while it does, and whoever else looks at them holds it, too.
+
+    Args:
+        task: What explorers are made of.
+        place: Where they run.
+        config: How many, and what is done when they fail.
+        deliver: Called with each report; returns whether the fragment counts.
+        grant: Called whenever something changed; tells explorers what to do by `submit`.
+        leave: Called with the name of the writer of an explorer that is gone.
+
+    Attributes:
+        slots: The explorers.
+        lock: Held while slots change, and while `deliver` and `grant` are called.
+        restarts: How often an explorer was begun anew.
+        lost: Fragments that never came.
+        interrupted: Episodes that were cut.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        place: Place,
+        config: ExplorerConfig,
+        *,
+        deliver: Callable[[Report], bool],
+        grant: Callable[[], None],
+        leave: Callable[[str], None],
+    ) -> None:
+        self._task, self._place, self._config = task, place, config
+        self._deliver, self._grant, self._leave = deliver, grant, leave
+        self.slots = [Slot(index) for index in range(config.num)]
+        self.lock = threading.RLock()
+        self.restarts = self.lost = self.interrupted = 0
+        self._fault: BaseException | None = None
+        self._has_delivered = self._is_closed = False
+        self._heard: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._listen, name="trieye-explorers", daemon=True)
+
+    def start(self) -> None:
+        """Begin all explorers, and listen to them."""
+        with self.lock:
+            for slot in self.slots:
+                self._begin(slot)
+        self._thread.start()
+
+    @property
+    def alive(self) -> list[Slot]:
+        """The explorers that were not given up."""
+        return [slot for slot in self.slots if not slot.is_given_up]
+
+    def submit(self, slot: Slot, grant: Grant) -> None:
+        """Tell an explorer to collect a fragment; only inside `grant`."""
+        assert slot.worker is not None  # noqa: S101 - `grant` looks at it
+        slot.began_at = slot.began_at if slot.grants else time.monotonic()
+        slot.grants.append(grant)
+        incarnation, call = slot.incarnation, slot.worker.begin("rollout", grant)
+        call.add_done_callback(lambda done: self._heard.put(lambda: self._settle(slot, incarnation, grant, done)))
+
+    def poke(self) -> None:
+        """Let the thread look whether something can be granted."""
+        self._heard.put(lambda: None)
+
+    def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until something holds, which is looked at whenever something changed; tell whether it does.
+
+        Raises:
+            BaseException: What the last explorer raised, if all were given up, or the first one if none ever collected.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            while not self._bell.empty():
+                self._bell.get()
+            with self.lock:
+                self.check()
+                if is_there():
+                    return True
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            try:  # no Condition: Ctrl-C inside one leaves it locked
+                self._bell.get(timeout=1.0 if left_s is None else min(left_s, 1.0))
+            except queue.Empty:
+                continue
+
+    def check(self) -> None:
+        """Raise what cannot be mended by beginning explorers anew."""
+        if self._fault is not None:
+            raise self._fault
+
+    def ask(self, method: str, timeout_s: float) -> list[Any]:
+        """Call a method of each explorer; None for those that are away, or do not answer in time."""
+        with self.lock:
+            calls = [None if slot.worker is None else slot.worker.begin(method) for slot in self.slots]
+        until = time.monotonic() + timeout_s
+        return [None if call is None else self._answer(call, until) for call in calls]
+
+    @staticmethod
+    def _answer(call: "Future[Any]", until: float) -> Any:
+        try:
+            return call.result(max(until - time.monotonic(), 0.0))
+        except (ConnectionError, TimeoutError, TrieyeError):
+            return None
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End all explorers; those that can close their environments first."""
+        with self.lock:
+            self._is_closed = True
+            workers = [slot.worker for slot in self.slots if slot.worker is not None]
+        until = time.monotonic() + timeout_s
+        calls = [] if self._fault is not None else [worker.begin("close") for worker in workers]
+        for call in calls:
+            try:
+                call.result(max(until - time.monotonic(), 0.0))
+            except Exception as error:  # noqa: BLE001 - it is ended in any case
+                say(f"an explorer did not close: {type(error).__name__}: {error}")
+        for worker in workers:
+            worker.kill()
+        self._heard.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _listen(self) -> None:
+        try:
+            while (heard := self._next()) is not None:
+                with self.lock:
+                    if self._is_closed:
+                        continue
+                    heard()
+                    self._tend()
+                    self._grant()
+                self._bell.put(None)
+        except BaseException as error:  # noqa: BLE001 - the border of the thread: `wait` raises it in the learner
+            self._fault = error
+            self._bell.put(None)
+
+    def _next(self) -> Callable[[], None] | None:
+        """Return what was said next; nothing in particular if it is time to look after somebody."""
+        times = [at for slot in self.slots if (at := self._next_look(slot)) is not None]
+        try:
+            return self._heard.get(timeout=None if not times else max(min(times) - time.monotonic(), 0.0))
+        except queue.Empty:
+            return lambda: None
+
+    def _next_look(self, slot: Slot) -> float | None:
+        if slot.is_given_up:
+            return None
+        times = [] if slot.resumes_at is None else [slot.resumes_at]
+        times += [slot.began_at + self._config.timeout_s] if slot.grants else []
+        times += [] if slot.asks_until is None else [slot.asks_until]
+        return min(times, default=None)
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        for slot in self.slots:
+            if slot.resumes_at is not None and slot.resumes_at <= now:
+                self.restarts += 1
+                slot.incarnation += 1
+                self._begin(slot)
+            if slot.grants and slot.began_at + self._config.timeout_s <= now:
+                self._fail(slot, TimeoutError(f"no fragment came for explorer.timeout_s={self._config.timeout_s:g} s"))
+
+    def _begin(self, slot: Slot) -> None:
+        slot.resumes_at = None
+        slot.worker = self._place.start(self._task, slot.index, slot.incarnation)
+        if slot.state is not None:
+            state, slot.state = slot.state, None
+            self._note(slot, slot.worker.begin("load_state_dict", state), self._cut)
+        if self._task.make_writer is not None:
+            self._note(slot, slot.worker.begin("writer_name"), lambda name: setattr(slot, "client", name))
+
+    def _cut(self, count: int) -> None:
+        self.interrupted += count
+
+    def _note(self, slot: Slot, call: "Future[Any]", take: Callable[[Any], None]) -> None:
+        incarnation = slot.incarnation
+
+        def settle(done: "Future[Any]") -> None:
+            if slot.incarnation != incarnation or slot.worker is None:
+                return
+            error = done.exception()
+            if error is None:
+                take(done.result())
+            else:
+                self._fail(slot, error)
+
+        call.add_done_callback(lambda done: self._heard.put(lambda: settle(done)))
+
+    def _settle(self, slot: Slot, incarnation: int, grant: Grant, done: "Future[Report]") -> None:
+        if slot.incarnation != incarnation or slot.worker is None or grant not in slot.grants:
+            return  # it was given up meanwhile
+        error = done.exception()
+        if error is not None:
+            self._fail(slot, error)
+            return
+        slot.grants.remove(grant)
+        slot.began_at = time.monotonic()
+        report = done.result()
+        slot.failures, self._has_delivered = 0, True
+        slot.version = report.version_max
+        self.interrupted += report.interrupted
+        slot.delivered += 1
+        if not self._deliver(report):
+            slot.delivered -= 1
+            self.lost += 1
+
+    def _fail(self, slot: Slot, error: BaseException) -> None:
+        """Take note that an explorer is gone, and begin it anew after a pause, or give it up."""
+        slot.error, slot.failures = error, slot.failures + 1
+        self.lost += len(slot.grants)
+        slot.grants.clear()
+        if slot.worker is not None:
+            slot.worker.kill()
+            slot.worker = None
+        if slot.client is not None:
+            self._leave(slot.client)
+            slot.client = None
+        is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
+        slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
+        slot.asks_until = None
+        what = f"explorer {slot.index}: {_line(error)}"
+        if is_mistake or not self.alive:
+            error.add_note(f"in explorer {slot.index}, begun {slot.incarnation + 1} times")
+            self._fault = error
+        elif slot.is_given_up:
+            say(f"{what}; it is given up, after {slot.failures} failures in a row")
+        else:
+            pause_s = 0.0 if slot.failures == 1 else self._config.backoff_s * 2.0 ** (slot.failures - 2)
+            slot.resumes_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
+            say(f"{what}; it is begun anew {'now' if not pause_s else f'in {pause_s:g} s'}")
+
+
+def oldest_version(slots: Iterable[Slot]) -> int | None:
+    """Return the version of the oldest weights with which a fragment is under way; None if there is none."""
+    return min((grant.published.version for slot in slots for grant in slot.grants), default=None)
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}".strip()

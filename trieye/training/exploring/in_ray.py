@@ -1,0 +1,158 @@
+"""Explorers, the synchronizer and the weights in Ray; what is an actor only forwards."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+
+from trieye.exceptions import TrieyeError
+from trieye.training.exploring.explorer import Explorer, Task
+from trieye.training.exploring.places import Worker
+from trieye.training.exploring.synchronizer import Published, Synchronizer
+from trieye.training.exploring.transports import Weights, as_arrays
+
+_ANSWER_TIMEOUT_S = 30.0
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class ExplorerActor:
+    """An explorer in a process of its own."""
+
+    def __init__(self, task: Task, index: int, incarnation: int) -> None:
+        self._explorer = Explorer(task, index, incarnation)
+
+    def do(self, method: str, *values: Any) -> Any:
+        """Call a method of the explorer."""
+        return getattr(self._explorer, method)(*values)
+
+
+@ray.remote(max_restarts=-1, max_task_retries=0)
+class SynchronizerActor:
+    """A synchronizer in a process of its own, whose waits hold up nobody."""
+
+    def __init__(self) -> None:
+        self._board = Synchronizer()
+
+    async def publish(self, published: Published) -> None:
+        """Announce weights; see `Synchronizer`."""
+        self._board.publish(published)
+
+    async def latest(self) -> Published | None:
+        """Return the newest ones."""
+        return self._board.latest()
+
+    async def wait_newer(self, version: int, timeout_s: float) -> Published | None:
+        """Return the newest ones once they are newer than a version."""
+        return await self._board.await_newer(version, timeout_s)
+
+
+class RayBoard:
+    """The way to a synchronizer in Ray, from any process that it is sent to.
+
+    If the actor dies, Ray starts it again, and the next version is the first that it knows.
+    """
+
+    def __init__(self) -> None:
+        self._actor: Any = SynchronizerActor.options(num_cpus=0, max_concurrency=10_000).remote()  # type: ignore[attr-defined]  # ray.remote adds it
+
+    def publish(self, published: Published) -> None:
+        """Announce weights, again if the actor is being started.
+
+        Raises:
+            ConnectionError: It does not answer.
+        """
+        self._get(self._actor.publish.options(max_task_retries=-1).remote(published), _ANSWER_TIMEOUT_S)
+
+    def latest(self) -> Published | None:
+        """Return the newest ones; raises what `publish` raises."""
+        found: Published | None = self._get(self._actor.latest.remote(), _ANSWER_TIMEOUT_S)
+        return found
+
+    def wait_newer(self, version: int, timeout_s: float) -> Published | None:
+        """Return the newest ones once they are newer than a version; raises what `publish` raises."""
+        answer = self._actor.wait_newer.remote(version, timeout_s)
+        found: Published | None = self._get(answer, timeout_s + _ANSWER_TIMEOUT_S)
+        return found
+
+    def close(self) -> None:
+        """End the actor."""
+        ray.kill(self._actor)
+
+    @staticmethod
+    def _get(reference: Any, timeout_s: float) -> Any:
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise ConnectionError(f"the synchronizer does not answer: {error}") from error
+
+
+class ObjectStoreTransport:
+    """Through the object store of Ray: one copy on each machine, which its explorers read in place.
+
+    Weights that nobody holds a handle of any more leave the store.
+    """
+
+    def publish(self, version: int, weights: Weights) -> Any:
+        """Put the weights into the store; see `Transport`."""
+        del version
+        return [ray.put(as_arrays(weights))]  # in a list: Ray would give what is in it in place of the handle
+
+    def fetch(self, handle: Any) -> Mapping[str, Any]:
+        """Return arrays that cannot be written."""
+        found: Mapping[str, Any] = ray.get(handle[0])
+        return found
+
+
+class RayPlace:
+    """Explorers in Ray actors.
+
+    Args:
+        **options: Those of Ray, such as `num_cpus`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def start(self, task: Task, index: int, incarnation: int) -> Worker:
+        """Start an actor; see `Place`."""
+        options: Any = ExplorerActor.options(**self._options)  # type: ignore[attr-defined]  # ray.remote adds it
+        return _RayWorker(options.remote(task, index, incarnation))
+
+
+class _RayWorker:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def begin(self, method: str, *values: Any) -> "Future[Any]":
+        call: Future[Any] = Future()
+        try:
+            sent = self._actor.do.remote(method, *values).future()
+        except ray.exceptions.RayError as error:
+            call.set_exception(_meaning(error))
+            return call
+        sent.add_done_callback(lambda done: _pass_on(done, call))
+        return call
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+
+def _pass_on(done: "Future[Any]", call: "Future[Any]") -> None:
+    error = done.exception()
+    if error is None:
+        call.set_result(done.result())
+    else:
+        call.set_exception(_meaning(error))
+
+
+def _meaning(error: BaseException) -> BaseException:
+    """Return an error that means the same wherever an explorer is; one that it raised shows its traceback, too."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause: BaseException = error.as_instanceof_cause()
+        return cause
+    if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
+        return TrieyeError(str(error))
+    if isinstance(error, ray.exceptions.RayActorError):
+        return ConnectionError("its process is gone")
+    return TrieyeError(str(error))

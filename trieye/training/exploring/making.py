@@ -1,0 +1,93 @@
+"""Explorers, their synchronizer, their transport and their replay, made as a config says."""
+
+from typing import Any
+
+from trieye.config.replay import ReplayConfig
+from trieye.files.run_files import RunFiles
+from trieye.replay.fragments import FragmentRules
+from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.handle import table_of
+from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.training.exploring.experience import RemoteExperience
+from trieye.training.exploring.explorer import Task
+from trieye.training.exploring.explorers import Explorers
+from trieye.training.exploring.inbox import Fragments, Reports
+from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.synchronizer import Synchronizer
+from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
+from trieye.training.policy import Policy
+
+
+def make_explorers(
+    config: Any, policy: Policy, replay: ReplayConfig | None
+) -> tuple[Explorers, RemoteExperience | None]:
+    """Make explorers, which begin with the first `collect`, and the replay that they fill.
+
+    Args:
+        config: Of the run, a `TrainingConfig`.
+        policy: Of the learner; explorers have one of the same class.
+        replay: What the replay keeps; None: rows come to the learner.
+    """
+    in_threads = config.runtime.kind == "local"
+    experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
+    board, place, transport = _in_threads() if in_threads else _in_ray(config)
+    if config.sync.transport == "checkpoint":
+        transport = CheckpointTransport(RunFiles(config.persistence).run_base_dir / "weights")
+    task = Task(
+        config=config,
+        policy=type(policy),
+        spaces=policy.spaces,
+        transport=transport,
+        board=board if config.sync.style == "fully_async" else None,
+        make_writer=None if experience is None else experience.make_writer,
+    )
+    inbox: Reports | Fragments
+    if experience is not None:
+        inbox = Reports(config.env.num, policy.device)
+    else:
+        inbox = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
+    explorers = Explorers(
+        task,
+        place,
+        inbox,
+        board,
+        policy,
+        session=config.run_name,
+        leave=(lambda _: None) if experience is None else experience.leave,
+    )
+    return explorers, experience
+
+
+def _in_threads() -> tuple[Any, Any, Any]:
+    return Synchronizer(), ThreadPlace(), LocalTransport()
+
+
+def _in_ray(config: Any) -> tuple[Any, Any, Any]:
+    from trieye.training.exploring.in_ray import ObjectStoreTransport, RayBoard, RayPlace
+
+    place = RayPlace(num_cpus=config.explorer.num_cpus, num_gpus=config.explorer.num_gpus)
+    return RayBoard(), place, ObjectStoreTransport()
+
+
+def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> RemoteExperience:
+    if in_threads:
+        server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
+        remote = RemoteReplay(LocalChannel(server))
+    else:
+        every_s = config.explorer.replay_snapshot_s
+        directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
+        remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
+    return RemoteExperience(remote, is_in_step=config.sync.style == "fixed")
+
+
+def _rules(config: Any) -> FragmentRules:
+    """Return the rules of the buffer of an agent without a replay: each fragment once, and none too stale."""
+    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
+    if config.replay.kind == "fragment":
+        given = config.replay.fragment_rules
+        return FragmentRules(
+            **{"max_staleness": bound, **{key: item for key, item in given.items() if item is not None}}
+        )
+    return FragmentRules(
+        max_chunks=1 << 20, max_staleness=bound, max_reuse=1, sampler="oldest", session_policy="resume"
+    )

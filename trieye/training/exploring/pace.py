@@ -1,0 +1,71 @@
+"""Pace: when weights are published, and when an explorer may begin a fragment; pure functions of counts."""
+
+from dataclasses import dataclass
+
+from trieye.config.explorer import SyncConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How far a training with explorers is.
+
+    Attributes:
+        version: Of the newest weights that were published; the first ones are 0.
+        explorers: How many there are that were not given up.
+        produced: Fragments that were learned from, wait to be, or are under way; lost ones are not counted.
+        own_produced: Of these, those of the explorer in question.
+        own_on_version: Of these, those that it began with the newest weights.
+    """
+
+    version: int
+    explorers: int
+    produced: int
+    own_produced: int
+    own_on_version: int
+
+
+class Pace:
+    """The rules of `sync.style`.
+
+    A step of the learner takes as many fragments as there are explorers. A fragment is held back, rather than dropped
+    later, if it could be learned from only when it is too stale: with `a` fragments to a version, those that are
+    produced stay below `a * (version + 1 + max_staleness)`, so that whatever is granted now is learned from before
+    version + max_staleness is superseded. `fixed` counts the fragments of each explorer for itself, with `offset` in
+    place of the staleness.
+
+    Args:
+        config: The style and its numbers.
+    """
+
+    def __init__(self, config: SyncConfig) -> None:
+        self._config = config
+
+    def needs_publish(self, step: int, published_step: int, *, is_asked: bool) -> bool:
+        """Tell whether the learner publishes after so many steps.
+
+        Args:
+            step: Steps of the learner.
+            published_step: Those at the last publish.
+            is_asked: Whether an explorer waits for weights.
+        """
+        if step <= published_step:
+            return False
+        if self._config.style == "explorer_driven":
+            return is_asked
+        return step - published_step >= self._config.interval
+
+    def asks(self, counts: Counts) -> bool:
+        """Tell whether an explorer asks for newer weights before it begins another fragment."""
+        return self._config.style == "explorer_driven" and counts.own_on_version >= self._config.interval
+
+    def may_begin(self, counts: Counts) -> bool:
+        """Tell whether an explorer may begin a fragment now, if it does not ask for weights."""
+        config = self._config
+        if config.style == "fixed":
+            return counts.own_produced < config.offset + config.interval * (counts.version + 1)
+        per_version = counts.explorers * config.interval
+        return counts.produced < per_version * (counts.version + 1 + config.max_staleness)
+
+    def must_wait_for(self, version: int, granted_with: int) -> bool:
+        """Tell whether the learner has to wait for a fragment under way, which would be too stale a version later."""
+        return self._config.style != "fixed" and version + 1 - granted_with > self._config.max_staleness
