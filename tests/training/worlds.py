@@ -1,5 +1,6 @@
 """Environments whose episodes are known beforehand, and policies that are read off them."""
 
+import time
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -61,7 +62,31 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
         gym.Wrapper.__init__(self, env)
 
 
+class Troubled(gym.Wrapper):
+    """CartPole with a fault: `once` after 50 steps in the whole process, `later` after 50 of each, or a hang."""
+
+    num_steps = 0
+    """Of all of them."""
+
+    def __init__(self, kind):
+        super().__init__(gym.make("CartPole-v1"))
+        self.kind, self.own_steps = kind, 0
+
+    def step(self, action):
+        self.own_steps += 1
+        Troubled.num_steps += 1
+        if self.kind == "once" and Troubled.num_steps == 50:
+            raise ZeroDivisionError("the world has a hole")
+        if self.kind == "later" and self.own_steps >= 50:
+            raise ZeroDivisionError("the world ended")
+        if self.kind == "hangs" and self.own_steps == 20:
+            time.sleep(3.0)
+        return super().step(action)
+
+
 gym.register("Count-v0", "tests.training.worlds:Count")
+for name in ("FailsOnce", "FailsLater", "Hangs"):
+    gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 
 
 class Scripted(trieye.Policy):

@@ -43,7 +43,7 @@ class ExplorerConfig(StrictModel):
     max_restarts: int = Field(
         default=5,
         ge=0,
-        description="Restarts of an explorer in a row, with no fragment between, before it is given up.",
+        description="Restarts of an explorer, with fewer than 10 fragments between, before it is given up.",
     )
     backoff_s: float = Field(
         default=1.0, gt=0, le=3600, description="Pause before the second restart in a row; it doubles each time."

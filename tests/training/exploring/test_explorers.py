@@ -5,6 +5,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO
+from tests.training.worlds import Troubled
 
 DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 64}}
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
@@ -32,3 +33,130 @@ def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, p
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
+
+
+STYLES = ["trainer_driven", "explorer_driven", "fully_async"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, staleness):
+    parts = PPO_PARTS | {"loop": {"steps": 40}, "explorer": {"num": 3, "steps": 4}}
+    config = train_config(**parts, sync={"style": style, "max_staleness": staleness})
+    engine = PPO(config)
+    versions = []
+    for _ in range(40):
+        rows = engine.collect()
+        taken = engine._source._learned  # its own
+        assert len(taken) == 3
+        assert all(0 <= engine._source.version - report.version_min <= staleness for report in taken)
+        assert rows.valid.shape == (4, 3)
+        versions.append(engine._source.version)
+        engine._source.learned()
+    metrics = engine._source.metrics()
+    engine.cleanup()
+    assert versions == sorted(versions)
+    assert versions[-1] >= (39 if style != "explorer_driven" else 1)
+    assert not any(value for name, value in metrics.items() if name.startswith("replay/dropped"))
+    assert metrics["replay/staleness_max"] <= staleness
+    assert metrics["explorer/lost"] == 0
+    assert metrics["explorer/alive"] == 3
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_training_with_a_replay_goes_on_in_every_style(train_config, style):
+    config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 600})
+    result = trieye.run_experiment(DQN, config)
+    assert result.env_steps >= 600
+
+
+def test_version_not_bumped_on_failed_publish(train_config):
+    engine = PPO(train_config(**PPO_PARTS, explorer={"num": 1}))
+    engine.collect()
+    engine._source.learned()
+    transport, version = engine._source._task.transport, engine._source.version
+
+    def fails(version, weights):
+        raise OSError("no way")
+
+    transport.publish = fails
+    engine.collect()
+    with pytest.raises(OSError, match="no way"):
+        engine._source.learned()
+    assert engine._source.version == version
+    assert engine._source._board.latest().version == version
+    del transport.publish
+    engine._source.learned()
+    assert engine._source._board.latest().version == version + 1
+    engine.cleanup()
+
+
+def test_an_environment_that_raises_once_is_made_anew_and_that_is_counted(train_config):
+    Troubled.num_steps = 0
+    explorer = {"num": 1, "steps": 4}
+    engine = PPO(train_config(**PPO_PARTS, env={"id": "tests.training.worlds:FailsOnce-v0"}, explorer=explorer))
+    for _ in range(15):
+        engine.collect()
+        engine._source.learned()
+    assert Troubled.num_steps > 50
+    assert engine._source.interrupted == 1
+    assert engine._source.metrics()["explorer/restarts"] == 0
+    engine.cleanup()
+
+
+def test_all_explorers_dead_raises(train_config):
+    env = {"id": "tests.training.worlds:FailsLater-v0"}
+    explorer = {"num": 2, "max_restarts": 1, "backoff_s": 0.01}
+    engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer))
+    with pytest.raises(ZeroDivisionError, match="the world ended") as caught:
+        for _ in range(50):
+            engine.collect()
+            engine._source.learned()
+    assert "in explorer" in caught.value.__notes__[0]
+    engine.cleanup()
+
+
+def test_a_mistake_in_the_policy_ends_the_training_at_once(train_config, monkeypatch):
+    def wrong(self, obs, state, ctx):
+        raise TypeError("wrong shape")
+
+    engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2}))
+    monkeypatch.setattr(type(engine.policy), "act", wrong)
+    with pytest.raises(TypeError, match="wrong shape"):
+        engine.collect()
+    engine.cleanup()
+
+
+def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config):
+    env = {"id": "tests.training.worlds:Hangs-v0"}
+    explorer = {"num": 2, "steps": 8, "timeout_s": 0.5}
+    engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer, sync={"style": "fully_async"}))
+    for _ in range(6):
+        engine.collect()
+        engine._source.learned()
+    metrics = engine._source.metrics()
+    engine.cleanup()
+    assert metrics["explorer/restarts"] >= 1
+    assert metrics["explorer/lost"] >= 1
+
+
+@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
+def test_resume_continues_version_and_step(train_config, engine, parts):
+    given = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
+    first = train_config(**given, loop={"env_steps": 500})
+    trieye.run_experiment(engine, first)
+    saved = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
+    version = saved.objects["experiment"]["state"]["collector"]["version"]
+    assert version > 0
+    result = trieye.run_experiment(engine, train_config(**given, loop={"env_steps": 1000}))
+    again = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
+    assert result.env_steps >= 1000
+    assert again.objects["experiment"]["state"]["collector"]["version"] > version
+
+
+def test_one_explorer_in_step_that_is_resumed_ends_as_if_it_had_not_been(train_config):
+    given = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
+    whole = trained(train_config, PPO, **given, loop={"env_steps": 1000}, run_name="whole")
+    trained(train_config, PPO, **given, loop={"env_steps": 400}, run_name="halves")
+    halves = trained(train_config, PPO, **given, loop={"env_steps": 1000}, run_name="halves")
+    assert same(whole, halves)

@@ -22,6 +22,9 @@ from trieye.training.spaces import Spaces
 SEED_STRIDE = 10_000_019
 """Between the seeds of two explorers; the members of one have consecutive ones."""
 
+GOOD_RUN = 10
+"""After so many fragments without a fault, one is taken for an accident and not for a mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -122,7 +125,7 @@ class Explorer:
         self._version = -1
         self._versions: list[int] = []
         self._newest: Published | None = None
-        self._is_cancelled = self._was_rebuilt = False
+        self._is_cancelled, self._num_good = False, 0
         if task.board is not None:
             threading.Thread(target=self._follow, args=(task.board,), name="trieye-weights", daemon=True).start()
 
@@ -137,19 +140,19 @@ class Explorer:
     def rollout(self, grant: Grant) -> Report:
         """Collect a fragment.
 
-        If the environments raise, they are made anew, once: a second fault in a row is raised.
+        If the environments raise after `GOOD_RUN` fragments without a fault, they are made anew.
         """
         began = time.perf_counter()
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._was_rebuilt or not self._versions:
+            if self._is_cancelled or self._num_good < GOOD_RUN:
                 raise
-            self._was_rebuilt = True
+            self._num_good = 0
             say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
             self._rebuild(grant)
             rows = self._collected(grant)
-        self._was_rebuilt = False
+        self._num_good += 1
         payload = None
         if self._writer is None:
             payload = rows.as_payload()

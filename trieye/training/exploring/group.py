@@ -12,7 +12,7 @@ from typing import Any
 from trieye.config.explorer import ExplorerConfig
 from trieye.exceptions import TrieyeError
 from trieye.process.progress import say
-from trieye.training.exploring.explorer import Grant, Report, Task
+from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
 
 _LONGEST_PAUSE_S = 60.0
@@ -28,7 +28,8 @@ class Slot:
         incarnation: How often it was begun anew.
         delivered: Fragments that came from it over the whole run.
         grants: What it was told and has not done yet, the oldest first.
-        failures: In a row, without a fragment between.
+        failures: In a row, with fewer than `GOOD_RUN` fragments between.
+        num_good: Fragments since the last one.
         resumes_at: When it is begun anew, seconds of `time.monotonic`.
         error: Why it failed last.
         is_given_up: Whether it failed too often.
@@ -46,6 +47,7 @@ class Slot:
     delivered: int = 0
     grants: deque[Grant] = field(default_factory=deque)
     failures: int = 0
+    num_good: int = 0
     resumes_at: float | None = None
     error: BaseException | None = None
     is_given_up: bool = False
@@ -263,7 +265,8 @@ class ExplorerGroup:
         slot.grants.remove(grant)
         slot.began_at = time.monotonic()
         report = done.result()
-        slot.failures, self._has_delivered = 0, True
+        self._has_delivered, slot.num_good = True, slot.num_good + 1
+        slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
         slot.version = report.version_max
         self.interrupted += report.interrupted
         slot.delivered += 1
@@ -273,7 +276,7 @@ class ExplorerGroup:
 
     def _fail(self, slot: Slot, error: BaseException) -> None:
         """Take note that an explorer is gone, and begin it anew after a pause, or give it up."""
-        slot.error, slot.failures = error, slot.failures + 1
+        slot.error, slot.failures, slot.num_good = error, slot.failures + 1, 0
         self.lost += len(slot.grants)
         slot.grants.clear()
         if slot.worker is not None:

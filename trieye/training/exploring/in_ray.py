@@ -27,7 +27,7 @@ class ExplorerActor:
         return getattr(self._explorer, method)(*values)
 
 
-@ray.remote(max_restarts=-1, max_task_retries=0)
+@ray.remote(max_restarts=-1, max_task_retries=-1)  # whatever is asked may be asked again
 class SynchronizerActor:
     """A synchronizer in a process of its own, whose waits hold up nobody."""
 
@@ -62,7 +62,7 @@ class RayBoard:
         Raises:
             ConnectionError: It does not answer.
         """
-        self._get(self._actor.publish.options(max_task_retries=-1).remote(published), _ANSWER_TIMEOUT_S)
+        self._get(self._actor.publish.remote(published), _ANSWER_TIMEOUT_S)
 
     def latest(self) -> Published | None:
         """Return the newest ones; raises what `publish` raises."""

@@ -1,0 +1,82 @@
+"""When weights are published and fragments begin, as a function of counts."""
+
+import pytest
+
+from trieye.config.explorer import SyncConfig
+from trieye.training.exploring.pace import Counts, Pace
+
+
+def counts(**given):
+    return Counts(**{"version": 0, "explorers": 2, "produced": 0, "own_produced": 0, "own_on_version": 0, **given})
+
+
+@pytest.mark.parametrize(
+    ("style", "interval", "step", "published_step", "is_asked", "expected"),
+    [
+        ("fixed", 1, 0, 0, False, False),
+        ("fixed", 1, 1, 0, False, True),
+        ("fixed", 3, 2, 0, False, False),
+        ("fixed", 3, 3, 0, False, True),
+        ("fixed", 3, 3, 3, False, False),
+        ("trainer_driven", 2, 3, 2, True, False),
+        ("trainer_driven", 2, 4, 2, False, True),
+        ("fully_async", 2, 4, 2, False, True),
+        ("fully_async", 2, 5, 4, True, False),
+        ("explorer_driven", 1, 5, 2, False, False),
+        ("explorer_driven", 9, 5, 2, True, True),
+        ("explorer_driven", 9, 5, 5, True, False),
+    ],
+)
+def test_need_sync_table(style, interval, step, published_step, is_asked, expected):
+    pace = Pace(SyncConfig(style=style, interval=interval))
+    assert pace.needs_publish(step, published_step, is_asked=is_asked) is expected
+
+
+@pytest.mark.parametrize(
+    ("alias", "style"),
+    [("FIXED", "fixed"), ("DYNAMIC_BY_TRAINER", "trainer_driven"), ("DYNAMIC_BY_EXPLORER", "explorer_driven")],
+)
+def test_styles_have_the_names_of_trinity_too(alias, style):
+    assert SyncConfig(style=alias).style == style
+    assert SyncConfig(transport="NCCL").transport == "collective"
+    assert SyncConfig(transport="MEMORY").transport == "object_store"
+    assert SyncConfig(transport="CHECKPOINT").transport == "checkpoint"
+
+
+def test_in_step_an_explorer_is_ahead_by_the_offset_and_no_more():
+    for interval, offset, version, most in ((1, 0, 0, 1), (1, 0, 3, 4), (2, 0, 0, 2), (2, 1, 1, 5), (1, 1, 0, 2)):
+        pace = Pace(SyncConfig(interval=interval, offset=offset))
+        allowed = [produced for produced in range(20) if pace.may_begin(counts(version=version, own_produced=produced))]
+        assert allowed == list(range(most))
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("explorers", [1, 3])
+def test_what_is_begun_is_learned_from_before_it_is_too_stale(staleness, interval, explorers):
+    """As many as may be are begun at every moment, and the learner takes those with the oldest weights first."""
+    pace = Pace(SyncConfig(style="fully_async", interval=interval, max_staleness=staleness))
+    version = consumed = step = published_step = 0
+    waiting, seen = [], set()
+    for _ in range(60):
+        while pace.may_begin(counts(version=version, explorers=explorers, produced=consumed + len(waiting))):
+            waiting.append(version)
+        taken, waiting = sorted(waiting)[:explorers], sorted(waiting)[explorers:]
+        assert len(taken) == explorers  # the learner never starves
+        seen |= {version - begun for begun in taken}
+        consumed, step = consumed + explorers, step + 1
+        if pace.needs_publish(step, published_step, is_asked=False):
+            version, published_step = version + 1, step
+    assert max(seen) == staleness
+
+
+def test_the_learner_waits_for_what_would_be_too_stale_a_version_later():
+    pace = Pace(SyncConfig(style="fully_async", max_staleness=1))
+    assert [pace.must_wait_for(5, granted) for granted in (5, 4, 3)] == [False, True, True]
+    assert not Pace(SyncConfig()).must_wait_for(5, 5)
+
+
+def test_an_explorer_asks_after_some_fragments_with_the_same_weights():
+    pace = Pace(SyncConfig(style="explorer_driven", interval=2))
+    assert [pace.asks(counts(own_on_version=number)) for number in range(4)] == [False, False, True, True]
+    assert not Pace(SyncConfig(style="fully_async")).asks(counts(own_on_version=9))
