@@ -1,18 +1,100 @@
-"""Explorers as Ray actors, on a real Ray."""
+"""Explorers as Ray actors, on a real Ray, with processes that are really killed."""
 
+import time
+
+import psutil
 import pytest
 
+import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
+from tests.waiting import wait_until
 
 IN_RAY = {"runtime": {"kind": "ray"}}
 
 
+def processes(kind):
+    """Return the processes of actors of a class."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if is_of(process, kind)]
+
+
+def is_of(process, kind):
+    try:
+        return f"ray::{kind}" in "".join(process.cmdline()[:1])
+    except psutil.Error:
+        return False
+
+
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
-def test_one_explorer_in_ray_trains_as_the_engine_alone(train_config, engine, parts):
+def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts):
     env, loop = {"num": 2}, {"env_steps": 2000}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(
         train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1}, **IN_RAY
     )
     assert same(alone, helped)
+    wait_until(lambda: not processes("ExplorerActor"))
+
+
+@pytest.fixture
+def started(ray_cluster, train_config):
+    """Return a function that makes an engine whose explorers have collected, and closes it in the end."""
+    made = []
+
+    def start(engine, **given):
+        config = train_config(**given, **IN_RAY)
+        made.append(engine(config))
+        made[-1].advance()
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.cleanup()
+
+
+def test_explorer_kill_recovers(started):
+    parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}, "sync": {"style": "fully_async", "max_staleness": 2}}
+    engine = started(PPO, **parts)
+    victim = processes("ExplorerActor")[0]
+    victim.kill()
+    longest, versions = 0.0, []
+    ends = time.monotonic() + 60
+    while engine._source.metrics()["explorer/restarts"] == 0 or engine._source.metrics()["explorer/alive"] < 2:
+        began = time.perf_counter()
+        engine.advance()
+        longest = max(longest, time.perf_counter() - began)
+        versions.append(engine._source.version)
+        assert time.monotonic() < ends
+    for _ in range(20):
+        engine.advance()
+    metrics = engine._source.metrics()
+    assert versions == sorted(set(versions))
+    assert metrics["explorer/restarts"] == 1
+    assert metrics["explorer/lost"] <= 2
+    assert longest < 5.0  # the other one goes on; most of it is what the start of a process takes from two cores
+
+
+@pytest.mark.parametrize("kind", ["ReplayActor", "SynchronizerActor"])
+def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started, kind):
+    style = {"style": "fully_async"}
+    engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "steps": 16}, sync=style)
+    while not engine.updates:
+        engine.advance()
+    processes(kind)[0].kill()
+    before, version = engine.updates, engine._source.version
+    for _ in range(30):
+        engine.advance()
+    assert engine.updates > before
+    assert engine._source.version == version + 30
+
+
+def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
+    env = {"id": "tests.training.worlds:FailsLater-v0"}
+    config = train_config(
+        **PPO_PARTS, env=env, explorer={"num": 1, "max_restarts": 0}, loop={"env_steps": 1000}, **IN_RAY
+    )
+    with pytest.raises(ZeroDivisionError, match="the world ended") as caught:
+        trieye.run_experiment(PPO, config)
+    assert "worlds.py" in str(caught.value)
+    wait_until(lambda: not processes("ExplorerActor"))
