@@ -1,5 +1,6 @@
 """Explorers, the synchronizer and the weights in Ray; what is an actor only forwards."""
 
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -19,8 +20,9 @@ _ANSWER_TIMEOUT_S = 30.0
 class ExplorerActor:
     """An explorer in a process of its own."""
 
-    def __init__(self, task: Task, index: int, incarnation: int) -> None:
-        self._explorer = Explorer(task, index, incarnation)
+    def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
+        sys.path += [place for place in places if place not in sys.path]  # where the driver finds the user's classes
+        self._explorer = Explorer(ray.cloudpickle.loads(task), index, incarnation)
 
     def do(self, method: str, *values: Any) -> Any:
         """Call a method of the explorer."""
@@ -117,7 +119,7 @@ class RayPlace:
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
         """Start an actor; see `Place`."""
         options: Any = ExplorerActor.options(**self._options)  # type: ignore[attr-defined]  # ray.remote adds it
-        return _RayWorker(options.remote(task, index, incarnation))
+        return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(task), index, incarnation))
 
 
 class _RayWorker:

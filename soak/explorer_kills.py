@@ -1,0 +1,218 @@
+"""Kill explorers, the replay, the synchronizer, the hub and the learner of one training, again and again.
+
+A DQN of the project template learns CartPole from two explorers in Ray, fully asynchronously. After each kill the
+training has to go on; in the end its history has every step once, versions that strictly grow, and counts that add up
+to what the training counted itself. `--agent ppo` has no replay, and its fragments must never be too stale.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DEADLINE_S = 180.0
+KINDS = {
+    "explorer": "ExplorerActor",
+    "replay": "ReplayActor",
+    "synchronizer": "SynchronizerActor",
+    "hub": "TrieyeActor",
+}
+AGENTS: dict[str, dict[str, Any]] = {
+    "dqn": {"kind": "dqn", "learning_starts": 200, "rollout_steps": 1, "updates_per_env_step": 0.25},
+    "ppo": {"kind": "ppo", "rollout_steps": 32, "epochs": 2},
+}
+STALENESS = 2
+
+
+def configure(root: Path, agent: str, env_steps: int) -> Any:
+    """Return the config of the run."""
+    from my_agent.config import TrainConfig
+
+    return TrainConfig(
+        agent={"hidden_sizes": [32], "batch_size": 32, **AGENTS[agent]},
+        env={"id": "CartPole-v1", "eval_episodes": 1, "num": 2},
+        run_name="killed",
+        runtime={"kind": "ray"},
+        explorer={"num": 2, "steps": 32, "replay_snapshot_s": 2.0, "backoff_s": 0.2},
+        sync={"style": "fully_async", "max_staleness": STALENESS},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 2000},
+        loop={"axis": "env_steps", "env_steps": env_steps, "evaluate_every_steps": 100_000},
+    )
+
+
+def train(root: Path, agent: str, env_steps: int) -> None:
+    """Train to the end, and note how many environment steps were made."""
+    import trieye
+
+    config = configure(root, agent, env_steps)
+    module, _, name = config.agent.engine.partition(":")
+    engine = getattr(__import__(module, fromlist=[name]), name)
+    note = os.open(root / "progress", os.O_RDWR | os.O_CREAT)
+    advance = engine.advance
+
+    def watched(self: Any) -> Any:
+        values = advance(self)
+        os.pwrite(note, self.env_steps.to_bytes(8, "little"), 0)
+        return values
+
+    engine.advance = watched
+    trieye.run_experiment(engine, config)
+
+
+class Life:
+    """A process that trains, and all that is its own."""
+
+    def __init__(self, project: Path, root: Path, agent: str, env_steps: int) -> None:
+        (root / "progress").write_bytes(b"")
+        given = json.dumps([str(project), str(root), agent, env_steps])
+        with (root / "log").open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, __file__, "--child", given], stdout=log, stderr=log)
+        self._root = root
+
+    def made(self) -> int:
+        """Return the environment steps made."""
+        path = self._root / "progress"
+        return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
+
+    def await_progress(self, steps: int) -> None:
+        """Return when so many more environment steps were made."""
+        until, first = time.monotonic() + DEADLINE_S, 0
+        while not first or self.made() < first + steps:
+            first = first or self.made()
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the training ended with {self.process.returncode}")
+            if time.monotonic() > until:
+                raise TimeoutError("the training makes no steps")
+            time.sleep(0.02)
+
+    def of_kind(self, kind: str) -> list[psutil.Process]:
+        """Return the processes of an actor class."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                found += [process] if process.cmdline()[0].startswith(f"ray::{KINDS[kind]}") else []
+            except (psutil.Error, IndexError):
+                continue
+        return found
+
+    def kill(self, kind: str) -> None:
+        """Kill one of a kind."""
+        if kind == "learner":
+            of_its_own = [process for kind in KINDS for process in self.of_kind(kind)]
+            self.process.kill()
+            self.process.wait()
+            _, alive = psutil.wait_procs(of_its_own, timeout=60)  # Ray's own take longer
+            if alive:
+                raise TimeoutError(f"the learner left processes behind: {[process.name() for process in alive]}")
+            return
+        found = self.of_kind(kind)
+        if not found:
+            raise RuntimeError(f"there was no {kind} to kill")
+        random.choice(found).send_signal(signal.SIGKILL)
+
+
+def soak(root: Path, *, agent: str, kills: int) -> dict[str, Any]:
+    """Run the soak and return its figures."""
+    from trieye.cli.new import answers_of, bake
+
+    project = bake(answers_of({"project_name": "My Agent"}), root)
+    sys.path.insert(0, str(project))
+    kinds = [kind for kind in (*KINDS, "learner") if agent == "dqn" or kind != "replay"]
+    plan = [kinds[number % len(kinds)] for number in range(kills)]
+    random.shuffle(plan)
+    life = Life(project, root, agent, 10**9)
+    try:
+        for number, kind in enumerate(plan, start=1):
+            life.await_progress(random.randrange(500, 3000))
+            life.kill(kind)
+            print(f"{number} of {kills} kills: {kind}, at environment step {life.made()}", file=sys.stderr)
+            if kind == "learner":
+                life = Life(project, root, agent, 10**9)
+        life.await_progress(2000)
+        life.process.terminate()
+        life.process.wait(DEADLINE_S)
+        made = life.made()
+        life = Life(project, root, agent, made + 3000)
+        code = life.process.wait(DEADLINE_S)
+        problems = [] if code == 0 else [f"the last process ended with {code}"]
+    except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
+        problems = [f"{error}: {(root / 'log').read_text(errors='replace')[-2000:]}"]
+    finally:
+        life.process.kill()
+    told: dict[str, Any] = {} if problems else check(configure(root, agent, 10**9), problems)
+    by_kind = {kind: plan.count(kind) for kind in kinds}
+    return {"benchmark": "explorer_kills", "agent": agent, "kills": by_kind, **told, "problems": problems[:10]}
+
+
+def check(config: Any, problems: list[str]) -> dict[str, Any]:
+    """Look through the history of the run, note what is wrong in it, and return its figures."""
+    from trieye.checkpoints.store import CheckpointStore
+    from trieye.history.history import read_history
+
+    run_dir = config.persistence.get_run_base_dir()
+    table = read_history(run_dir)
+    columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for metric, step, value in zip(*columns, strict=True):
+        curves.setdefault(metric, []).append((step, value))
+    store = CheckpointStore(run_dir / "checkpoints", read_only=True)
+    counted = store.load(store.entries()[-1].path)["objects"]["loop"]
+    versions = [value for _, value in curves["sync/version"]]
+    if any(later <= earlier for earlier, later in pairwise(versions)):
+        problems.append("the versions do not strictly grow")
+    for name in ("env_steps", "updates"):
+        total = sum(value for _, value in curves[name])
+        if total != counted[name]:
+            problems.append(f"{name} add up to {total}, and the training counted {counted[name]}")
+        steps = [step for step, _ in curves[name]]
+        if len(set(steps)) != len(steps) or steps != sorted(steps):
+            problems.append(f"{name}: a step is there twice, or out of order")
+    dropped = {name: points[-1][1] for name, points in curves.items() if name.startswith("replay/dropped/")}
+    staleness = max((value for _, value in curves.get("replay/staleness_max", [])), default=None)
+    if staleness is not None and staleness > STALENESS:
+        problems.append(f"a fragment was {staleness} versions behind, and {STALENESS} are allowed")
+    return {
+        "env_steps": counted["env_steps"],
+        "updates": counted["updates"],
+        "versions": int(versions[-1]),
+        "restarts": curves["explorer/restarts"][-1][1],
+        "lost": curves["explorer/lost"][-1][1],
+        "staleness_max": staleness,
+        "dropped": dropped,
+    }
+
+
+def main() -> int:
+    """Print one JSON line; the exit code says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--agent", choices=AGENTS, default="dqn")
+    parser.add_argument("--seed", type=int, default=None, help="of the order and the moments of the kills")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        project, root, agent, env_steps = json.loads(options.child)
+        sys.path.insert(0, project)
+        train(Path(root), agent, env_steps)
+        return 0
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    random.seed(seed)
+    with tempfile.TemporaryDirectory() as root:
+        found = soak(Path(root), agent=options.agent, kills=options.kills)
+    print(json.dumps({**found, "seed": seed, "met": not found["problems"]}))
+    return 0 if not found["problems"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
