@@ -273,4 +273,5 @@ class Explorers:
         """End the explorers."""
         if self._has_begun:
             self._group.close()
+        self._board.close()
         self._inbox.close()

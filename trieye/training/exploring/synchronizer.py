@@ -37,6 +37,9 @@ class Board(Protocol):
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Return the newest ones once they are newer than a version; None if the time is over before."""
 
+    def close(self) -> None:
+        """End what is behind it."""
+
 
 class Synchronizer:
     """A board in one process; any thread may call any method at any time."""
@@ -89,6 +92,9 @@ class Synchronizer:
             with self._changed:
                 self._waiting.discard(entry)
         return self._published if self._is_newer(version) else None
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def _is_newer(self, version: int) -> bool:
         return self._published is not None and self._published.version > version

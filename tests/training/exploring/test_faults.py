@@ -1,0 +1,89 @@
+"""What goes wrong anywhere in a training with explorers reaches the caller, and costs no checkpoint."""
+
+import os
+
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, QPolicy
+from tests.training.exploring.test_in_ray import processes
+from tests.waiting import wait_until
+from trieye.files.run_record import RunRecord
+from trieye.training.exploring.in_ray import ObjectStoreTransport
+
+LATE = 60
+"""Environment steps of the whole run after which something goes wrong."""
+
+
+class FailingPolicy(QPolicy):
+    """Goes wrong in the way that the tags of its run name."""
+
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.where = config.tags.get("where")
+
+    def act(self, obs, state, ctx):
+        act = super().act(obs, state, ctx)
+        if ctx.explore and ctx.env_steps >= LATE:
+            if self.where == "policy":
+                raise ZeroDivisionError("in policy")
+            if self.where == "explorer":
+                os._exit(1)
+            if self.where == "replay":
+                return trieye.Act(act.action, {"new": torch.zeros(len(obs))})
+        return act
+
+
+class FailingTransport(ObjectStoreTransport):
+    def publish(self, version, weights):
+        if version >= LATE // 8:
+            raise ZeroDivisionError("in transport")
+        return super().publish(version, weights)
+
+
+class Failing(DQN, policy=FailingPolicy):
+    def setup(self, config):
+        super().setup(config)
+        self.where = config.tags["where"]
+        if self.where == "transport":
+            self._source._task.transport.__class__ = FailingTransport
+
+    def step(self):
+        if self.where == "engine" and self.env_steps >= LATE:
+            raise ZeroDivisionError("in engine")
+        return super().step()
+
+
+ERRORS = {
+    "engine": (ZeroDivisionError, "in engine"),
+    "policy": (ZeroDivisionError, "in policy"),
+    "environment": (ZeroDivisionError, "the world ended"),
+    "explorer": (ConnectionError, "its process is gone"),
+    "transport": (ZeroDivisionError, "in transport"),
+    "replay": (trieye.ConfigurationError, "new"),
+}
+
+
+@pytest.mark.parametrize("where", ERRORS)
+def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where):
+    kind, message = ERRORS[where]
+    config = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        env={"id": "tests.training.worlds:FailsLater-v0"} if where == "environment" else {},
+        runtime={"kind": "ray"},
+        explorer={"num": 1, "max_restarts": 0},
+        persistence={"checkpoint_save_freq_steps": 20},
+        loop={"env_steps": 100_000},
+        tags={"where": where},
+    )
+    with pytest.raises(kind, match=message) as caught:
+        trieye.run_experiment(Failing, config)
+    if where in {"policy", "environment"}:  # where it was raised in the other process
+        assert "in act" in str(caught.value) or "in step" in str(caught.value)
+    run_dir = config.persistence.get_run_base_dir()
+    assert RunRecord.read(run_dir / "run.json").status == "FAILED"
+    assert 20 <= trieye.load_checkpoint(run_dir, "latest").step < LATE + 20
+    wait_until(
+        lambda: not [one for kind in ("Explorer", "Synchronizer", "Replay") for one in processes(f"{kind}Actor")]
+    )
