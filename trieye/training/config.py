@@ -1,5 +1,6 @@
 """TrainingConfig: the whole config of a training by reinforcement."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ from trieye.config.loop import LoopConfig
 from trieye.config.replay import LimiterConfig, ReplayConfig
 from trieye.config.root import TrieyeConfig
 from trieye.config.sample import SampleConfig
+from trieye.exceptions import ConfigurationError
 
 
 class BenchConfig(StrictModel):
@@ -87,6 +89,12 @@ class TrainingConfig(TrieyeConfig):
                 f"replay.max_reuse={replay.max_reuse}: the rows would run out, since each is drawn {uses:g} times on "
                 "average (agent.updates_per_env_step x agent.batch_size); at least twice as many are needed"
             )
+        collected = self.agent.rollout_steps * self.env.num
+        if self.mode == "both" and replay.capacity < collected:
+            raise ValueError(
+                f"replay.capacity={replay.capacity} holds fewer rows than are collected at once, {collected} "
+                "(agent.rollout_steps x env.num): some would be overwritten before any is learned from"
+            )
         if "gamma" in replay.model_fields_set and replay.gamma not in {self.agent.gamma, ReplayConfig().gamma}:
             raise ValueError(
                 f"replay.gamma={replay.gamma}: the discount of a training is agent.gamma={self.agent.gamma}"
@@ -114,8 +122,10 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     def check(self) -> None:
-        """Refuse an environment that is not there, or that this agent cannot use, before anything is started."""
+        """Refuse an environment or a directory that is not there or of no use, before anything is started."""
         super().check()
+        if self.replay.storage_dir is not None and not Path(self.replay.storage_dir).is_dir():
+            raise ConfigurationError(f"replay.storage_dir={self.replay.storage_dir} is no directory; make it first")
         from trieye.training.environments import check_env
 
         check_env(self.env, self.agent.actions)

@@ -1,0 +1,135 @@
+"""Each override of the replay trains with each algorithm of a new project, or is refused before the start."""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import trieye
+from trieye.cli.new import answers_of, bake
+from trieye.config.hydra import registration
+
+AGENTS = {
+    "dqn": ["env=cartpole", "agent.learning_starts=40", "agent.rollout_steps=2"],
+    "ppo": ["env=cartpole", "agent.rollout_steps=20"],
+    "sac": ["env=pendulum", "agent.learning_starts=40"],
+}
+TRAIN = {
+    "replay=uniform": {"kind": "uniform"},
+    "replay=prioritized": {"kind": "prioritized"},
+    "replay.n_step=3": {"n_step": 3},
+    "replay.gamma=0.99": {"gamma": 0.99},
+    "replay.max_staleness=0": {"max_staleness": 0},
+    "replay.max_staleness=2": {"max_staleness": 2},
+    "replay.max_reuse=64": {"max_reuse": 64},
+    "replay.storage=ram": {"storage": "ram"},
+    "replay.storage=shm": {"storage": "shm"},
+    "replay.storage=mmap replay.storage_dir=.": {"storage": "mmap", "storage_dir": "."},
+    "replay.dedup_next=true": {"dedup_next": True},
+    "replay.capacity=2": {"capacity": 2},
+}
+REFUSED = {
+    "replay=sequence": ({"kind": "sequence"}, "replay.kind=sequence is not for agent="),
+    "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment is not for agent="),
+    "replay.gamma=0.5": ({"gamma": 0.5}, "the discount of a training is agent.gamma=0.99"),
+    "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "stacks are made by env.frame_stack"),
+    "replay.max_reuse=8": ({"max_reuse": 8}, "the rows would run out"),
+    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is needed for storage=mmap"),
+    "replay.storage=mmap replay.storage_dir=nowhere": (
+        {"storage": "mmap", "storage_dir": "nowhere"},
+        "replay.storage_dir=nowhere is no directory; make it first",
+    ),
+    "replay.capacity=1 env.num=2": ({"capacity": 1}, "replay.capacity=1 holds fewer rows than are collected at once"),
+}
+OVERRIDES = {**TRAIN, **{name: replay for name, (replay, _) in REFUSED.items()}}
+DEFAULTS = {"replay=uniform", "replay.gamma=0.99", "replay.storage=ram"}
+NO_REPLAY = "agent=ppo learns from what it has just collected, and has no replay: leave it out"
+OF_ANY_REPLAY = ["storage_dir is needed for storage=mmap", "kind=sequence has neither"]
+"""Sentences about settings that contradict each other; they come first."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Bake a project that can be imported."""
+    made = bake(answers_of({"project_name": "Replay overrides"}), tmp_path_factory.mktemp("project"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration, "current", registration.current)  # the project registers its own
+        patch.syspath_prepend(made)
+        yield made
+        for name in [name for name in sys.modules if name.partition(".")[0] == made.name]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def compose(project, tmp_path, monkeypatch):
+    """Return a function that composes a command line of the project, as small as can be, and checks it."""
+    monkeypatch.chdir(tmp_path)
+    own = importlib.import_module(f"{project.name}.config")
+
+    def composed(agent, *overrides):
+        small = ["debug=limit", "env.max_episode_steps=20", "agent.hidden_sizes=[8]", "agent.batch_size=16"]
+        words = [f"agent={agent}", *AGENTS[agent], *small, f"persistence.root_data_dir={tmp_path}", *overrides]
+        config = trieye.compose(words, config_path=project / "conf", config_type=own.TrainConfig)
+        config.check()
+        return config
+
+    return composed
+
+
+def refusals(agent, *names):
+    """Return the sentences of which one is to be said; none if it trains."""
+    if agent == "ppo":
+        return [] if DEFAULTS.issuperset(names) else [NO_REPLAY, *OF_ANY_REPLAY]
+    told = [REFUSED[name][1] for name in names if name in REFUSED]
+    return told and [*told, *OF_ANY_REPLAY]
+
+
+def said(error):
+    """Return the message if it is one line, else nothing."""
+    (mistake,) = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
+    return mistake["msg"] if "\n" not in mistake["msg"] else ""
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_an_override_trains_or_is_refused_by_one_sentence_before_the_start(compose, tmp_path: Path, override):
+    told = refusals("dqn", override)
+    if not told:
+        config = compose("dqn", *override.split())
+        trieye.train(config)
+        run_dir = config.persistence.get_run_base_dir()
+        assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 1
+        return
+    with pytest.raises(trieye.ConfigurationError) as caught:
+        compose("dqn", *override.split())
+    assert told[0] in said(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose, agent):
+    plain, num_trained = compose(agent), 0
+    values = plain.model_dump(exclude={"replay"})
+    for one, other in itertools.combinations_with_replacement(OVERRIDES, 2):
+        if one != other and OVERRIDES[one].keys() & OVERRIDES[other].keys():
+            continue
+        values["env"]["num"] = 2 if "replay.capacity=1 env.num=2" in (one, other) else 1
+        told = refusals(agent, one, other)
+        given = {**values, "replay": OVERRIDES[one] | OVERRIDES[other]}
+        if told:
+            with pytest.raises((ValidationError, trieye.ConfigurationError)) as caught:
+                type(plain).model_validate(given).check()
+            assert any(sentence in said(caught.value) for sentence in told), (one, other, said(caught.value))
+            continue
+        config = type(plain).model_validate(given)
+        config.check()
+        module, _, name = config.agent.engine.partition(":")
+        engine = getattr(importlib.import_module(module), name)(config)
+        while engine.env_steps < 50:  # beyond the end of an episode
+            engine.advance()
+        assert engine.updates > 0, (one, other)
+        engine.cleanup()
+        num_trained += 1
+    assert num_trained == (6 if agent == "ppo" else 73)
