@@ -84,6 +84,13 @@ class Troubled(gym.Wrapper):
         return super().step(action)
 
 
+class Particular(gym.Wrapper):
+    """Goes around no environment, and does not say why."""
+
+    def __init__(self, env):
+        assert env is None
+
+
 gym.register("Count-v0", "tests.training.worlds:Count")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})

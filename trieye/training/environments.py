@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import traceback
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -70,6 +71,9 @@ def _cannot_be_made(config: EnvConfig, error: BaseException) -> ConfigurationErr
 
 
 def _line(error: object) -> str:
+    """Return what an error says, in one line; a bare assertion, as Gymnasium 1.1 has them, by what it asserts."""
+    if isinstance(error, Exception) and not str(error):
+        return f"{type(error).__name__} in `{traceback.extract_tb(error.__traceback__)[-1].line}`"
     return " ".join(str(error).split())
 
 
