@@ -1,7 +1,7 @@
 # make demo   bake a project, train DQN on CartPole, show where to look      (SEED=1 for another seed)
 # make test   format, lint, types and all tests
 # make check  format, lint and types only
-# make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 6 minutes
+# make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
 # make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
 #                   about 5 minutes each                                     (FAST=tests/config for some tests only)
 # make bench  every goal of the benchmarks folder as one JSON line each
@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 SEED ?= 0
-FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats)
+FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats training)
 BIN := .venv/bin
 READY := .venv/.ready
 

@@ -1,7 +1,7 @@
 """The fast tests with every Hydra and every Python that trieye supports, each in an environment of its own in .matrix/.
 
 An environment that stands is used again until what it is made of changes. torch is installed where the package index
-has a build for the CPU; where it has none, the test files that import torch are left out, and their number is said.
+has a build for the CPU; where it has none, the test files that need torch are left out, and their number is said.
 Prints one line for each environment, below it the tests that failed.
 """
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 HYDRA: dict[str, list[str]] = runpy.run_path(str(ROOT / "soak/hydra_versions.py"))["VERSIONS"]
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 CELLS = [(OWN, hydra) for hydra in HYDRA] + [(python, "1.3") for python in ("3.12", "3.13") if python != OWN]
+TRAINING = "tests/training"  # its fixtures import torch, and so does each of its tests
 SHOWN = ("hydra-core", "omegaconf", "torch", "numpy", "ray")
 LISTED = "import importlib.metadata as m; print(*(f'{d.name.lower()}=={d.version}' for d in m.distributions()))"
 
@@ -70,10 +71,11 @@ def made(home: Path, python: str, hydra: str) -> Path:
 
 
 def left_out(paths: list[str]) -> list[str]:
-    """Return the test files that import torch anywhere."""
+    """Return the test files that need torch: all of the trainings, and those that import it anywhere."""
     files = (file for path in paths for file in sorted((ROOT / path).rglob("test_*.py")))
     imports = re.compile(r"^\s*(import torch|from torch)\b", re.MULTILINE)
-    return [str(file.relative_to(ROOT)) for file in files if imports.search(file.read_text("utf-8"))]
+    needing = (one for one in files if ROOT / TRAINING in one.parents or imports.search(one.read_text("utf-8")))
+    return [str(file.relative_to(ROOT)) for file in needing]
 
 
 def judged(name: str, own: Path, paths: list[str]) -> bool:
@@ -81,10 +83,11 @@ def judged(name: str, own: Path, paths: list[str]) -> bool:
     listed = subprocess.run([str(own), "-c", LISTED], capture_output=True, text=True, check=True).stdout.split()
     versions = dict(one.split("==") for one in listed)
     ignored = [] if "torch" in versions else left_out(paths)
+    given = [path for path in paths if "torch" in versions or path.rstrip("/") != TRAINING]
     command = [str(own), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     options = ["-m", "not slow", "-p", "no:cacheprovider", *(f"--ignore={file}" for file in ignored)]
     began = time.monotonic()
-    done = subprocess.run([*command, *options, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *options, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     counts = {
         kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", " ".join(lines[-1:]))
