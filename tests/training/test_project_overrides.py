@@ -1,4 +1,4 @@
-"""Each override of the replay trains with each algorithm of a new project, or is refused before the start."""
+"""Overrides train with each algorithm of a new project, or are refused before the start."""
 
 import importlib
 import itertools
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 import trieye
@@ -87,6 +88,12 @@ def refusals(agent, *names):
     return told and [*told, *OF_ANY_REPLAY]
 
 
+def made(config):
+    """Return the engine that a config names."""
+    module, _, name = config.agent.engine.partition(":")
+    return getattr(importlib.import_module(module), name)(config)
+
+
 def said(error):
     """Return the message if it is one line, else nothing."""
     (mistake,) = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
@@ -125,11 +132,27 @@ def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose,
             continue
         config = type(plain).model_validate(given)
         config.check()
-        module, _, name = config.agent.engine.partition(":")
-        engine = getattr(importlib.import_module(module), name)(config)
+        engine = made(config)
         while engine.env_steps < 50:  # beyond the end of an episode
             engine.advance()
         assert engine.updates > 0, (one, other)
         engine.cleanup()
         num_trained += 1
     assert num_trained == (6 if agent == "ppo" else 73)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(compose, agent):
+    engine = made(compose(agent, "agent.precision=bfloat16"))
+    before = [weights.clone() for weights in engine.policy.parameters()]
+    while engine.updates < 2:
+        engine.advance()
+    after = list(engine.policy.parameters())
+    assert all(weights.dtype == torch.float32 and weights.isfinite().all() for weights in after)
+    assert not all(map(torch.equal, before, after))
+    engine.cleanup()
+
+
+def test_a_precision_whose_gradients_would_vanish_unscaled_is_refused(compose):
+    with pytest.raises(trieye.ConfigurationError, match=r"agent\.precision=float16: .*did you mean 'bfloat16'\?"):
+        compose("dqn", "agent.precision=float16")
