@@ -341,7 +341,14 @@ def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(clos
     assert after.valid[0].all()
     assert (after["age"][0] == 0).all()
     assert (after.arrays["reward"][after.valid] > 0).all()
-    assert other.metrics()["episode/length"] <= 12
+    told = other.metrics()
+    assert told["episode/length"] <= 12
+    assert told["episode/interrupted"] == under_way > 0
+    other.collect(14)
+    assert "episode/interrupted" not in other.metrics()
+    again, _ = resumed(Remembers, other, closing, **env)
+    assert again.metrics() == {"episode/interrupted": again.interrupted}
+    assert again.interrupted > under_way
 
 
 def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_ended(closing, capsys):

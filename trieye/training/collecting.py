@@ -158,7 +158,7 @@ class Collector:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return the means of the episodes that ended since the last call; nothing if none did."""
+        """Return means of the episodes that ended since the last call, and how many were cut if that has changed."""
         return {name: float(np.mean(values)) for name, values in self.take_ended().items()}
 
     @property
@@ -208,6 +208,8 @@ class Collector:
             cut = int(np.count_nonzero(~done))
             self._begin(self._seed + self.env_steps)
             self.interrupted += cut
+            if cut:
+                self._ended["episode/interrupted"] = [float(self.interrupted)]
             say(f"new episodes begin, {cut} were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
