@@ -98,7 +98,8 @@ class Collector:
         arrays |= {"reward": self._learned_from(rewards, valid, done)}
         arrays |= {"terminated": terminated, "truncated": truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
-        rows = Rows(arrays, self._obs, valid, extras, before, device)
+        last_state = mapped(self._state, torch.clone)
+        rows = Rows(arrays, self._obs, valid, extras, before, device, last_state)
         if self._normalizers and valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(valid).to(device)]))
         return rows

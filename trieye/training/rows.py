@@ -32,6 +32,8 @@ class Rows:
         extras: What the policy gave, `[t, n, ...]`.
         state: The state of a recurrent policy before the first row.
         device: Where tensors are handed out.
+        last_state: The state of a recurrent policy after the last row, with which it sees `after`. Here and between
+            rows, the state after a row that is not valid is that of `initial_state`.
     """
 
     arrays: dict[str, Array]
@@ -40,6 +42,7 @@ class Rows:
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     state: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    last_state: Any = None
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extras:
