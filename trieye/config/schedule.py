@@ -23,6 +23,17 @@ class Schedule(StrictModel):
         default="linear", description="How it gets from `start` to `end`: evenly, by a factor, or slowly at both ends."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_start(cls, data: Any) -> Any:
+        """Explain what `lr.steps=3` makes of a plain number: the key takes the place of the number."""
+        if isinstance(data, dict) and "start" not in data and data.keys() <= cls.model_fields.keys():
+            raise ValueError(
+                f"a plain number, or the whole of a schedule is expected, and {data} has no start; "
+                "give all of it, as '{start: 1e-3, end: 1e-4, steps: 50_000}'"
+            )
+        return data
+
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.end is None) != (self.steps is None):

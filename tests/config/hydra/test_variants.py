@@ -277,6 +277,8 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
         (["agent.kind=td4"], r"agent\.kind=td4.*td3"),
         (["agent.lr=fast"], r"agent\.lr.*fast"),
         (["agent.lr={start: 1, end: 0.5}"], r"agent\.lr.*end and steps belong together"),
+        (["agent.lr.steps=3"], r"agent\.lr: a plain number, or .*\{'steps': 3\} has no start.*\{start: 1e-3, end: "),
+        (["agent.lr.step=3"], r"there is no key 'step' of agent\.lr; did you mean 'steps'"),
         (["agent.lr={start: 1, end: 0.5, steps: 0}"], r"agent\.lr\.steps=0"),
         (["agent.lr={start: 1, end: 0.5, steps: 9, shape: square}"], r"agent\.lr\.shape=square.*linear"),
         (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*an end of one sign"),
@@ -286,6 +288,37 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
 def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, said):
     with pytest.raises(ConfigurationError, match=f"(?s){said}"):
         composed(learners, *words, config_type=OpenConfig)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("agent.learning_rate=1", "'agent.lr'"),
+        ("learning_rate=1", "'agent.lr'"),
+        ("agent.discount=0.9", "'agent.gamma'"),
+        ("agent.buffer_size=9", "'replay.capacity'"),
+        ("buffer_size=9", "'replay.capacity'"),
+        ("agent.n_step=3", "'replay.n_step'"),
+        ("loop.total_timesteps=9", "'loop.env_steps'"),
+        ("total_timesteps=9", "'loop.env_steps'"),
+        ("lr=1", "'agent.lr'"),
+        ("gamma=1", "'replay.gamma' or 'agent.gamma'"),
+        ("agent=sac agent.learning_rate=1", None),  # it has none
+        ("num_envs=3", None),  # this project has no environments
+    ],
+)
+def test_a_name_that_other_libraries_use_is_answered_with_the_key_that_is_meant_if_there_is_one(learners, typed, meant):
+    with pytest.raises(ConfigurationError) as refused:
+        composed(learners, *typed.split(), config_type=OpenConfig)
+    message = str(refused.value)
+    assert meant or "'agent.lr'" not in message
+    assert "env.num" not in message
+    assert meant is None or f"did you mean {meant}?" in message
+
+
+def test_a_flag_with_a_name_that_other_libraries_use_is_answered_with_the_key(learners, mistaken):
+    assert mistaken("--total-timesteps=9", config_type=OpenConfig).endswith("; type loop.env_steps=9")
+    assert mistaken("--learning-rate=1e-4", config_type=OpenConfig).endswith("; type agent.lr=1e-4")
 
 
 @pytest.mark.parametrize(

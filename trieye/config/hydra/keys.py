@@ -52,18 +52,52 @@ def holds_text(model: type[BaseModel], path: Sequence[str]) -> bool:
     return info is not None and takes_text_only(info.annotation)
 
 
-def paths_below(models: Models) -> Iterator[list[str]]:
-    """Yield the paths of all keys further down than those of the models themselves; keyed collections are left out."""
+def paths_below(models: Models) -> list[tuple[str, ...]]:
+    """Return the paths of all keys further down than those of the models themselves; keyed collections are left out."""
+    return list(dict.fromkeys(_paths_below(models)))  # the models of a variant share some
+
+
+def _paths_below(models: Models) -> Iterator[tuple[str, ...]]:
     for name, info in (item for model in models for item in model.model_fields.items()):
         inner, many = models_in(info)
         if not many:
-            yield from ([name, key] for model in inner for key in model.model_fields)
-            yield from ([name, *path] for path in paths_below(inner))
+            yield from ((name, key) for model in inner for key in model.model_fields)
+            yield from ((name, *path) for path in _paths_below(inner))
 
 
 def keys_named(name: str, model: type[BaseModel]) -> list[str]:
     """Return the keys of a model that have a name, at any depth, as `optimizer.lr` for `lr`."""
     return [".".join(path) for path in paths_below([model]) if path[-1] == name]
+
+
+_OUR_NAMES = {
+    "buffer_size": "replay.capacity", "clip_coef": "clip_range", "discount": "gamma", "entropy_coef": "ent_coef",
+    "env_id": "env.id", "eval_freq": "loop.evaluate_every_steps", "exploration": "epsilon",
+    "exploration_fraction": "epsilon", "exploration_final_eps": "epsilon", "exploration_initial_eps": "epsilon",
+    "gradient_steps": "updates_per_env_step", "learning_rate": "lr", "n_envs": "env.num", "n_epochs": "epochs",
+    "n_step": "replay.n_step", "n_steps": "rollout_steps", "num_envs": "env.num", "num_steps": "rollout_steps",
+    "save_freq": "persistence.checkpoint_save_freq_steps", "target_network_frequency": "target_update_interval",
+    "timesteps": "loop.env_steps", "total_timesteps": "loop.env_steps", "train_freq": "rollout_steps",
+    "update_epochs": "epochs", "value_coef": "vf_coef",
+}  # fmt: skip
+"""What stable-baselines3, CleanRL and others call a key of ours, or one of the new project's algorithms."""
+
+
+def keys_meant(name: str, root: type[BaseModel], place: Sequence[str] = (), holders: Models = ()) -> list[str]:
+    """Return the keys that are meant by a name of other libraries; none if it is no such name, or nothing is called so.
+
+    Args:
+        name: As typed.
+        root: The model of the whole config.
+        place: Where it was typed: a key there, and not elsewhere, is meant by a name without a place of its own.
+        holders: The models at this place.
+    """
+    ours = _OUR_NAMES.get(name, "").split(".")
+    if len(ours) > 1:
+        return [".".join(ours)] if field_at(root, ours) else []
+    if place:
+        return [".".join((*place, *ours))] if any(ours[0] in holder.model_fields for holder in holders) else []
+    return keys_named(ours[0], root)
 
 
 def is_variant(info: FieldInfo) -> bool:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
-from trieye.config.hydra.keys import keys_named
+from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
@@ -123,7 +123,8 @@ def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
 def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) -> str:
     dashed, equals, value = flag.partition("=")
     key = dashed.lstrip("-").replace("-", "_")
-    meant = [key] if key.partition(".")[0] in config_type.model_fields else keys_named(key, config_type)
+    named = keys_named(key, config_type) or keys_meant(key, config_type)
+    meant = [key] if key.partition(".")[0] in config_type.model_fields else named
     long = [name for name in known if name.startswith("--")]
     if not meant and (not equals or nearest(dashed, long)):
         return f"{flag}: there is no such flag{did_you_mean(dashed, long)} (--help lists them)"

@@ -24,6 +24,7 @@ from trieye.config.hydra.keys import (
     field_at,
     is_variant,
     item_at,
+    keys_meant,
     meant,
     models_at,
     paths_below,
@@ -40,12 +41,13 @@ _OF_PYDANTIC = frozenset(get_args(core_schema.ErrorType))
 _MOST = 4  # alternatives that one message names
 
 
-def unknown_key(key: str, holders: Models, groups: Sequence[str] = ()) -> str:
+def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequence[str] = ()) -> str:
     """Return the complaint about a key that none of the models at its place has.
 
     Args:
         key: The key, with those that lead to it.
         holders: The models at its place.
+        root: The model of the whole config.
         groups: The groups that could have been meant as well.
     """
     *parents, name = key.split(".")
@@ -53,14 +55,14 @@ def unknown_key(key: str, holders: Models, groups: Sequence[str] = ()) -> str:
     if known.get(name):
         return f"{key} is set by {known[name]}; type {known[name]}=<value>"
     allowed = sorted({*groups, *(field for field, other in known.items() if not other)})
-    below = list(paths_below(holders))
+    below = paths_below(holders)
     meant = [path for path in below if path[-1] == name]
     if not meant and not parents:  # a word of a key, as `resume` of `auto_resume_latest`
         meant = [path for path in below if name in path[-1].split("_")]
     if not meant and nearest(name, allowed) is None:
         near = nearest(name, [path[-1] for path in below])
         meant = [path for path in below if path[-1] == near]
-    keys = [".".join([*parents, *path]) for path in meant[:_MOST]]
+    keys = keys_meant(name, root, parents, holders) or [".".join([*parents, *path]) for path in meant[:_MOST]]
     hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed)
     kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
     place = f" of {'.'.join(parents)}" if parents else ""
@@ -114,7 +116,7 @@ def complaints(
         values: The values that the model refused.
         overrides: What was typed on the command line; a value from there is shown as it was typed.
     """
-    return list(dict.fromkeys(_Part(model, values, overrides).complaints(error)))
+    return list(dict.fromkeys(_Part(model, values, overrides, model).complaints(error)))
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,14 @@ class _Part:
         model: The model of the part.
         values: The values that the model refused.
         overrides: The command line.
+        root: The model of the whole config.
         place: The keys that lead to the part.
     """
 
     model: type[BaseModel]
     values: dict[str, Any]
     overrides: Sequence[str]
+    root: type[BaseModel]
     place: tuple[str, ...] = ()
 
     def complaints(self, error: ValidationError) -> Iterator[str]:
@@ -160,7 +164,7 @@ class _Part:
             yield f"{found}: one of {', '.join(known)} is expected, found {_shown(kind)}{did_you_mean(kind, known)}"
         elif refused := [(error, model) for model in candidates if (error := _refusal(model, held)) is not None]:
             error, model = min(refused, key=lambda each: each[0].error_count())
-            yield from _Part(model, held, self.overrides, here).complaints(error)
+            yield from _Part(model, held, self.overrides, self.root, here).complaints(error)
         else:  # each model takes the values, and a validator of the field does not
             yield self._complaint(details)
 
@@ -169,7 +173,7 @@ class _Part:
         here = (*self.place, *path)
         key, info = ".".join(here), field_at(self.model, path)
         if details["type"] in ("unknown_key", "extra_forbidden"):
-            return f"{key}: {unknown_key(key, models_at(self.model, path[:-1]))}"
+            return f"{key}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
         found, cause = self._found(here, value), details.get("ctx", {}).get("error")
@@ -299,7 +303,7 @@ class Diagnosis:
             return
         if holders:
             groups = self._loader.groups("hydra") if key.startswith("hydra/") else self._groups
-            yield f"{line}: {unknown_key(key, holders, () if depth else groups)}"
+            yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
             return
         known = list(map(str, node)) if isinstance(node, dict) else []
         near, advice = did_you_mean(path[depth], known), ""
@@ -324,7 +328,7 @@ class Diagnosis:
             if key in self._groups and key not in self._config_type.model_fields:
                 lines.append(f"say where an option of {key} goes: '+{key}@<key>=<option>' (--help {key} says more)")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
-                lines.append(f"{key}: {unknown_key(key, holders)}")
+                lines.append(f"{key}: {unknown_key(key, holders, self._config_type)}")
         return "\n".join(lines)
 
 
