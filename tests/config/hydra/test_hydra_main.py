@@ -154,9 +154,13 @@ def test_a_mistake_ends_with_two_before_anything_is_made_or_loaded(project, type
     assert project.left_behind() == []
 
 
-def test_the_config_is_shown_without_a_judgement_of_its_values(project):
-    ended = project.ran("loop.steps=-3", "--cfg", "job", "--package", "loop")
-    assert yaml.safe_load(ended.out)["steps"] == -3
+def test_the_config_is_shown_also_where_a_run_with_it_would_be_refused_which_is_said_beside_it(project):
+    ended = project.run("loop.steps=-3", "seed=x", "--cfg", "job", "--package", "loop")
+    assert (ended.code, yaml.safe_load(ended.out)["steps"]) == (0, -3)
+    assert ended.err.startswith("note: a run with this config would be refused\n      ")
+    assert "loop.steps=-3: an integer >= 1" in ended.err
+    assert "seed=x: an integer >= 0" in ended.err
+    project.ran("loop.steps=3", "--cfg", "job")  # says nothing on stderr
     assert project.run("loop.stps=3", "--cfg", "job").code == 2
 
 

@@ -178,11 +178,13 @@ def _prepared(
         print_help(loader, preflight, arguments.overrides, task, config_type)
         return None
     if arguments.cfg is not None:
-        # whoever looks for a mistake wants to see the config, so its values are not judged
+        # whoever looks for a mistake wants to see the config, so a value that is not allowed is said beside it
         preflight.load(arguments.overrides)
         try:
             config = preflight.compose(arguments.overrides).config
-        except ConfigurationError:
+        except ConfigurationError as error:
+            lines = ["note: a run with this config would be refused", *_words(error).splitlines()]
+            sys.stderr.write("\n      ".join(lines) + "\n")
             return _Prepared(default_name)
         return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
     if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
