@@ -57,9 +57,9 @@ def test_no_option_repeats_a_default_of_its_model(group):
 
 
 def test_the_composed_config_has_the_chosen_sinks_only():
-    assert [name for name, sink in compose(["sinks=[console]"]).sinks if sink.enabled] == ["console"]
-    assert [name for name, sink in compose(["sinks=[]"]).sinks if sink.enabled] == []
-    assert [name for name, sink in compose().sinks if sink.enabled] == ["mlflow", "tensorboard"]
+    assert compose(["sinks=[console]"]).sinks.enabled == ["console"]
+    assert compose(["sinks=[]"]).sinks.enabled == []
+    assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
 @pytest.mark.parametrize("chosen", ["tensorboard", "[mlflow,wandb]", "console", "[]"])
@@ -112,6 +112,6 @@ def test_nothing_is_resumed_from_other_runs_in_any_persistence():
 def test_presets_choose_groups_and_can_be_overridden():
     config = compose(["debug=default"])
     assert (config.runtime.kind, config.loop.steps) == ("local", 20)
-    assert [name for name, sink in config.sinks if sink.enabled] == ["console"]
+    assert config.sinks.enabled == ["console"]
     config = compose(["experiment=example", "runtime=ray", "loop.steps=5"])
     assert (config.runtime.kind, config.loop.steps, config.persistence.checkpoint_save_freq_steps) == ("ray", 5, 200)

@@ -112,6 +112,24 @@ class Nameless:
     assert "not today" in caplog.text
 
 
+def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(installed, caplog):
+    installed(
+        "class Mine:\n    name = 'mine'\nclass Other:\n    name = 'other'\n",
+        "mine = their_sinks:Mine",
+        "entry = their_sinks:Other",
+        "broken = no_such_module:Sink",
+    )
+    assert names(SinksConfig(without=["broken"])) == ["mine", "other"]
+    assert names(SinksConfig(without=["mine", "other", "broken", "not installed here"])) == []
+    assert names(SinksConfig(without=["mine", "entry", "broken"], console={"enabled": True})) == ["console"]
+    assert caplog.text == ""
+
+
+def test_a_sink_of_ours_is_not_left_out_but_switched_off():
+    with pytest.raises(ValueError, match=r"mlflow comes with trieye; type sinks\.mlflow\.enabled=false"):
+        SinksConfig(without=["mlflow"])
+
+
 def test_making_sinks_imports_no_heavy_library():
     program = (
         "import sys; from trieye.config import SinksConfig; from trieye.sinks import make_sinks; "

@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from trieye.cli.delivery import deliver, idle_run
     from trieye.cli.given_run import find_run, sinks_of
     from trieye.config.base import did_you_mean
+    from trieye.sinks.fan_out import OUR_NAMES
 
     record, config = idle_run(find_run(options.run_name, options.root))
     known = sinks_of(config)
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
             has = f"it has: {', '.join(known)}" if known else "it has none"
             raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, known)} ({has})")
     if record.status != "RUNNING":  # else all sinks are to be told how the run ended
-        held = {kind: sink.model_copy(update={"enabled": kind in chosen}) for kind, sink in config.sinks}
-        config.sinks = config.sinks.model_copy(update=held)
+        sinks = config.sinks
+        held = {kind: getattr(sinks, kind).model_copy(update={"enabled": kind in chosen}) for kind in OUR_NAMES}
+        config.sinks = sinks.model_copy(update=held)
     return deliver(config, options.timeout, anew=chosen)

@@ -3,7 +3,7 @@
 import importlib.util
 from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trieye.config.base import StrictModel
 from trieye.exceptions import ConfigurationError
@@ -61,6 +61,22 @@ class SinksConfig(StrictModel):
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
+    without: list[str] = Field(
+        default=[], description="Names of sinks that installed packages bring and this run leaves out."
+    )
+
+    @field_validator("without")
+    @classmethod
+    def _ours_have_keys(cls, without: list[str]) -> list[str]:
+        for name in without:
+            if name in cls.model_fields:
+                raise ValueError(f"{name} comes with trieye; type sinks.{name}.enabled=false")
+        return without
+
+    @property
+    def enabled(self) -> list[str]:
+        """The names of those that come with trieye and are on."""
+        return [name for name, sink in self if getattr(sink, "enabled", False)]
 
     def check(self) -> None:
         """Make sure that the libraries of the enabled sinks are there; loads none of them.

@@ -107,7 +107,7 @@ def _is_delivered(paths: RunFiles, sinks: SinksConfig) -> bool:
     """Tell whether each enabled sink has all of the run."""
     known = last_status(paths.run_base_dir).get("sinks", ())
     complete = {sink["name"] for sink in known if not sink["backlog"]}
-    return all(name in complete for name, sink in sinks if sink.enabled)
+    return complete.issuperset(sinks.enabled)
 
 
 def finished_sentence(run_name: str, reason: str) -> str:

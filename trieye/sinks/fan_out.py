@@ -1,7 +1,7 @@
 """FanOut: the sinks of a run, each one on its own: of the config, of installed packages, and objects of one's own.
 
 `trieye.Run(config, sinks=[MySink()])` takes sinks as they are. A package offers one with three lines in its
-`pyproject.toml`, and it gets every point as soon as the package is installed:
+`pyproject.toml`, and it gets every point as soon as the package is installed; `sinks.without=[mine]` leaves it out:
 
     [project.entry-points."trieye.sinks"]
     mine = "my_package.sinks:MySink"
@@ -13,7 +13,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -145,7 +145,7 @@ def make_sinks(
     tb_writer: Any = None,
     own: Sequence[Sink] = (),
 ) -> list[Sink]:
-    """Make the enabled sinks, not yet open, and one of each kind that installed packages offer; then those given.
+    """Make the enabled sinks, not yet open; then those given, and one of each kind that installed packages offer.
 
     Args:
         config: Which sinks are enabled.
@@ -169,7 +169,7 @@ def make_sinks(
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
         sinks.append(WandbSink(config.wandb))
-    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)})]
+    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.without)]
 
 
 def check_own(sinks: Sequence[Sink]) -> None:
@@ -197,9 +197,11 @@ def check_own(sinks: Sequence[Sink]) -> None:
         names.append(sink.name)
 
 
-def _sinks_of_packages(taken: set[str]) -> list[Sink]:
+def _sinks_of_packages(taken: set[str], without: Collection[str]) -> list[Sink]:
     sinks: list[Sink] = []
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        if entry_point.name in without:  # its package is not even imported
+            continue
         try:
             sink = entry_point.load()()
             if not isinstance(sink.name, str) or sink.name in taken:
@@ -208,5 +210,6 @@ def _sinks_of_packages(taken: set[str]) -> list[Sink]:
             log.warning("sink %s of an installed package is left out: %s", entry_point.value, error)
             continue
         taken.add(sink.name)
-        sinks.append(sink)
+        if sink.name not in without:
+            sinks.append(sink)
     return sinks

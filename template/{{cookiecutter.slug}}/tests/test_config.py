@@ -27,7 +27,7 @@ def test_the_command_line_reaches_the_config():
     assert config.agent.lr(0) == 3e-4
     assert config.runtime.kind == "local"
     assert config.agent.hidden_sizes == [8, 8]
-    assert [name for name, sink in config.sinks if sink.enabled] == ["tensorboard"]
+    assert config.sinks.enabled == ["tensorboard"]
 
 
 def test_hydra_composes_the_same_configs():
