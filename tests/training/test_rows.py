@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.worlds import generator
+from tests.training.worlds import Remembers, collector_of, generator
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -144,3 +144,18 @@ def test_the_parts_of_a_dict_keep_their_order_in_which_policies_join_them():
 def test_data_that_describe_no_spaces_are_refused(data):
     with pytest.raises(SerializationError, match=r"no spaces|no space of the kind"):
         from_data(data)
+
+
+def test_rows_travel_as_arrays_and_stand_side_by_side_afterwards():
+    collectors = [collector_of(Remembers, num=2, seed=seed) for seed in (0, 7)]
+    for collector in collectors:
+        collector.collect(3)
+    rows = [collector.collect(4) for collector in collectors]
+    both = Rows.of_payloads([one.as_payload() for one in rows], torch.device("cpu"))
+    assert both.keys() == rows[0].keys()
+    for place, one in ((slice(0, 2), rows[0]), (slice(2, 4), rows[1])):
+        assert all(torch.equal(both[name][:, place], one[name]) for name in list(one.keys()))
+        assert np.array_equal(both.valid[:, place], one.valid)
+        assert torch.equal(both.after[place], one.after)
+        assert torch.equal(both.state["age"][place], one.state["age"])
+        assert torch.equal(both.last_state["age"][place], one.last_state["age"])

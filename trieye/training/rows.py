@@ -95,7 +95,7 @@ class Rows:
         found = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}
         found |= {f"last/{name}": array for name, array in self.last_obs.items()}
         found |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}
-        for name, state in (("state", self.state),):
+        for name, state in (("state", self.state), ("last_state", self.last_state)):
             found |= {key: tensor.cpu().numpy() for key, tensor in _named(name, state).items()}
         return found
 
@@ -115,7 +115,7 @@ class Rows:
 
         extras = {name: torch.from_numpy(array).to(device) for name, array in joined("extras/", 1).items()}
         valid = np.concatenate([payload["valid"] for payload in payloads], 1)
-        return cls(joined("rows/", 1), joined("last/", 0), valid, extras, state("state"), device)
+        return cls(joined("rows/", 1), joined("last/", 0), valid, extras, state("state"), device, state("last_state"))
 
     def minibatches(
         self, size: int, *, epochs: int = 1, generator: torch.Generator | None = None, **columns: torch.Tensor

@@ -10,7 +10,6 @@ from tests.training.algorithms import DQN, QPolicy
 from tests.training.exploring.test_in_ray import processes
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
-from trieye.training.exploring.in_ray import ObjectStoreTransport
 
 LATE = 60
 """Environment steps of the whole run after which something goes wrong."""
@@ -35,11 +34,16 @@ class FailingPolicy(QPolicy):
         return act
 
 
-class FailingTransport(ObjectStoreTransport):
-    def publish(self, version, weights):
-        if version >= LATE // 8:
-            raise ZeroDivisionError("in transport")
-        return super().publish(version, weights)
+def failing(transport):
+    """Return a transport of the same kind that refuses later versions."""
+
+    class Failing(type(transport)):
+        def publish(self, version, weights):
+            if version >= LATE // 8:
+                raise ZeroDivisionError("in transport")
+            return super().publish(version, weights)
+
+    return Failing
 
 
 class Failing(DQN, policy=FailingPolicy):
@@ -47,7 +51,8 @@ class Failing(DQN, policy=FailingPolicy):
         super().setup(config)
         self.where = config.tags["where"]
         if self.where == "transport":
-            self._source._task.transport.__class__ = FailingTransport
+            transport = self._source._task.transport
+            transport.__class__ = failing(transport)
 
     def step(self):
         if self.where == "engine" and self.env_steps >= LATE:
@@ -65,13 +70,16 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("where", ERRORS)
-def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where):
+@pytest.mark.parametrize(
+    ("where", "runtime"),
+    [*((where, "local") for where in ERRORS if where != "explorer"), ("environment", "ray"), ("explorer", "ray")],
+)
+def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where, runtime):
     kind, message = ERRORS[where]
     config = train_config(
         agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
         env={"id": "tests.training.worlds:FailsLater-v0"} if where == "environment" else {},
-        runtime={"kind": "ray"},
+        runtime={"kind": runtime},
         explorer={"num": 1, "max_restarts": 0},
         persistence={"checkpoint_save_freq_steps": 20},
         loop={"env_steps": 100_000},
@@ -79,7 +87,7 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     )
     with pytest.raises(kind, match=message) as caught:
         trieye.run_experiment(Failing, config)
-    if where in {"policy", "environment"}:  # where it was raised in the other process
+    if runtime == "ray" and where == "environment":  # where it was raised in the other process
         assert "in act" in str(caught.value) or "in step" in str(caught.value)
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"

@@ -228,6 +228,7 @@ class Explorer:
         """Go on where `state_dict` was called; return how many episodes were cut."""
         before = self._collector.interrupted = int(state["interrupted"])
         self._collector.load_state_dict(state)
+        self._collector.take_ended()  # the learner says how many were cut, of all explorers together
         cut, self._collector.interrupted = self._collector.interrupted - before, 0
         return cut
 

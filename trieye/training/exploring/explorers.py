@@ -60,6 +60,7 @@ class Explorers:
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._learned: list[Report] = []
         self._lags: dict[int, int] = {}
+        self._told_interrupted = 0
         self._is_paused, self._is_waiting = True, False
         self._group = ExplorerGroup(task, place, config.explorer, deliver=self._deliver, grant=self._grant, leave=leave)
         self._has_begun = False
@@ -204,6 +205,8 @@ class Explorers:
         found = {name: float(np.mean(values)) for name, values in self._ended.items()}
         self._ended.clear()
         with self._group.lock:
+            if self.interrupted != self._told_interrupted:
+                found["episode/interrupted"] = self._told_interrupted = self.interrupted
             found |= {"sync/version": self.version, "explorer/alive": self._num_working}
             found |= {"explorer/restarts": self._group.restarts, "explorer/lost": self._group.lost}
             found |= {f"explorer/{index}/lag": lag for index, lag in self._lags.items()}
