@@ -122,13 +122,13 @@ class Life:
         random.choice(found).send_signal(signal.SIGKILL)
 
 
-def soak(root: Path, *, agent: str, kills: int) -> dict[str, Any]:
+def soak(root: Path, *, agent: str, kinds: list[str], kills: int) -> dict[str, Any]:
     """Run the soak and return its figures."""
     from trieye.cli.new import answers_of, bake
 
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
-    kinds = [kind for kind in (*KINDS, "learner") if agent == "dqn" or kind != "replay"]
+    kinds = [kind for kind in kinds if agent == "dqn" or kind != "replay"]
     plan = [kinds[number % len(kinds)] for number in range(kills)]
     random.shuffle(plan)
     life = Life(project, root, agent, 10**9)
@@ -179,6 +179,8 @@ def check(config: Any, problems: list[str]) -> dict[str, Any]:
         if len(set(steps)) != len(steps) or steps != sorted(steps):
             problems.append(f"{name}: a step is there twice, or out of order")
     dropped = {name: points[-1][1] for name, points in curves.items() if name.startswith("replay/dropped/")}
+    if dropped.get("replay/dropped/stale"):
+        problems.append("fragments were dropped, as they were too stale")
     staleness = max((value for _, value in curves.get("replay/staleness_max", [])), default=None)
     if staleness is not None and staleness > STALENESS:
         problems.append(f"a fragment was {staleness} versions behind, and {STALENESS} are allowed")
@@ -198,6 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--agent", choices=AGENTS, default="dqn")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "learner"], default=[*KINDS, "learner"])
     parser.add_argument("--seed", type=int, default=None, help="of the order and the moments of the kills")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -209,7 +212,7 @@ def main() -> int:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)
     with tempfile.TemporaryDirectory() as root:
-        found = soak(Path(root), agent=options.agent, kills=options.kills)
+        found = soak(Path(root), agent=options.agent, kinds=options.kinds, kills=options.kills)
     print(json.dumps({**found, "seed": seed, "met": not found["problems"]}))
     return 0 if not found["problems"] else 1
 

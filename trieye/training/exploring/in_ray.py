@@ -73,7 +73,7 @@ class RayBoard:
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Return the newest ones once they are newer than a version; raises what `publish` raises."""
-        answer = self._actor.wait_newer.remote(version, timeout_s)
+        answer = self._actor.wait_newer.options(max_task_retries=0).remote(version, timeout_s)
         found: Published | None = self._get(answer, timeout_s + _ANSWER_TIMEOUT_S)
         return found
 
