@@ -160,3 +160,34 @@ def test_one_explorer_in_step_that_is_resumed_ends_as_if_it_had_not_been(train_c
     trained(train_config, PPO, **given, loop={"env_steps": 400}, run_name="halves")
     halves = trained(train_config, PPO, **given, loop={"env_steps": 1000}, run_name="halves")
     assert same(whole, halves)
+
+
+class Twice(PPO):
+    """Collects twice in a step."""
+
+    def step(self):
+        return super().step() | super().step()
+
+
+@pytest.mark.parametrize("style", ["fixed", *STYLES])
+def test_a_learner_that_collects_more_than_once_in_a_step_gets_its_fragments(train_config, style):
+    config = train_config(
+        **PPO_PARTS, explorer={"num": 2}, sync={"style": style, "max_staleness": 0} if style != "fixed" else {}
+    )
+    engine = Twice(config)
+    for _ in range(4):
+        engine.advance()
+    assert engine.env_steps > 4 * 2 * 2 * 24
+    engine.cleanup()
+
+
+def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
+    bounded = {"replay": {"max_staleness": 3}, "explorer": {"num": 2}, "sync": {"style": "fully_async"}}
+    engine = DQN(train_config(**DQN_PARTS | bounded))
+    while engine.updates < 500:
+        engine.advance()
+    drawn = engine.replay.minibatch(64, engine.device)
+    added = engine.replay.metrics()["replay/size"]
+    engine.cleanup()
+    assert added > 500
+    assert drawn.ids.min() > added - 6 * 2 * 16  # what two explorers collect with four versions, and what is under way

@@ -153,7 +153,7 @@ class RemoteReplay(Remote[ReplayServer]):
         return self.ask(ReplayServer.metrics, table)
 
     def set_version(self, version: int, table: str = DEFAULT_TABLE) -> None:
-        """Tell which version of the model the rows come from that are added from now on."""
+        """Tell which version of the model the rows come from that are added from now on; return when it is known."""
         self.ask(ReplayServer.set_version, table, version)
 
     def leave(self, client: str, table: str = DEFAULT_TABLE) -> None:

@@ -1,6 +1,8 @@
 """RemoteExperience: the replay of an engine whose rows come from explorers, in a process of its own."""
 
+import shutil
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,10 +21,11 @@ class RemoteExperience:
     Args:
         replay: The process that has the rows.
         is_in_step: Whether each batch is decided only when it is asked for, with all priorities known by then.
+        directory: Of its snapshots, which nobody needs when it is closed.
     """
 
-    def __init__(self, replay: RemoteReplay, *, is_in_step: bool) -> None:
-        self._replay, self._is_in_step = replay, is_in_step
+    def __init__(self, replay: RemoteReplay, *, is_in_step: bool, directory: Path | None = None) -> None:
+        self._replay, self._is_in_step, self._directory = replay, is_in_step, directory
         self._reader = replay.reader(ahead=1 if is_in_step else 8)
         self._writer: Writer | None = None
 
@@ -57,7 +60,7 @@ class RemoteExperience:
         self._reader.update_priorities(given[given >= 0], np.asarray(priorities)[given >= 0])
 
     def set_version(self, version: int) -> None:
-        """Take note of the version of the newest weights."""
+        """Tell the version of the newest weights."""
         self._replay.set_version(version)
 
     def metrics(self) -> dict[str, float]:
@@ -76,5 +79,7 @@ class RemoteExperience:
         """Do nothing: writers are new with each attempt, and nobody goes on with the episodes of earlier ones."""
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and delete what it would have gone on from."""
         self._replay.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)

@@ -50,6 +50,7 @@ class Explorers:
         config: Any = task.config
         self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
         self._config, self._sync = config.explorer, config.sync
+        self._num_envs = config.env.num
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync)
         self.env_steps = 0
@@ -192,13 +193,16 @@ class Explorers:
         )
 
     def _keep_from_starving(self, published: Published) -> None:
-        """Grant a fragment against the rules where the learner waits and nothing is under way: others may be gone."""
-        slots = [slot for slot in self._group.alive if slot.worker is not None]
-        is_rule = self._sync.style == "fixed" or not self._is_waiting
-        if is_rule or not slots or any(slot.grants for slot in self._group.slots):
+        """Grant fragments against the rules where the learner waits for some, and nothing is under way.
+
+        So it is if it collects more than once in a step, or after explorers were given up.
+        """
+        if not self._is_waiting or any(slot.grants for slot in self._group.slots) or self._has_enough():
             return
-        if self._inbox.counts().total() < self._wanted:
-            self._tell(min(slots, key=lambda slot: slot.produced), published)
+        there = self._inbox.counts()
+        for slot in self._group.alive:
+            if slot.worker is not None and not there[slot.index]:
+                self._tell(slot, published)
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to say since the last call: of episodes, versions, explorers and fragments."""
@@ -269,6 +273,8 @@ class Explorers:
             slot.delivered = max((held["delivered"] for held in saved), default=0)
         for slot, held in zip(group.slots, saved, strict=False):
             slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
+            if held["state"] is None:
+                group.interrupted += self._num_envs
         self._inbox.load_state_dict(state["inbox"])
         return False
 

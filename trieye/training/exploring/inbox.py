@@ -1,7 +1,7 @@
 """Inboxes: reports that wait to be learned from; their rows are in the replay, or in a buffer of fragments."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -32,9 +32,16 @@ class Inbox(Protocol):
 
 
 class Reports:
-    """Reports whose rows are in the replay."""
+    """Reports whose rows are in the replay.
 
-    def __init__(self, num_envs: int, device: torch.device) -> None:
+    Args:
+        num_envs: Environments of an explorer.
+        device: Of the learner.
+        tell: Tells the replay the newest version.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device, tell: Callable[[int], None]) -> None:
+        self._tell = tell
         self._waiting: list[Report] = []
         self._nothing = Rows.nothing(num_envs, device)
 
@@ -55,8 +62,8 @@ class Reports:
         return taken, self._nothing
 
     def set_version(self, version: int) -> list[Report]:
-        """Do nothing: the replay bounds staleness by itself."""
-        del version
+        """Tell the replay, which bounds staleness by itself."""
+        self._tell(version)
         return []
 
     def metrics(self) -> dict[str, float]:

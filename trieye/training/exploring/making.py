@@ -1,5 +1,7 @@
 """Explorers, their synchronizer, their transport and their replay, made as a config says."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from trieye.config.replay import ReplayConfig
@@ -29,8 +31,8 @@ def make_explorers(
         replay: What the replay keeps; None: rows come to the learner.
     """
     in_threads = config.runtime.kind == "local"
-    experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     board, place, transport = _in_threads() if in_threads else _in_ray(config)
+    experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).run_base_dir / "weights")
     task = Task(
@@ -43,7 +45,8 @@ def make_explorers(
     )
     inbox: Reports | Fragments
     if experience is not None:
-        inbox = Reports(config.env.num, policy.device)
+        is_bounded = config.replay.max_staleness is not None
+        inbox = Reports(config.env.num, policy.device, experience.set_version if is_bounded else lambda _: None)
     else:
         inbox = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
     explorers = Explorers(
@@ -63,21 +66,26 @@ def _in_threads() -> tuple[Any, Any, Any]:
 
 
 def _in_ray(config: Any) -> tuple[Any, Any, Any]:
+    from trieye.hub.ray_start import join_ray
     from trieye.training.exploring.in_ray import ObjectStoreTransport, RayBoard, RayPlace
 
+    join_ray(config.runtime)  # it runs already, unless the engine has no run
     place = RayPlace(num_cpus=config.explorer.num_cpus, num_gpus=config.explorer.num_gpus)
     return RayBoard(), place, ObjectStoreTransport()
 
 
 def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> RemoteExperience:
+    directory: Path | None = None
     if in_threads:
         server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
         remote = RemoteReplay(LocalChannel(server))
     else:
         every_s = config.explorer.replay_snapshot_s
         directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
+        if directory is not None:  # of an attempt that was killed; this one has its rows from the checkpoint
+            shutil.rmtree(directory, ignore_errors=True)
         remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
-    return RemoteExperience(remote, is_in_step=config.sync.style == "fixed")
+    return RemoteExperience(remote, is_in_step=config.sync.style == "fixed", directory=directory)
 
 
 def _rules(config: Any) -> FragmentRules:
