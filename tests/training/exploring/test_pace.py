@@ -1,5 +1,7 @@
 """When weights are published and fragments begin, as a function of counts."""
 
+import random
+
 import pytest
 
 from trieye.config.explorer import SyncConfig
@@ -53,27 +55,31 @@ def test_in_step_an_explorer_is_ahead_by_the_offset_and_no_more():
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("interval", [1, 2])
 @pytest.mark.parametrize("explorers", [1, 3])
-def test_what_is_begun_is_learned_from_before_it_is_too_stale(staleness, interval, explorers):
-    """As many as may be are begun at every moment, and the learner takes those with the oldest weights first."""
+def test_whatever_is_begun_is_learned_from_before_it_is_too_stale(staleness, interval, explorers):
+    """As many as may be are begun at every moment, each takes as long as it likes, and nobody waits for ever."""
     pace = Pace(SyncConfig(style="fully_async", interval=interval, max_staleness=staleness))
+    rng = random.Random(100 * staleness + 10 * interval + explorers)
     version = consumed = step = published_step = 0
-    waiting, seen = [], set()
-    for _ in range(60):
-        while pace.may_begin(counts(version=version, explorers=explorers, produced=consumed + len(waiting))):
-            waiting.append(version)
+    under_way, waiting, seen = [], [], set()
+    for _ in range(300):
+        while True:
+            while pace.may_begin(
+                counts(version=version, explorers=explorers, produced=consumed + len(waiting) + len(under_way))
+            ):
+                under_way.append(version)
+            left = sorted(waiting)[explorers:] + under_way
+            steps_left = interval - 1 - (step - published_step)
+            may_take = pace.may_take(version, left, explorers=explorers, steps_left=steps_left)
+            if len(waiting) >= explorers and (may_take or not under_way):
+                break
+            assert under_way  # the learner never starves
+            waiting.append(under_way.pop(rng.randrange(len(under_way))))
         taken, waiting = sorted(waiting)[:explorers], sorted(waiting)[explorers:]
-        assert len(taken) == explorers  # the learner never starves
         seen |= {version - begun for begun in taken}
         consumed, step = consumed + explorers, step + 1
         if pace.needs_publish(step, published_step, is_asked=False):
             version, published_step = version + 1, step
     assert max(seen) == staleness
-
-
-def test_the_learner_waits_for_what_would_be_too_stale_a_version_later():
-    pace = Pace(SyncConfig(style="fully_async", max_staleness=1))
-    assert [pace.must_wait_for(5, granted) for granted in (5, 4, 3)] == [False, True, True]
-    assert not Pace(SyncConfig()).must_wait_for(5, 5)
 
 
 def test_an_explorer_asks_after_some_fragments_with_the_same_weights():

@@ -26,7 +26,7 @@ GOOD_RUN = 10
 """After so many fragments without a fault, one is taken for an accident and not for a mistake."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Grant:
     """A fragment that an explorer is told to collect.
 

@@ -103,15 +103,18 @@ class Explorers:
         return len(self._group.alive)
 
     def _has_enough(self) -> bool:
-        counts = self._inbox.counts()
         if self._sync.style == "fixed":
+            counts = self._inbox.counts()
             return all(counts[slot.index] for slot in self._group.alive)
-        slots = self._group.slots
-        if any(
-            self._pace.must_wait_for(self.version, grant.published.version) for slot in slots for grant in slot.grants
-        ):
+        waiting = self._inbox.versions()
+        if len(waiting) < self._wanted:
             return False
-        return counts.total() >= self._wanted
+        under_way = [grant.published.version for slot in self._group.slots for grant in slot.grants]
+        if not under_way or not self._inbox.is_bounded:
+            return True
+        left = sorted(waiting)[self._wanted :] + under_way
+        steps_left = max(self._sync.interval - 1 - (self._step - self._published_step), 0)
+        return self._pace.may_take(self.version, left, explorers=self._wanted, steps_left=steps_left)
 
     def _account(self, report: Report) -> None:
         self.env_steps += report.env_steps
@@ -156,13 +159,16 @@ class Explorers:
         published = self._published
         if self._is_paused or published is None:
             return
+        produced = self._consumed + self._inbox.counts().total()
+        produced += sum(len(slot.grants) for slot in self._group.slots)
         granted = True
         while granted:
             granted = False
             for slot in sorted(self._group.alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
-                if slot.worker is not None and len(slot.grants) < self._most_in_flight and self._may_begin(slot):
+                is_free = slot.worker is not None and len(slot.grants) < self._most_in_flight
+                if is_free and self._may_begin(slot, produced):
                     self._tell(slot, published)
-                    granted = True
+                    granted, produced = True, produced + 1
         self._keep_from_starving(published)
 
     @property
@@ -174,23 +180,19 @@ class Explorers:
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
         self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published))
 
-    def _may_begin(self, slot: Slot) -> bool:
-        counts = self._counts(slot)
+    def _may_begin(self, slot: Slot, produced: int) -> bool:
+        version, on_version = slot.on_version
+        counts = Counts(
+            version=self.version,
+            explorers=self._wanted,
+            produced=produced,
+            own_produced=slot.produced,
+            own_on_version=on_version if version == self.version else 0,
+        )
         if self._pace.asks(counts) and (slot.asks_until is None or time.monotonic() < slot.asks_until):
             slot.asks_until = slot.asks_until or time.monotonic() + self._sync.timeout_s
             return False
         return self._pace.may_begin(counts)
-
-    def _counts(self, slot: Slot) -> Counts:
-        version, on_version = slot.on_version
-        in_flight = sum(len(other.grants) for other in self._group.slots)
-        return Counts(
-            version=self.version,
-            explorers=self._wanted,
-            produced=self._consumed + self._inbox.counts().total() + in_flight,
-            own_produced=slot.produced,
-            own_on_version=on_version if version == self.version else 0,
-        )
 
     def _keep_from_starving(self, published: Published) -> None:
         """Grant fragments against the rules where the learner waits for some, and nothing is under way.

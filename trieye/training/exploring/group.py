@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,6 @@ class Slot:
         is_given_up: Whether it failed too often.
         client: The name of its writer, if it has one.
         state: With which it goes on when it begins.
-        version: With which it collected last.
         on_version: Fragments that it was told to begin with the newest version.
         asks_until: How long it waits for newer weights at most; None if it waits for none.
         began_at: When it began its oldest grant.
@@ -53,7 +52,6 @@ class Slot:
     is_given_up: bool = False
     client: str | None = None
     state: Any = None
-    version: int = -1
     on_version: tuple[int, int] = (-1, 0)
     asks_until: float | None = None
     began_at: float = 0.0
@@ -148,7 +146,7 @@ class ExplorerGroup:
             if left_s is not None and left_s <= 0:
                 return False
             try:  # no Condition: Ctrl-C inside one leaves it locked
-                self._bell.get(timeout=1.0 if left_s is None else min(left_s, 1.0))
+                self._bell.get(timeout=left_s)
             except queue.Empty:
                 continue
 
@@ -171,7 +169,7 @@ class ExplorerGroup:
         except (ConnectionError, TimeoutError, TrieyeError):
             return None
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """End all explorers; those that can close their environments first."""
         with self.lock:
             self._is_closed = True
@@ -205,18 +203,20 @@ class ExplorerGroup:
 
     def _next(self) -> Callable[[], None] | None:
         """Return what was said next; nothing in particular if it is time to look after somebody."""
-        times = [at for slot in self.slots if (at := self._next_look(slot)) is not None]
+        now = time.monotonic()
+        times = [at for slot in self.slots if (at := self._next_look(slot, now)) is not None]
         try:
-            return self._heard.get(timeout=None if not times else max(min(times) - time.monotonic(), 0.0))
+            return self._heard.get(timeout=None if not times else max(min(times) - now, 0.0))
         except queue.Empty:
             return lambda: None
 
-    def _next_look(self, slot: Slot) -> float | None:
+    def _next_look(self, slot: Slot, now: float) -> float | None:
+        """Return when there may be something to do for an explorer, though nobody says anything."""
         if slot.is_given_up:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
         times += [slot.began_at + self._config.timeout_s] if slot.grants else []
-        times += [] if slot.asks_until is None else [slot.asks_until]
+        times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
         return min(times, default=None)
 
     def _tend(self) -> None:
@@ -267,7 +267,6 @@ class ExplorerGroup:
         report = done.result()
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
-        slot.version = report.version_max
         self.interrupted += report.interrupted
         slot.delivered += 1
         if not self._deliver(report):
@@ -298,11 +297,6 @@ class ExplorerGroup:
             pause_s = 0.0 if slot.failures == 1 else self._config.backoff_s * 2.0 ** (slot.failures - 2)
             slot.resumes_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
             say(f"{what}; it is begun anew {'now' if not pause_s else f'in {pause_s:g} s'}")
-
-
-def oldest_version(slots: Iterable[Slot]) -> int | None:
-    """Return the version of the oldest weights with which a fragment is under way; None if there is none."""
-    return min((grant.published.version for slot in slots for grant in slot.grants), default=None)
 
 
 def _line(error: BaseException) -> str:

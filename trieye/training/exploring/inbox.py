@@ -16,13 +16,22 @@ _CONTENT = ("payload",)
 
 
 class Inbox(Protocol):
-    """Reports in the order in which they are learned from."""
+    """Reports in the order in which they are learned from.
+
+    Attributes:
+        is_bounded: Whether rows that are too stale are dropped.
+    """
+
+    is_bounded: bool
 
     def put(self, report: Report, incarnation: int) -> bool:
         """Take a report; return whether its fragment counts."""
 
     def counts(self) -> Counter[int]:
         """Return how many wait, by explorer."""
+
+    def versions(self) -> list[int]:
+        """Return the lowest version of each that waits."""
 
     def take(self, n: int) -> tuple[list[Report], Rows]:
         """Hand out `n` reports, at least so many wait, and their rows; no rows if those went to the replay."""
@@ -41,7 +50,7 @@ class Reports:
     """
 
     def __init__(self, num_envs: int, device: torch.device, tell: Callable[[int], None]) -> None:
-        self._tell = tell
+        self._tell, self.is_bounded = tell, False
         self._waiting: list[Report] = []
         self._nothing = Rows.nothing(num_envs, device)
 
@@ -54,6 +63,10 @@ class Reports:
     def counts(self) -> Counter[int]:
         """Return how many wait; see `Inbox`."""
         return Counter(report.explorer for report in self._waiting)
+
+    def versions(self) -> list[int]:
+        """Return the versions of those that wait; see `Inbox`."""
+        return [report.version_min for report in self._waiting]
 
     def take(self, n: int) -> tuple[list[Report], Rows]:
         """Hand out reports; see `Inbox`."""
@@ -96,7 +109,7 @@ class Fragments:
         self._buffer = FragmentBuffer(rules, seed=seed)
         self._session, self._device = session, device
         self._reports: dict[tuple[int, int], Report] = {}
-        self._is_reused = rules.max_reuse != 1
+        self.is_bounded = rules.max_staleness is not None
 
     def put(self, report: Report, incarnation: int) -> bool:
         """Take a report; see `Inbox`."""
@@ -114,6 +127,10 @@ class Fragments:
     def counts(self) -> Counter[int]:
         """Return how many wait; see `Inbox`."""
         return Counter(explorer for explorer, _ in self._reports)
+
+    def versions(self) -> list[int]:
+        """Return the versions of those that wait; see `Inbox`."""
+        return [report.version_min for report in self._reports.values()]
 
     def take(self, n: int) -> tuple[list[Report], Rows]:
         """Hand out reports; see `Inbox`."""

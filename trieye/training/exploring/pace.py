@@ -1,5 +1,6 @@
 """Pace: when weights are published, and when an explorer may begin a fragment; pure functions of counts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trieye.config.explorer import SyncConfig
@@ -29,8 +30,9 @@ class Pace:
 
     A step of the learner takes as many fragments as there are explorers. A fragment is held back, rather than dropped
     later, if it could be learned from only when it is too stale: with `a` fragments to a version, those that are
-    produced stay below `a * (version + 1 + max_staleness)`, so that whatever is granted now is learned from before
-    version + max_staleness is superseded. `fixed` counts the fragments of each explorer for itself, with `offset` in
+    produced stay below `a * (version + 1 + max_staleness)`, so that whatever is granted now can be learned from before
+    version + max_staleness is superseded; and the learner waits for old fragments where taking newer ones would leave
+    too many of them for later. `fixed` counts the fragments of each explorer for itself, with `offset` in
     place of the staleness.
 
     Args:
@@ -66,6 +68,23 @@ class Pace:
         per_version = counts.explorers * config.interval
         return counts.produced < per_version * (counts.version + 1 + config.max_staleness)
 
-    def must_wait_for(self, version: int, granted_with: int) -> bool:
-        """Tell whether the learner has to wait for a fragment under way, which would be too stale a version later."""
-        return self._config.style != "fixed" and version + 1 - granted_with > self._config.max_staleness
+    def may_take(self, version: int, left: Sequence[int], *, explorers: int, steps_left: int) -> bool:
+        """Tell whether the learner may take now what is there, or has to wait for older fragments under way.
+
+        What is left over then must all be learned from before it is too stale, with `explorers` fragments to a step.
+
+        Args:
+            version: Of the newest weights.
+            left: Versions of the fragments that are left, those under way included.
+            explorers: How many there are.
+            steps_left: Steps of the learner after this one until the next version.
+        """
+        config = self._config
+        if config.style == "fixed":
+            return True
+        per_version = 1 if config.style == "explorer_driven" else config.interval
+        for ahead in range(config.max_staleness + 1):
+            due = sum(begun <= version + ahead - config.max_staleness for begun in left)
+            if due > explorers * (steps_left + ahead * per_version):
+                return False
+        return True
