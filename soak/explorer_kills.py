@@ -145,14 +145,15 @@ def soak(root: Path, *, agent: str, kinds: list[str], kills: int) -> dict[str, A
         made = life.made()
         life = Life(project, root, agent, made + 3000)
         code = life.process.wait(DEADLINE_S)
-        problems = [] if code == 0 else [f"the last process ended with {code}"]
+        told = "" if code == 0 else (root / "log").read_text(errors="replace")[-2000:]
+        problems = [] if code == 0 else [f"the last process ended with {code}: {told}"]
     except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
         problems = [f"{error}: {(root / 'log').read_text(errors='replace')[-2000:]}"]
     finally:
         life.process.kill()
-    told: dict[str, Any] = {} if problems else check(configure(root, agent, 10**9), problems)
+    found: dict[str, Any] = {} if problems else check(configure(root, agent, 10**9), problems)
     by_kind = {kind: plan.count(kind) for kind in kinds}
-    return {"benchmark": "explorer_kills", "agent": agent, "kills": by_kind, **told, "problems": problems[:10]}
+    return {"benchmark": "explorer_kills", "agent": agent, "kills": by_kind, **found, "problems": problems[:10]}
 
 
 def check(config: Any, problems: list[str]) -> dict[str, Any]:
