@@ -45,7 +45,14 @@ HOMES = {
         "replay/remote/actor.py",
         "training/exploring/in_ray.py",
     },
-    "torch": {"training/*", "experiment/profiling.py", "snapshot/*", "checkpoints/legacy.py", "replay/prefetch.py"},
+    "torch": {
+        "training/*",
+        "testing/training_contracts.py",
+        "experiment/profiling.py",
+        "snapshot/*",
+        "checkpoints/legacy.py",
+        "replay/prefetch.py",
+    },
     "cloudpickle": {"snapshot/objects.py"},
     "safetensors": {"snapshot/*"},
     "pyarrow": {"history/*", "replay/exchange/files.py"},
@@ -200,6 +207,10 @@ def modules_after(code):
 )
 def test_start_up_is_light(code):
     assert not {"ray", "torch", "mlflow", "tensorboard", "numpy"} & modules_after(code)
+
+
+def test_contracts_of_sinks_need_no_torch():
+    assert "torch" not in modules_after("from trieye.testing import SinkContract")
 
 
 def test_every_public_name_can_be_imported():

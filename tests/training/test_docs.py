@@ -10,8 +10,8 @@ import trieye
 PAGE = Path(__file__).parents[2] / "docs/training.md"
 
 
-def test_the_algorithm_of_the_page_trains_and_its_policy_is_loaded(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_path, monkeypatch):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
     module = types.ModuleType("my_agent.a2c")
     monkeypatch.setitem(sys.modules, "my_agent", types.ModuleType("my_agent"))
     monkeypatch.setitem(sys.modules, "my_agent.a2c", module)
@@ -27,6 +27,8 @@ def test_the_algorithm_of_the_page_trains_and_its_policy_is_loaded(tmp_path, mon
     assert trieye.train(config) > 5
     policy = trieye.load_policy(config.persistence.get_runs_root_dir() / "page")
     assert isinstance(policy, module.ActorCritic)
+    module.TestActorCritic().test_each_row_has_an_action_of_the_space_and_its_extras()
+    module.TestA2C().test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path)
 
 
 def test_the_keys_and_names_of_the_page_are_there():
@@ -36,4 +38,4 @@ def test_the_keys_and_names_of_the_page_are_there():
         model = models.get(group) or trieye.TrainingConfig.model_fields[group].annotation
         assert key in model.model_fields or key == "lr", f"{group}.{key}"
     for name in re.findall(r"trieye\.([A-Za-z_]+)", page):
-        assert hasattr(trieye, name) or name == "replay", name
+        assert hasattr(trieye, name) or name in {"replay", "testing"}, name

@@ -123,7 +123,7 @@ def test_data_that_cannot_be_read_are_named(config, tmp_path, name, told):
 def test_data_that_a_buffer_cannot_hold_are_refused(config, data):
     small = config().replay.model_copy(update={"capacity": 30})
     with pytest.raises(ConfigurationError, match=r"has 40 rows, and replay.capacity=30 holds fewer"):
-        make_sampling(config(data=data, sample={"kind": "mix"}).sample, data, SPACES, small, seed=0)
+        make_sampling(config(data=data, sample={"kind": "mix"}), SPACES, small)
 
 
 def rows_of_others(**columns):

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from trieye.config.base import Variants, did_you_mean
+from trieye.config.names import ClassPath
 from trieye.exceptions import ConfigurationError
 
 ActionKind = Literal["discrete", "continuous"]
@@ -30,7 +31,7 @@ class AgentConfig(Variants):
                     f"(kinds: {', '.join(get_args(ActionKind))})"
                 )
 
-    engine: str = Field(pattern=r"^[\w.]+:\w+$", description="The class that trains, as `my_agent.dqn:DQN`.")
+    engine: ClassPath = Field(description="The class that trains, as `my_agent.dqn:DQN`.")
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
     rollout_steps: int = Field(
         default=1, ge=1, le=1 << 20, description="Steps of each environment between two looks at learning."

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trieye.config.base import StrictModel
+from trieye.config.names import ClassPath
 
 Style = Literal["fixed", "trainer_driven", "explorer_driven", "fully_async"]
 TransportName = Literal["auto", "local", "object_store", "checkpoint", "collective"]
@@ -19,7 +20,8 @@ _ALIASES = {
 
 
 def _as_here(value: Any) -> Any:
-    return _ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+    is_name = isinstance(value, str) and ":" not in value
+    return _ALIASES.get(value.lower(), value.lower()) if is_name else value
 
 
 class ExplorerConfig(StrictModel):
@@ -65,10 +67,10 @@ class SyncConfig(StrictModel):
         description="fixed = in step with the learner; trainer_driven = the newest ones for each fragment; "
         "explorer_driven = when explorers ask; fully_async = within a fragment, too.",
     )
-    transport: Annotated[TransportName, BeforeValidator(_as_here)] = Field(
+    transport: Annotated[TransportName | ClassPath, BeforeValidator(_as_here)] = Field(
         default="auto",
         description="local = within the process; object_store = of Ray; checkpoint = files; collective = a broadcast "
-        "by torch.distributed; auto = local or object_store.",
+        "by torch.distributed; auto = local or object_store; or a class of your own, as `my_agent.ways:MyTransport`.",
     )
     interval: int = Field(
         default=1,

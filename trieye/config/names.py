@@ -5,9 +5,15 @@ And which texts are: a file name that is no UTF-8 reaches Python as a string wit
 
 import re
 from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import Field
 
 MAX_NAME_BYTES = 200
 """A file system allows 255 bytes for a name; the rest is for suffixes such as `_trieye.log`."""
+
+ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""A class of a project, as `my_agent.dqn:DQN`: chosen by a key of the config, it needs no entry point."""
 
 _SHOWN = 60
 _ALLOWED = re.compile(r"[\w][\w .,=+@()\[\]-]*", re.UNICODE)

@@ -5,15 +5,16 @@ from typing import Literal
 from pydantic import Field
 
 from trieye.config.base import StrictModel
+from trieye.config.names import ClassPath
 
 
 class SampleConfig(StrictModel):
     """Where the rows of a batch come from: the replay buffer, or `data` that others collected."""
 
-    kind: Literal["default", "mix", "warmup"] = Field(
+    kind: Literal["default", "mix", "warmup"] | ClassPath = Field(
         default="default",
         description="default = the replay buffer; mix = a part of each batch from `data`; warmup = the first batches "
-        "are from `data`.",
+        "are from `data`; or a class of your own, as `my_agent.sampling:MyStrategy`.",
     )
     data_ratio: float = Field(default=0.25, gt=0, lt=1, description="Part of each batch from `data`, for kind=mix.")
     warmup_updates: int = Field(default=1000, ge=1, description="Updates on `data` alone, for kind=warmup.")

@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -168,15 +168,19 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
     return result
 
 
-def imported(name: str) -> Any:
+def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "load_checkpoint")) -> Any:
     """Return the class that is named as `my_agent.dqn:DQN`.
 
+    Args:
+        name: Its module and its name.
+        methods: What it must have; by default those of an `Experiment`.
+
     Raises:
-        ConfigurationError: It is not there.
+        ConfigurationError: It is not there, or something else.
     """
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ConfigurationError(f"{name!r}: an experiment is named as 'my_agent.dqn:DQN'")
+        raise ConfigurationError(f"{name!r}: a class is named as 'my_agent.dqn:DQN'")
     try:
         home = import_module(module)
     except ModuleNotFoundError as error:
@@ -186,10 +190,14 @@ def imported(name: str) -> Any:
             f"{name!r}: there is no module {error.name!r}; is its project installed, or this its directory?"
         ) from error
     if not hasattr(home, attribute):
-        known = [key for key, value in vars(home).items() if isinstance(value, type) and issubclass(value, Experiment)]
+        classes = {key: value for key, value in vars(home).items() if isinstance(value, type)}
+        known = [key for key, value in classes.items() if all(hasattr(value, method) for method in methods)]
         hint = did_you_mean(attribute, known)
         raise ConfigurationError(f"{name!r}: {home.__file__} has no {attribute}{hint} (it has: {', '.join(known)})")
-    return getattr(home, attribute)
+    found = getattr(home, attribute)
+    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise ConfigurationError(f"{name!r} has no {missing[0]}(); needed are {', '.join(methods)}")
+    return found
 
 
 class _Loop:

@@ -49,6 +49,7 @@ class RunFiles:
         log_dir: Log files.
         tb_log_dir: TensorBoard event files.
         profile_dir: Profiles that user code writes.
+        weights_dir: The newest weights, where `sync.transport` is `checkpoint`.
         config_path: The composed config as JSON.
         composed_config_path: The composed config as YAML.
         latest_checkpoint_path: Link to the newest checkpoint; for people, loading never trusts it.
@@ -118,6 +119,7 @@ class RunFiles:
         own = config.tensorboard_dir_name == "."
         self.tb_log_dir = run_dir if own else self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
         self.profile_dir = self._inside("profile_dir_name", config.profile_dir_name)
+        self.weights_dir = run_dir / "weights"
         self.config_path = self._inside("config_filename", config.config_filename)
         self.composed_config_path = run_dir / "config.yaml"
         self.latest_checkpoint_path = self.checkpoint_dir / config.latest_checkpoint_filename

@@ -1,7 +1,34 @@
-"""Fakes and contract tests for those who extend trieye; importing it needs no pytest."""
+"""Fakes and contract tests for those who extend trieye; importing it needs neither pytest nor torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from trieye.testing.sink_contract import SinkContract
 from trieye.testing.sinks import FlakySink, MemorySink, make_run
 from trieye.testing.sources import MemorySource
 
-__all__ = ["FlakySink", "MemorySink", "MemorySource", "SinkContract", "make_run"]
+if TYPE_CHECKING:
+    from trieye.testing.training_contracts import (
+        PolicyContract,
+        SamplingContract,
+        TrainEngineContract,
+        TransportContract,
+    )
+
+__all__ = [
+    "FlakySink",
+    "MemorySink",
+    "MemorySource",
+    "PolicyContract",
+    "SamplingContract",
+    "SinkContract",
+    "TrainEngineContract",
+    "TransportContract",
+    "make_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # torch takes seconds, and those who test a sink do without
+        return getattr(import_module("trieye.testing.training_contracts"), name)
+    raise AttributeError(f"module 'trieye.testing' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """TrainingConfig: the whole config of a training by reinforcement."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,10 @@ from trieye.config.replay import LimiterConfig, ReplayConfig
 from trieye.config.root import TrieyeConfig
 from trieye.config.sample import SampleConfig
 from trieye.exceptions import ConfigurationError
+
+_METHODS = {"sync.transport": ("publish", "fetch"), "sample.kind": ("minibatch", "state_dict", "load_state_dict")}
+"""Of a project's own classes; they are chosen by a key, so that their module says all, and nothing is installed. Sinks
+are found by entry points, since every run has them without being asked."""
 
 
 class BenchConfig(StrictModel):
@@ -56,9 +60,10 @@ class TrainingConfig(TrieyeConfig):
     def _data_has_a_use(self) -> Self:
         samples = None if self.sample.kind == "default" else f"sample={self.sample.kind}"
         use = "mode=train" if self.mode == "train" else samples
+        may_have_data = use == samples and ":" in self.sample.kind  # a class of the project knows whether it wants some
         if use is None and self.data is not None:
             raise ValueError(f"data={self.data} has no use here; choose mode=train, sample=mix or sample=warmup")
-        if use is not None and self.data is None:
+        if use is not None and self.data is None and not may_have_data:
             raise ValueError(f"{use} needs rows that others collected: set data=<file>")
         if use is not None and not isinstance(self.agent, ReplayAgentConfig):
             raise ValueError(f"{use} is not for an agent that learns from what it has just collected")
@@ -128,4 +133,21 @@ class TrainingConfig(TrieyeConfig):
             raise ConfigurationError(f"replay.storage_dir={self.replay.storage_dir} is no directory; make it first")
         from trieye.training.environments import check_env
 
+        for key, name in (("sync.transport", self.sync.transport), ("sample.kind", self.sample.kind)):
+            if ":" in name:
+                own_class(key, name)
         check_env(self.env, self.agent.actions)
+
+
+def own_class(key: str, name: str) -> Any:
+    """Return the class of a project that a key names, `sync.transport` or `sample.kind`.
+
+    Raises:
+        ConfigurationError: It is not there, or lacks a method.
+    """
+    from trieye.experiment.experiment import imported
+
+    try:
+        return imported(name, _METHODS[key])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{key}={error}") from error

@@ -114,7 +114,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
         self._source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env)
-        self._sampling = make_sampling(config.sample, config.data, spaces, replay, seed=config.seed)
+        self._sampling = make_sampling(config, spaces, replay)
         self._counted, self._version = (0, 0), 0
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)

@@ -9,18 +9,22 @@ import torch
 from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
-from trieye.config.sample import SampleConfig
 from trieye.exceptions import ConfigurationError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import as_column
+from trieye.training.config import TrainingConfig, own_class
 from trieye.training.spaces import Spaces
 
 _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
 
 
 class Sampling(Protocol):
-    """Makes the batches of an engine."""
+    """Makes the batches of an engine.
+
+    A class of a project, `sample.kind=my_agent.sampling:MyStrategy`, is called with the config of the run and with the
+    rows of `data`, an `Experience`, or None without `data`. It passes `trieye.testing.SamplingContract`.
+    """
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch.
@@ -103,20 +107,27 @@ def _marked(batch: Minibatch, *, value: bool) -> Minibatch:
     return batch
 
 
-def make_sampling(
-    config: SampleConfig, data: str | None, spaces: Spaces, replay: ReplayConfig, *, seed: int
-) -> Sampling:
-    """Make what a config describes.
+def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) -> Sampling:
+    """Make what `config.sample` describes.
+
+    Args:
+        config: Of the run.
+        spaces: Of its environment.
+        replay: Of its replay buffer, with the discount of the agent.
 
     Raises:
-        ConfigurationError: The data cannot be read.
+        ConfigurationError: The data cannot be read, or a class of one's own is not there.
     """
-    if config.kind == "default":
+    chosen, given = config.sample, None
+    if chosen.kind == "default":
         return FromReplay()
-    given = data_of(data or "", spaces, replay.model_copy(update={"kind": "uniform"}), seed=seed + 1)
-    if config.kind == "mix":
-        return FromData(given, config.data_ratio)
-    return FromData(given, 1.0, config.warmup_updates)
+    if config.data is not None:
+        given = data_of(config.data, spaces, replay.model_copy(update={"kind": "uniform"}), seed=config.seed + 1)
+    if chosen.kind not in {"mix", "warmup"}:
+        made: Sampling = own_class("sample.kind", chosen.kind)(config, given)
+        return made
+    assert given is not None  # noqa: S101 - the config wants `data` for both
+    return FromData(given, chosen.data_ratio) if chosen.kind == "mix" else FromData(given, 1.0, chosen.warmup_updates)
 
 
 class _Foreign(Experience):

@@ -10,6 +10,7 @@ from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.training.config import own_class
 from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
@@ -34,7 +35,9 @@ def make_explorers(
     board, place, transport = _in_threads() if in_threads else _in_ray(config)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
-        transport = CheckpointTransport(RunFiles(config.persistence).run_base_dir / "weights")
+        transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
+    if ":" in config.sync.transport:
+        transport = own_class("sync.transport", config.sync.transport)(config)
     task = Task(
         config=config,
         policy=type(policy),

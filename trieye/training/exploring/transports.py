@@ -21,7 +21,8 @@ Weights = Mapping[str, torch.Tensor]
 class Transport(Protocol):
     """Takes weights in one process, and gives them out in others, where it is sent.
 
-    A new kind is a class with these two methods, which can be pickled.
+    A class of a project, `sync.transport=my_agent.ways:MyTransport`, is called with the config of the run, and what it
+    makes can be pickled. It passes `trieye.testing.TransportContract`.
     """
 
     def publish(self, version: int, weights: Weights) -> Any:

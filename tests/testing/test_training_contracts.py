@@ -1,0 +1,274 @@
+"""The contracts of training hold for what is ours and for what a user writes, and notice what is broken."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, PPO, ActorCritic, DQNConfig, PPOConfig, QPolicy, TrainConfig
+from trieye.exceptions import ConfigurationError
+from trieye.testing import PolicyContract, SamplingContract, TrainEngineContract, TransportContract
+from trieye.training.batches import Minibatch
+from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
+from trieye.training.sampling import FromData, FromReplay
+
+ENV = {"id": "CartPole-v1", "num": 2, "eval_episodes": 2, "max_episode_steps": 40}
+
+
+def dqn_config(**given):
+    agent = DQNConfig(rollout_steps=4, batch_size=8, learning_starts=8, device="cpu")
+    return TrainConfig(**{"agent": agent, "env": ENV, "loop": {"axis": "env_steps", "steps": 80}} | given)
+
+
+class TestQPolicy(PolicyContract):
+    policy_class = QPolicy
+
+    def make_config(self):
+        return dqn_config()
+
+
+class TestNormalizedActorCritic(PolicyContract):
+    policy_class = ActorCritic
+
+    def make_config(self):
+        return dqn_config(agent=PPOConfig(engine="tests.training.algorithms:PPO"), env=ENV | {"max_episode_steps": 20})
+
+
+class Remembering(trieye.Policy):
+    """As a user writes it: recurrent, with metrics of its own."""
+
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.cell = torch.nn.GRUCell(spaces.observation.shape[0], 8)
+        self.head = torch.nn.Linear(8, spaces.action.n)
+
+    def initial_state(self, n):
+        return {"hidden": torch.zeros(n, 8)}
+
+    def act(self, obs, state, ctx):
+        hidden = self.cell(obs, state["hidden"])
+        logits = self.head(hidden)
+        if not ctx.explore:
+            return trieye.Act(logits.argmax(1), state={"hidden": hidden})
+        action = torch.multinomial(logits.softmax(1), 1, generator=ctx.generator)[:, 0]
+        return trieye.Act(action, {"logits": logits}, {"hidden": hidden})
+
+    def on_episode(self, info):
+        return {"length": float(len(info))}
+
+
+class TestRemembering(PolicyContract):
+    policy_class = Remembering
+
+    def make_config(self):
+        return dqn_config()
+
+
+class TestDQN(TrainEngineContract):
+    NUM_STEPS = 80
+
+    def make_config(self):
+        return dqn_config()
+
+
+class TestPPO(TrainEngineContract):
+    NUM_STEPS = 96
+
+    def make_config(self):
+        agent = PPOConfig(engine="tests.training.algorithms:PPO", rollout_steps=8, batch_size=8, device="cpu")
+        return dqn_config(agent=agent)
+
+
+class TestLocalTransport(TransportContract):
+    def make_transport(self, directory):
+        return LocalTransport()
+
+
+class TestCheckpointTransport(TransportContract):
+    def make_transport(self, directory):
+        return CheckpointTransport(directory)
+
+
+class TestObjectStoreTransport(TransportContract):
+    @pytest.fixture(autouse=True)
+    def _in_ray(self, ray_cluster):
+        """Begin Ray."""
+
+    def make_transport(self, directory):
+        from trieye.training.exploring.in_ray import ObjectStoreTransport
+
+        return ObjectStoreTransport()
+
+
+class PlainFiles:
+    """A transport as a user writes it: called with the config of the run."""
+
+    def __init__(self, config):
+        self.directory = config.persistence.get_run_base_dir() / "plain"
+
+    def publish(self, version, weights):
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"{version}.pt"
+        torch.save(dict(weights), path)
+        return str(path)
+
+    def fetch(self, handle):
+        return torch.load(handle)
+
+
+class TestPlainFiles(TransportContract):
+    def make_transport(self, directory):
+        return PlainFiles(dqn_config(persistence={"root_data_dir": str(directory)}))
+
+
+class TestFromReplay(SamplingContract):
+    def make_sampling(self):
+        return FromReplay()
+
+
+class TestFromData(SamplingContract):
+    def make_sampling(self):
+        return FromData(self.make_replay(), 0.25)
+
+
+class Newest:
+    """A strategy as a user writes it: the newest of twice as many rows, and now and then one of `data`."""
+
+    def __init__(self, config, data):
+        self.data, self.rng = data, np.random.default_rng(config.seed)
+        self.num = 0
+
+    def minibatch(self, replay, n, device, *, updates):
+        drawn = replay.minibatch(2 * n, device)
+        order = np.argsort(drawn.ids)[-n:]
+        order = self.rng.permutation(order)
+        self.num += 1
+        data = {name: item[order.copy()] for name, item in drawn.data.items()}
+        return Minibatch(data, drawn.ids[order], drawn.weights[order.copy()])
+
+    def state_dict(self):
+        return {"rng": self.rng, "num": self.num}
+
+    def load_state_dict(self, state):
+        self.rng, self.num = state["rng"], state["num"]
+
+
+class TestNewest(SamplingContract):
+    def make_sampling(self):
+        return Newest(dqn_config(), None)
+
+
+def broken(contract, test, tmp_path=None):
+    """Tell whether a contract notices."""
+    try:
+        getattr(contract, test)(*([] if tmp_path is None else [tmp_path]))
+    except (AssertionError, ConfigurationError, RuntimeError, TypeError):
+        return True
+    return False
+
+
+class GlobalDraws(QPolicy):
+    def act(self, obs, state, ctx):
+        return trieye.Act(torch.randint(self.spaces.action.n, (len(obs),)))
+
+
+class FloatActions(QPolicy):
+    def act(self, obs, state, ctx):
+        return trieye.Act(super().act(obs, state, ctx).action.float())
+
+
+class Hidden(QPolicy):
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.bias = torch.randn(2) * 100
+
+    def act(self, obs, state, ctx):
+        return trieye.Act((self.q(obs) + self.bias).argmax(1), {"value": self.q(obs)[:, 0] + self.bias[0]})
+
+
+class Counting(QPolicy):
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def act(self, obs, state, ctx):
+        self.calls += 1
+        return super().act(obs, state, ctx)
+
+
+@pytest.mark.parametrize(
+    ("policy", "test"),
+    [
+        (GlobalDraws, "test_the_same_generator_gives_the_same_actions"),
+        (FloatActions, "test_each_row_has_an_action_of_the_space_and_its_extras"),
+        (Hidden, "test_it_acts_by_the_weights_that_it_is_given"),
+        (Counting, "test_acting_changes_no_weights"),
+    ],
+)
+def test_a_broken_policy_is_noticed(policy, test):
+    made = TestQPolicy()
+    assert not broken(made, test)
+    made.policy_class = policy
+    assert broken(made, test)
+
+
+class Forgetful(DQN):
+    """Has a state that nobody saves."""
+
+    def setup(self, config):
+        super().setup(config)
+        self._scale = 1.0
+
+    def train_step(self, batch):
+        self._scale *= 0.9
+        batch.data["reward"] = batch["reward"] * self._scale
+        return super().train_step(batch)
+
+
+class Disturbing(DQN):
+    def evaluate(self):
+        self.policy.q[0].bias.data += 0.1
+        return super().evaluate()
+
+
+@pytest.mark.parametrize(
+    ("engine", "test"),
+    [
+        (Forgetful, "test_a_training_that_was_stopped_goes_on_bit_for_bit"),
+        (Disturbing, "test_evaluations_change_nothing_in_the_training"),
+    ],
+)
+def test_a_broken_engine_is_noticed(engine, test, tmp_path):
+    made = TestDQN()
+    name = f"{__name__}:{engine.__name__}"
+    made.make_config = lambda: dqn_config(agent=dqn_config().agent.model_copy(update={"engine": name}))
+    assert broken(made, test, tmp_path)
+
+
+class Sharing(LocalTransport):
+    def publish(self, version, weights):
+        return weights
+
+
+def test_a_transport_that_hands_out_the_weights_of_the_learner_is_noticed(tmp_path):
+    made = TestLocalTransport()
+    made.make_transport = lambda _: Sharing()
+    assert broken(made, "test_what_was_published_stays_as_it_was", tmp_path)
+
+
+def test_a_strategy_that_forgets_its_draws_is_noticed():
+    class Forgets(Newest):
+        def state_dict(self):
+            return {"rng": copy.deepcopy(np.random.default_rng(5)), "num": 0}
+
+    made = TestNewest()
+    made.make_sampling = lambda: Forgets(dqn_config(), None)
+    assert broken(made, "test_it_goes_on_with_the_batches_that_would_have_come")
+
+
+def test_the_engines_of_the_contracts_are_those_that_are_named():
+    assert [TestDQN().make_config().agent.engine, TestPPO().make_config().agent.engine] == [
+        f"{engine.__module__}:{engine.__name__}" for engine in (DQN, PPO)
+    ]
