@@ -1,7 +1,7 @@
 """TrainingConfig: the whole config of a training by reinforcement."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,15 +31,28 @@ class BenchConfig(StrictModel):
     episodes: int = Field(default=100, ge=1, description="Episodes for each checkpoint.")
 
 
+class ExploreConfig(StrictModel):
+    """What is collected with."""
+
+    which: Literal["latest", "best"] | Annotated[int, Field(ge=0)] = Field(
+        default="latest", description="Which checkpoint acts: latest, best, or a step."
+    )
+    file: str | None = Field(
+        default=None,
+        pattern=r"\.(npz|parquet)$",
+        description="Where the rows go, a new .npz or .parquet file; null = explored_<N>.npz in the run's directory.",
+    )
+
+
 class TrainingConfig(TrieyeConfig):
     """Everything that a command that trains can be told; a project's own config is a subclass of it."""
 
     agent: AgentConfig = Field(description="The algorithm and its hyperparameters.")
     env: EnvConfig = Field(description="The environment.")
-    mode: Literal["both", "train", "bench"] = Field(
+    mode: Literal["both", "train", "explore", "bench"] = Field(
         default="both",
-        description="both = collect and learn; train = learn from `data` alone; bench = evaluate checkpoints of the "
-        "run `run_name`.",
+        description="both = collect and learn; train = learn from `data` alone; explore = collect with a checkpoint of "
+        "the run `run_name`; bench = evaluate checkpoints of it.",
     )
     data: str | None = Field(
         default=None,
@@ -51,6 +64,9 @@ class TrainingConfig(TrieyeConfig):
         default_factory=ExplorerConfig, description="Processes that collect for the learner."
     )
     sync: SyncConfig = Field(default_factory=SyncConfig, description="When and how they get the learner's weights.")
+    explore: ExploreConfig = Field(
+        default_factory=ExploreConfig, description="What is collected with mode=explore, and where it goes."
+    )
     bench: BenchConfig = Field(default_factory=BenchConfig, description="What is evaluated with mode=bench.")
     loop: LoopConfig = Field(
         default_factory=lambda: LoopConfig(axis="env_steps"), description="Length and rhythm of the training."
@@ -107,8 +123,28 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     @model_validator(mode="after")
+    def _exploring_ends(self) -> Self:
+        if self.mode == "explore" and self.loop.axis != "env_steps":
+            raise ValueError(f"mode=explore makes environment steps; set loop.axis=env_steps, not {self.loop.axis}")
+        if self.mode == "explore" and self.loop.steps is None and self.loop.env_steps is None:
+            raise ValueError("mode=explore would never stop; set loop.env_steps, how many steps are collected")
+        return self
+
+    @property
+    def explore_steps(self) -> int:
+        """How many environment steps `mode=explore` makes."""
+        return min(steps for steps in (self.loop.steps, self.loop.env_steps) if steps is not None)
+
+    @model_validator(mode="after")
     def _explorers_fit(self) -> Self:
         explorer, sync, runtime = self.explorer, self.sync, self.runtime.kind
+        if self.mode == "explore":
+            if sync not in (SyncConfig(), SyncConfig(transport="checkpoint")):
+                raise ValueError(
+                    "mode=explore has no learner to be in step with; all that sync can say is "
+                    "sync.transport=checkpoint, to follow the weights of the run while another process trains it"
+                )
+            return self
         if not explorer.num:
             if sync != SyncConfig():
                 raise ValueError("sync is how explorers get weights, and there are none; set explorer.num")

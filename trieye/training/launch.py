@@ -29,7 +29,7 @@ def train(config: TrieyeConfig) -> float | None:
         config: The config of the run.
 
     Returns:
-        The best value of `loop.objective`, by which sweeps compare; None if there is none.
+        The best value of `loop.objective`, by which sweeps compare; None if there is none, as with `mode=explore`.
 
     Raises:
         ConfigurationError: There is no such class, or the config sets no limit.
@@ -43,6 +43,11 @@ def train(config: TrieyeConfig) -> float | None:
         )
     if isinstance(config, TrainingConfig) and config.mode == "bench":
         return bench(config)
+    if isinstance(config, TrainingConfig) and config.mode == "explore":
+        from trieye.training.exploring.gathering import explore
+
+        explore(config)
+        return None
     return run_experiment(agent.engine, config).objective  # by its name: torch takes seconds, a finished run none
 
 

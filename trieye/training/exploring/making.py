@@ -15,9 +15,9 @@ from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Fragments, Reports
-from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.places import Place, ThreadPlace
 from trieye.training.exploring.synchronizer import Synchronizer
-from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
+from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, Transport
 from trieye.training.policy import Policy
 
 
@@ -32,7 +32,8 @@ def make_explorers(
         replay: What the replay keeps; None: rows come to the learner.
     """
     in_threads = config.runtime.kind == "local"
-    board, place, transport = _in_threads() if in_threads else _in_ray(config)
+    place, transport = place_and_transport(config)  # first, as it starts Ray
+    board = _make_board(in_threads=in_threads)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
@@ -64,17 +65,24 @@ def make_explorers(
     return explorers, experience
 
 
-def _in_threads() -> tuple[Any, Any, Any]:
-    return Synchronizer(), ThreadPlace(), LocalTransport()
+def _make_board(*, in_threads: bool) -> Any:
+    if in_threads:
+        return Synchronizer()
+    from trieye.training.exploring.in_ray import RayBoard
+
+    return RayBoard()
 
 
-def _in_ray(config: Any) -> tuple[Any, Any, Any]:
+def place_and_transport(config: Any) -> tuple[Place, Transport]:
+    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it."""
+    if config.runtime.kind == "local":
+        return ThreadPlace(), LocalTransport()
     from trieye.hub.ray_start import join_ray
-    from trieye.training.exploring.in_ray import ObjectStoreTransport, RayBoard, RayPlace
+    from trieye.training.exploring.in_ray import ObjectStoreTransport, RayPlace
 
-    join_ray(config.runtime)  # it runs already, unless the engine has no run
+    join_ray(config.runtime)
     place = RayPlace(num_cpus=config.explorer.num_cpus, num_gpus=config.explorer.num_gpus)
-    return RayBoard(), place, ObjectStoreTransport()
+    return place, ObjectStoreTransport()
 
 
 def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> RemoteExperience:

@@ -1,4 +1,4 @@
-"""Places: where explorers run; threads of this process, or what `in_ray.py` starts."""
+"""Places: where explorers run; threads of this process, or what `training/exploring/in_ray.py` starts."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,0 +1,178 @@
+"""mode=explore: rows of a checkpoint's policy as a file, which mode=train reads; the run stays as it is."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import QPolicy
+from tests.waiting import wait_until
+from trieye.checkpoints.store import CheckpointStore
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.replay.exchange.files import EPISODE
+from trieye.training.exploring.transports import CheckpointTransport
+
+
+@pytest.fixture
+def trained(train_config):
+    """The directory of a run of 300 steps."""
+    config = train_config(loop={"steps": 300}, persistence={"checkpoint_save_freq_steps": 100})
+    trieye.train(config)
+    return config.persistence.get_run_base_dir()
+
+
+def content(run_dir):
+    return {path.relative_to(run_dir): path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()}
+
+
+def rows_in(path):
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "steps": 10}, "env": {"num": 2}}], ids=str
+)
+def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline(train_config, trained, given):
+    before = content(trained)
+    assert trieye.train(train_config(mode="explore", loop={"env_steps": 500}, **given)) is None
+    after = content(trained)
+    (path,) = after.keys() - before.keys()
+    assert {name: after[name] for name in before} == before
+    rows = rows_in(trained / path)
+    assert str(path) == "explored_1.npz"
+    assert 500 <= len(rows["reward"]) <= 560
+    episodes = [np.flatnonzero(rows[EPISODE] == number) for number in np.unique(rows[EPISODE])]
+    assert len(episodes) > 5
+    for ids in episodes:
+        assert (rows["next_obs"][ids[:-1]] == rows["obs"][ids[1:]]).all()
+        assert not (rows["terminated"] | rows["truncated"])[ids[:-1]].any()
+    loop = {"axis": "updates", "steps": 40}
+    offline = train_config(mode="train", data=str(trained / path), run_name="offline", loop=loop)
+    trieye.train(offline)
+    held = trieye.load_checkpoint(offline.persistence.get_run_base_dir(), "latest").objects["loop"]
+    assert (held["updates"], held["env_steps"]) == (40, 0)
+
+
+def test_explorers_in_ray_collect_too(train_config, trained, ray_cluster):
+    explorer = {"num": 1, "steps": 20}
+    trieye.train(train_config(mode="explore", loop={"env_steps": 100}, explorer=explorer, runtime={"kind": "ray"}))
+    assert len(rows_in(trained / "explored_1.npz")["reward"]) >= 100
+
+
+class Known(QPolicy):
+    """Acts by a buffer."""
+
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.register_buffer("choice", torch.zeros((), dtype=torch.int64))
+
+    def act(self, obs, state, ctx):
+        return trieye.Act(self.choice.expand(len(obs)).clone())
+
+
+class Knows(trieye.TrainEngine, policy=Known):
+    def step(self):
+        self.replay.extend(self.collect())
+        self.policy.choice.fill_(self.env_steps >= 200)
+        return {}
+
+
+@pytest.mark.parametrize(("which", "action"), [("latest", 1), ("first", 0)])
+def test_the_checkpoint_is_chosen(train_config, which, action):
+    engine = {"engine": f"{__name__}:Knows"}
+    training = {"loop": {"steps": 300}, "persistence": {"checkpoint_save_freq_steps": 100, "keep_last": 0}}
+    config = train_config(agent=engine, **training)
+    trieye.train(config)
+    run_dir = config.persistence.get_run_base_dir()
+    if which == "first":
+        which = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[0].step
+    trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"which": which}))
+    rows = rows_in(run_dir / "explored_1.npz")
+    assert set(rows["action"]) == {action}
+
+
+@pytest.mark.parametrize("explorers", [0, 2])
+def test_newer_weights_are_followed_while_another_process_trains(train_config, explorers):
+    engine = {"engine": f"{__name__}:Knows"}
+    config = train_config(agent=engine, loop={"steps": 20})
+    trieye.train(config)
+    run_dir = config.persistence.get_run_base_dir()
+    weights = trieye.load_policy(run_dir).state_dict()
+    assert weights["choice"] == 0
+
+    def publish():
+        wait_until((run_dir / "explored_1.npz").exists)
+        CheckpointTransport(run_dir / "weights").publish(7, {**weights, "choice": torch.tensor(1)})
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    chosen = {"sync": {"transport": "checkpoint"}, "explorer": {"num": explorers, "steps": 8}}
+    trieye.train(train_config(mode="explore", loop={"steps": 8000}, **chosen))
+    thread.join()
+    actions = rows_in(run_dir / "explored_1.npz")["action"]
+    assert (actions[0], actions[-1]) == (0, 1)
+
+
+def test_no_file_is_overwritten(train_config, trained, tmp_path):
+    explore = lambda **given: trieye.train(train_config(mode="explore", loop={"steps": 10}, **given))  # noqa: E731
+    explore()
+    explore()
+    assert {path.name for path in trained.glob("*.npz")} == {"explored_1.npz", "explored_2.npz"}
+    name = tmp_path / "mine.parquet"
+    explore(explore={"file": str(name)})
+    before = name.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"explore.file=\S+mine.parquet is there already"):
+        explore(explore={"file": str(name)})
+    assert name.read_bytes() == before
+    with pytest.raises(ConfigurationError, match=r"explore.file=\S+nowhere/a.npz cannot be written"):
+        explore(explore={"file": str(tmp_path / "nowhere/a.npz")})
+
+
+class Breaks(Known):
+    calls = 0
+
+    def act(self, obs, state, ctx):
+        Breaks.calls += ctx.explore
+        if Breaks.calls > 300:
+            raise ZeroDivisionError("broken")
+        return super().act(obs, state, ctx)
+
+
+class Breaking(Knows, policy=Breaks):
+    pass
+
+
+def test_what_was_collected_before_an_error_is_written(train_config):
+    config = train_config(agent={"engine": f"{__name__}:Breaking"}, loop={"steps": 20})
+    trieye.train(config)
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        trieye.train(train_config(mode="explore", loop={"steps": 1000}))
+    run_dir = config.persistence.get_run_base_dir()
+    assert len(rows_in(run_dir / "explored_1.npz")["reward"]) > 100
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        trieye.train(train_config(mode="explore", loop={"steps": 1000}))
+    assert not (run_dir / "explored_2.npz").exists()  # there was nothing to write
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"loop": {}}, "mode=explore would never stop; set loop.env_steps"),
+        ({"loop": {"axis": "updates", "steps": 5}}, "set loop.axis=env_steps, not updates"),
+        ({"loop": {"steps": 5}, "sync": {"style": "fully_async"}}, "mode=explore has no learner to be in step with"),
+        ({"loop": {"steps": 5}, "data": "a.npz"}, "has no use here"),
+        ({"loop": {"steps": 5}, "explore": {"file": "a.csv"}}, "explore.file"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(train_config, given, told):
+    with pytest.raises(ValueError, match=told):
+        train_config(mode="explore", **given)
+
+
+def test_a_run_without_a_checkpoint_is_named(train_config, tmp_path):
+    with pytest.raises(CheckpointError, match=r"no directory .*/nobody"):
+        trieye.train(train_config(mode="explore", run_name="nobody", loop={"steps": 5}))
+    assert not list(tmp_path.rglob("explored*"))
