@@ -10,7 +10,7 @@ import pytest
 from tests.snapshot.growing import Log
 from trieye.checkpoints import directory as state_directory
 from trieye.checkpoints import store as checkpoints
-from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify, write_manifest
 from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files import checksum
@@ -99,6 +99,29 @@ def test_best_is_by_objective_else_by_mark(store):
     assert store.best("min").step == 13
     damage(store.path(14) / "state.json", lambda data: data[:-1])
     assert store.best().step == 11
+
+
+def test_an_objective_that_comes_later_makes_a_state_the_best(store):
+    for step in (1, 2, 3):
+        store.save(step, encode(state(step)), metadata={"objective": None, "is_awaited": step == 1, "mode": "max"})
+    before = store.latest()
+    assert store.entries()[0].is_awaited
+    assert store.rate(1, 7.5) == store.path(1)
+    assert (store.best().step, store.best().objective, store.best().is_awaited) == (1, 7.5, False)
+    assert verify(store.path(1)).metadata["mode"] == "max"
+    assert store.latest().path == before.path
+    store.rate(2, float("nan"))
+    assert store.entries()[1].objective is None
+    with pytest.raises(CheckpointError, match="checkpoint_step_9"):
+        store.rate(9, 1.0)
+
+
+def test_the_newest_state_whose_objective_is_awaited_is_kept(store):
+    for step in range(6):
+        store.save(step, encode(state(step)), metadata={"is_awaited": step in {1, 3}})
+    assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(step) for step in (0, 1, 2, 4)]
+    store.rate(3, 1.0)
+    assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(3)]
 
 
 def test_pruning_keeps_the_newest_and_the_best(store):
@@ -289,6 +312,7 @@ def test_a_manifest_that_is_replaced_is_read_again(two):
 class State:
     step: int
     objective: float = 0.0
+    is_awaited: bool = False
 
 
 STATES = [State(step, -abs(step - 30)) for step in range(10, 101, 10)]

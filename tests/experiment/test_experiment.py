@@ -217,6 +217,24 @@ def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_con
     assert not (tmp_path / "root").exists()
 
 
+def test_an_experiment_that_cannot_be_evaluated_from_a_checkpoint_says_so(loop_config, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"loop.evaluate_beside: Walk has no evaluate_saved\(\)"):
+        trieye.run_experiment(Walk, loop_config(steps=5, evaluate_beside=True))
+    assert not (tmp_path / "root").exists()
+
+
+def test_an_objective_may_be_told_after_the_checkpoint_was_saved(make_config):
+    with trieye.Run(make_config(persistence={"keep_last": 1})) as run:
+        run.save(step=1, objective="later", x=1)
+        run.save(step=2, objective=1.0, x=2)
+        run.save(step=3, x=3)
+        run.rate(1, 5.0).result()
+        with pytest.raises(CheckpointError, match="checkpoint_step_2"):
+            run.rate(2, 5.0).result()  # it was deleted, being neither the newest nor the best
+    best = trieye.load_checkpoint(run.dir, "best")
+    assert (best.step, best.objective) == (1, 5.0)
+
+
 def test_the_seed_decides_the_training(make_config):
     ends = []
     for run_name, seed in (("a", 1), ("b", 1), ("c", 2)):

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trieye.exceptions import CheckpointError, SerializationError
+from trieye.files.atomic import write_atomic
 from trieye.files.checksum import NOT_NOW, ChecksumFile, FileEntry, verify_file
 
 MANIFEST_NAME = "MANIFEST.json"
@@ -64,6 +65,15 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest, with a checksum of itself, as the last file of a directory."""
     with ChecksumFile(directory / MANIFEST_NAME) as file:
         file.write(_sealed(manifest.model_dump(mode="json")))
+
+
+def rewrite_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a directory whose files stay as they are; a reader sees the old or the new one.
+
+    Raises:
+        OSError: The directory is not writable, or the disk is full; the manifest is then as it was.
+    """
+    write_atomic(directory / MANIFEST_NAME, _sealed(manifest.model_dump(mode="json")))
 
 
 def read_manifest(directory: Path) -> Manifest:

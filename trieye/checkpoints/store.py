@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trieye.checkpoints.directory import load_state, parts_in, save_state
-from trieye.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest, verify
-from trieye.exceptions import CheckpointError
+from trieye.checkpoints.manifest import MANIFEST_NAME, Manifest, plain_metadata, read_manifest, rewrite_manifest, verify
+from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.atomic import recover, remove_directory, replaced
 from trieye.files.checksum import Checksum
 from trieye.files.run_files import CHECKPOINT_PREFIX, CHECKPOINTS
@@ -73,6 +73,11 @@ class CheckpointEntry:
         return float(value) if isinstance(value, int | float) else None
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether the objective of this state is still being measured, or was when the run died."""
+        return bool(self.metadata.get("is_awaited"))
+
+    @property
     def is_best(self) -> bool:
         """Whether it was the best one when it was saved."""
         return bool(self.metadata.get("is_best"))
@@ -95,7 +100,7 @@ class Retention:
     mode: Mode = "max"
 
     def surplus(self, saved: Sequence[CheckpointEntry], ranked: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
-        """Return the states to delete; the newest one is never among them.
+        """Return the states to delete; the newest one is never among them, nor is the newest that is being measured.
 
         Args:
             saved: All states, the oldest first.
@@ -106,7 +111,8 @@ class Retention:
         best = ranked[: self.keep_best]
         every = self.keep_every_steps
         older = saved[: -self.keep_last]
-        return [state for state in older if state not in best and not (every and state.step % every == 0)]
+        kept = [*best, *[state for state in saved if state.is_awaited][-1:]]
+        return [state for state in older if state not in kept and not (every and state.step % every == 0)]
 
 
 @dataclass(frozen=True)
@@ -307,6 +313,24 @@ class CheckpointStore:
             saved = self.entries()
             surplus = [entry.step for entry in retention.surplus(saved, _ranked(saved, retention.mode))]
             return [self.path(step) for step in surplus if self.remove(step)]
+
+    def rate(self, step: int, objective: float | None) -> Path:
+        """Note the objective of a state that was saved before it was known; None: it was not measured after all.
+
+        Raises:
+            CheckpointError: There is no such state.
+            SerializationError: It could not be noted.
+        """
+        path = self.path(step)
+        with self._lock:
+            manifest = read_manifest(path)
+            held = {name: value for name, value in manifest.metadata.items() if name != "is_awaited"}
+            metadata = plain_metadata({**held, "objective": objective})
+            try:
+                rewrite_manifest(path, manifest.model_copy(update={"metadata": metadata}))
+            except OSError as error:
+                raise SerializationError(f"the objective of {path} could not be noted: {error}") from error
+        return path
 
     def remove(self, step: int) -> bool:
         """Delete the state of a step; tell whether it is gone: what stays costs room, and nothing else."""

@@ -28,6 +28,11 @@ class LoopConfig(StrictModel):
     )
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
     evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
+    evaluate_beside: bool = Field(
+        default=False,
+        description="Evaluate in a process of its own (with runtime=local in a thread) while training goes on, from "
+        "the checkpoint that is saved when the evaluation begins.",
+    )
     profile_steps: int = Field(
         default=0,
         ge=0,

@@ -4,6 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError, RunInterrupted, noted
+from trieye.experiment.beside import Beside
 from trieye.experiment.finished import Progress, Result, finished, finished_sentence
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
@@ -82,6 +84,17 @@ class Experiment(Generic[ConfigT]):
         """
         return {}
 
+    def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
+        """Begin to measure elsewhere how good the state in a checkpoint is, for `loop.evaluate_beside`; do not wait.
+
+        Args:
+            checkpoint: Its directory, for `trieye.load_checkpoint`.
+
+        Returns:
+            What `evaluate` would return there. If it raises `ConnectionError`, this is called again.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no evaluate_saved()")
+
     @property
     def can_save(self) -> bool:
         """Whether a training that goes on from the present state goes on exactly; asked when it is to be saved.
@@ -146,6 +159,11 @@ def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT)
         say(done.sentence(limits.objective))
         return done
     experiment_class: type[Experiment[ConfigT]] = imported(experiment) if isinstance(experiment, str) else experiment
+    if limits.evaluate_beside and experiment_class.evaluate_saved is Experiment.evaluate_saved:
+        raise ConfigurationError(
+            f"loop.evaluate_beside: {experiment_class.__name__} has no evaluate_saved(), which begins to evaluate a "
+            "checkpoint elsewhere; override it, or leave loop.evaluate_beside out"
+        )
     for name in ("step", "save_checkpoint", "load_checkpoint"):
         if getattr(experiment_class, name) is getattr(Experiment, name):
             raise NotImplementedError(f"{experiment_class.__name__} has no {name}()")
@@ -211,6 +229,9 @@ class _Loop:
         self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
         self._began: float | None = None
         self._objective: float | None = None
+        self._beside = Beside(experiment)
+        self._rating: Future[None] | None = None
+        self._has_skipped = False
 
     def drive(self) -> str:
         """Train until a limit is reached, and return which one it was."""
@@ -222,6 +243,7 @@ class _Loop:
                 self._at.best = None
                 run.step = run.saved_step = self._at.counted()[self._limits.axis]
                 self._at.evaluated_step = min(self._at.evaluated_step, run.step)  # it may have counted otherwise
+        self._resume_evaluation()
         reason = self._reason_to_stop()
         if reason is not None:
             say(finished_sentence(run.name, reason))
@@ -243,15 +265,21 @@ class _Loop:
         is_counted = self._limits.axis == "step"
         for _ in steps(run, self._limits.steps, requeue_exit_code=code, counts=is_counted):
             self._one_step()
+            self._take_beside(wait=False)
             reason = self._reason_to_stop()
-            if reason is not None or self._evaluation_due():
+            if reason is not None:
+                self._take_beside(wait=True)
                 self._evaluate()
-                reason = reason or self._reason_to_stop()
+            elif self._evaluation_due():
+                self._evaluate_beside() if self._limits.evaluate_beside else self._evaluate()
+                reason = self._reason_to_stop()
             if reason is not None or self._save_due():
                 self._save()
             if reason is not None:
                 break
         self._profile.close()
+        if self._rating is not None:
+            self._rating.result()
         assert reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
         return reason
 
@@ -294,12 +322,51 @@ class _Loop:
         self._run.log(values)
         self._run.flush()  # an evaluation is complete and rare: its points are shown now
         self._at.evaluated_step = self._run.step
-        self._objective = self._objective_in(values)
+        self._objective = self._objective_in(values, self._run.step)
         if self._objective is not None and self._is_better(self._objective):
             self._at.best = self._objective
             self._save()
 
-    def _objective_in(self, values: Mapping[str, float]) -> float | None:
+    def _evaluate_beside(self) -> None:
+        """Save, and begin to evaluate what was saved; an evaluation that is still under way takes the turn."""
+        step = self._run.step
+        self._at.evaluated_step, self._objective = step, None
+        if self._beside.step is None:
+            self._at.evaluating = step
+            self._beside.begin(step, self._run.save(objective="later", experiment=_State(self._experiment), loop=self))
+        elif not self._has_skipped:
+            self._has_skipped = True
+            say(
+                f"the evaluation of step {self._beside.step} is still under way at step {step}, where the next one is "
+                "due: it is left out, and so are others to come; a larger loop.evaluate_every_steps gives them time"
+            )
+
+    def _take_beside(self, *, wait: bool) -> None:
+        """Log what the evaluation beside the training found, at the step of its checkpoint, and rate that."""
+        if (found := self._beside.take(wait=wait)) is None:
+            return
+        step, values = found
+        self._at.evaluating = None
+        self._run.log(values, step=step)
+        self._run.flush()
+        if self._rating is not None:
+            self._rating.result()  # long noted; what went wrong is raised
+        objective = self._objective_in(values, step)
+        self._rating = self._run.rate(step, objective)
+        if objective is not None and self._is_better(objective):
+            self._at.best = objective
+
+    def _resume_evaluation(self) -> None:
+        """Begin again the evaluation that was under way when the state was saved."""
+        step, self._at.evaluating = self._at.evaluating, None
+        if step is None or self._run.resumed_from_another or not self._limits.evaluate_beside:
+            return
+        checkpoint = CheckpointStore(RunFiles(self._run.config.persistence).checkpoint_dir, read_only=True).path(step)
+        if checkpoint.is_dir():
+            self._at.evaluating = step
+            self._beside.begin(step, checkpoint)
+
+    def _objective_in(self, values: Mapping[str, float], step: int) -> float | None:
         name = self._limits.objective
         if not values:
             return None
@@ -310,7 +377,7 @@ class _Loop:
             )
         value = float(values[name])
         if not math.isfinite(value):
-            say(f"the objective {name} is {value} at step {self._run.step}; it counts as none")
+            say(f"the objective {name} is {value} at step {step}; it counts as none")
             return None
         return value
 

@@ -55,6 +55,8 @@ class Progress:
     time_s: float = 0.0
     best: float | None = None
     evaluated_step: int | None = -1
+    evaluating: int | None = None
+    """Step of the checkpoint that is being evaluated beside the training."""
 
     def count(self, values: Mapping[str, float | None]) -> None:
         """Count an iteration, and the environment steps and updates that it says it made."""

@@ -216,7 +216,11 @@ class RunFiles:
         """Point `latest`, and `best` if it is that, at a checkpoint."""
         self._link(self.latest_checkpoint_path, step_checkpoint_path)
         if is_best:
-            self._link(self.best_checkpoint_path, step_checkpoint_path)
+            self.update_best_link(step_checkpoint_path)
+
+    def update_best_link(self, step_checkpoint_path: Path) -> None:
+        """Point `best` at a checkpoint."""
+        self._link(self.best_checkpoint_path, step_checkpoint_path)
 
     def update_buffer_link(self, step_buffer_path: Path) -> None:
         """Point the link to the newest buffer at a buffer."""

@@ -231,6 +231,16 @@ class ActorLogic:
         path = self._saved(step, lambda: self.files.states.save(step, state, metadata, hub_state))
         return Saved(str(path), damaged_parts(path) if state.parts else ())
 
+    @request("save")
+    def rate_checkpoint(self, step: int, objective: float | None) -> None:
+        """Note the objective of a checkpoint that was saved before it was known; None: it was not measured after all.
+
+        Raises:
+            CheckpointError: There is no such checkpoint, or it cannot be noted.
+        """
+        self._check_open()
+        self.files.states.rate(step, objective)
+
     def save_training_state(
         self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any
     ) -> None:

@@ -87,15 +87,35 @@ class SavedStates:
         Raises:
             SerializationError: It could not be written.
         """
-        chosen, whose = self._config, {"run_name": self._config.run_name, "attempt": self._attempt}
+        whose = {"run_name": self._config.run_name, "attempt": self._attempt}
         path = self._checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
-        mode: Mode = "min" if metadata.get("mode") == "min" else "max"
-        rated = metadata.get("objective") is not None
-        ranked = self._checkpoints.ranked(mode) if rated else []  # without this one if its objective is not finite
-        is_best = bool(metadata.get("is_best")) or any(entry.path == path for entry in ranked[:1])
+        is_best = bool(metadata.get("is_best")) or self._is_best(path, metadata)
         self._files.update_checkpoint_links(path, is_best)
-        self._checkpoints.prune(Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, mode))
+        self._prune(metadata)
         return path
+
+    def rate(self, step: int, objective: float | None) -> None:
+        """Note the objective of a checkpoint that was saved before it was known.
+
+        Raises:
+            CheckpointError: There is no such checkpoint.
+            SerializationError: It could not be noted.
+        """
+        path = self._checkpoints.rate(step, objective)
+        metadata = read_manifest(path).metadata
+        if self._is_best(path, metadata):
+            self._files.update_best_link(path)
+        self._prune(metadata)
+
+    def _is_best(self, path: Path, metadata: Mapping[str, Any]) -> bool:
+        rated = metadata.get("objective") is not None
+        ranked = self._checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
+        return any(entry.path == path for entry in ranked[:1])
+
+    def _prune(self, metadata: Mapping[str, Any]) -> None:
+        chosen = self._config
+        kept = Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, _mode_of(metadata))
+        self._checkpoints.prune(kept)
 
     def save_training(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
@@ -273,3 +293,7 @@ def _hub_state_in(path: Path) -> Mapping[str, Any]:
 def _identity(path: Path) -> str:
     manifest = read_manifest(path)
     return json.dumps([path.name, manifest.sequence, manifest.created])
+
+
+def _mode_of(metadata: Mapping[str, Any]) -> Mode:
+    return "min" if metadata.get("mode") == "min" else "max"

@@ -4,6 +4,7 @@ import atexit
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -296,7 +297,9 @@ class Run(Recorder):
         every = self.config.persistence.checkpoint_save_freq_steps
         return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
 
-    def save(self, *, step: int | None = None, objective: float | None = None, **objects: Any) -> SaveHandle:
+    def save(
+        self, *, step: int | None = None, objective: float | Literal["later"] | None = None, **objects: Any
+    ) -> SaveHandle:
         """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
 
         The step, the random generators of python, numpy and torch and the replay buffer are included. Of a buffer, only
@@ -306,7 +309,8 @@ class Run(Recorder):
             step: The step that is complete, in a loop that counts by itself and does not go through `steps`; it names
                 the checkpoint, and `restore` sets `run.step` to it. None: `run.step`, as in `log`.
             objective: Value of the objective (`loop.objective`) in this state, by which `keep_best` and `best` choose
-                among the checkpoints, as `loop.mode` says; None: it was not measured now.
+                among the checkpoints, as `loop.mode` says; None: it was not measured now; `later`: it is being
+                measured, the checkpoint is kept until `rate` tells it.
             **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
                 arrays and tensors.
 
@@ -320,7 +324,8 @@ class Run(Recorder):
         """
         attempt = self._opened()
         saves, hub, step, rated = attempt.saves, attempt.hub, self._step_to_save(step), objective is not None
-        quality = None if objective is None else float(objective)  # of NumPy and torch, too
+        is_awaited = isinstance(objective, str)
+        quality = None if objective is None or isinstance(objective, str) else float(objective)  # of NumPy, torch, too
         saves.make_room(rated=rated)
         own = self._replay if self.config.persistence.save_buffer else None
         if own is not None and objects.setdefault("replay", own) is not own:
@@ -330,11 +335,25 @@ class Run(Recorder):
         attempt.flusher.flush()
         hub_state = hub.ask(ActorLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
+        metadata |= {"is_awaited": True} if is_awaited else {}
         begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
         saves.report(wait=False, but=handle)
         return handle
+
+    def rate(self, step: int, objective: float | None) -> "Future[None]":
+        """Tell the objective of a checkpoint that was saved with `objective="later"`, as soon as it is known.
+
+        Args:
+            step: The step that names the checkpoint.
+            objective: Its value; None: it was not measured after all.
+
+        Returns:
+            What tells when it is noted; it raises `CheckpointError` if there is no such checkpoint.
+        """
+        hub = self._opened().hub
+        return hub.begin(ActorLogic.rate_checkpoint, step, None if objective is None else float(objective))
 
     def _step_to_save(self, step: Any) -> int:
         asked = self.step if step is None else step

@@ -130,6 +130,12 @@ class TrainingConfig(TrieyeConfig):
             raise ValueError("mode=explore would never stop; set loop.env_steps, how many steps are collected")
         return self
 
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> Self:
+        if self.loop.evaluate_beside and self.env.eval_video:
+            raise ValueError("env.eval_video records where the training is; leave it out, or loop.evaluate_beside")
+        return self
+
     @property
     def explore_steps(self) -> int:
         """How many environment steps `mode=explore` makes."""

@@ -1,6 +1,7 @@
 """TrainEngine: an experiment that collects and learns; an algorithm is a subclass of it."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_envs, spaces_of_config
+from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.policy import Policy
@@ -98,6 +100,11 @@ class TrainEngine(Experiment[ConfigT]):
         if not hasattr(self, "policy_class"):
             kind = type(self).__name__
             raise ConfigurationError(f"{kind} names no policy; write `class {kind}(TrainEngine[...], policy=MyPolicy)`")
+        if config.loop.evaluate_beside and self._evaluates_by_itself:
+            raise ConfigurationError(
+                f"loop.evaluate_beside: {type(self).__name__}.evaluate is its own, and what it needs is here; override "
+                "evaluate_saved, too, or leave loop.evaluate_beside out"
+            )
         self.agent: Any = config.agent
         if config.agent.num_threads:
             torch.set_num_threads(config.agent.num_threads)
@@ -114,10 +121,17 @@ class TrainEngine(Experiment[ConfigT]):
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
         self._source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env)
+        self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._counted, self._version = (0, 0), 0
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
+
+    @property
+    def _evaluates_by_itself(self) -> bool:
+        kind = type(self)
+        is_beside = kind.evaluate_saved is not TrainEngine.evaluate_saved
+        return kind.evaluate is not TrainEngine.evaluate and not is_beside
 
     def _make_source(self, config: ConfigT, replay: ReplayConfig, spaces: Spaces) -> tuple[Source, Any]:
         """Make what rows come from, and the replay buffer of an agent that has one."""
@@ -223,6 +237,10 @@ class TrainEngine(Experiment[ConfigT]):
             self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
         return summary(episodes)
 
+    def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
+        """Begin to evaluate a checkpoint beside the training, in a Ray actor, or in a thread with `runtime=local`."""
+        return self._evaluator.begin(checkpoint)
+
     @property
     def can_save(self) -> bool:
         """Whether a training that goes on from here goes on exactly; see `EnvState`."""
@@ -259,6 +277,7 @@ class TrainEngine(Experiment[ConfigT]):
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""
+        self._evaluator.close()
         self._source.close()
         self._evaluation.close()
         if self.replay is not None:

@@ -1,5 +1,6 @@
 """Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
 
+from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,12 +47,16 @@ class Evaluation:
 
     Args:
         config: Of the environments; their rewards are those of the environment, neither clipped nor scaled.
+
+    Attributes:
+        is_cancelled: Set by another thread, it ends what is played.
     """
 
     def __init__(self, config: EnvConfig) -> None:
         single = {"num": 1, "vector": "sync", "clip_rewards": False, "normalize_rewards": False}
         self._config = config.model_copy(update=single)
         self._envs: list[Any] = []
+        self.is_cancelled = False
 
     def play(
         self,
@@ -107,6 +112,8 @@ class Evaluation:
                 begun += 1
             state = mapped(state, _joined, policy.initial_state(begun)) if begun else state
             columns = columns_of(_stacked([obs[id(env)] for env, _ in active]))
+            if self.is_cancelled:
+                raise CancelledError("the evaluation was cancelled")
             with torch.inference_mode():
                 seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
                 act = policy.act(seen, state, ctx)

@@ -1,13 +1,14 @@
 """Explorers, the synchronizer and the weights in Ray; what is an actor only forwards."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import ray
 
 from trieye.exceptions import TrieyeError
+from trieye.hub.ray_start import on_this_node
 from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import Worker
 from trieye.training.exploring.synchronizer import Published, Synchronizer
@@ -21,12 +22,29 @@ class ExplorerActor:
     """An explorer in a process of its own."""
 
     def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
-        sys.path += [place for place in places if place not in sys.path]  # where the driver finds the user's classes
-        self._explorer = Explorer(ray.cloudpickle.loads(task), index, incarnation)
+        self._explorer = Explorer(_found(places, task), index, incarnation)
 
     def do(self, method: str, *values: Any) -> Any:
         """Call a method of the explorer."""
         return getattr(self._explorer, method)(*values)
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)
+class EvaluationActor:
+    """What evaluates checkpoints, in a process of its own."""
+
+    def __init__(self, places: list[str], make: bytes) -> None:
+        self._evaluator = _found(places, make)()
+
+    def do(self, method: str, *values: Any) -> Any:
+        """Call a method of it."""
+        return getattr(self._evaluator, method)(*values)
+
+
+def start_evaluator(make: Callable[[], Any]) -> Worker:
+    """Start a process that evaluates checkpoints, where their files are, with what `make` makes there."""
+    options: Any = EvaluationActor.options(scheduling_strategy=on_this_node())  # type: ignore[attr-defined]  # ray.remote adds it
+    return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(make)))
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1)  # whatever is asked may be asked again
@@ -138,6 +156,12 @@ class _RayWorker:
 
     def kill(self) -> None:
         ray.kill(self._actor)
+
+
+def _found(places: list[str], sent: bytes) -> Any:
+    """Return what was sent, with classes from where the driver finds them."""
+    sys.path += [place for place in places if place not in sys.path]
+    return ray.cloudpickle.loads(sent)
 
 
 def _pass_on(done: "Future[Any]", call: "Future[Any]") -> None:

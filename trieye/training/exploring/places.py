@@ -33,15 +33,23 @@ class ThreadPlace:
 
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
         """Start a thread; see `Place`."""
-        return _ThreadWorker(lambda: Explorer(task, index, incarnation), f"trieye-explorer-{index}")
+        return ThreadWorker(lambda: Explorer(task, index, incarnation), f"trieye-explorer-{index}")
 
 
-class _ThreadWorker:
-    def __init__(self, make: Callable[[], Explorer], name: str) -> None:
+class ThreadWorker:
+    """Something in a thread of its own.
+
+    Args:
+        make: Makes it, in that thread; it has a method `cancel`, which any thread may call.
+        name: Of the thread.
+    """
+
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._made = self._pool.submit(make)
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
+        """Call a method; see `Worker`."""
         try:
             return self._pool.submit(lambda: getattr(self._made.result(), method)(*values))
         except RuntimeError as error:  # it was killed
@@ -50,6 +58,7 @@ class _ThreadWorker:
             return gone
 
     def kill(self) -> None:
+        """Cancel what it does, and let the thread end."""
         if self._made.done():
             with contextlib.suppress(Exception):  # it was never made
                 self._made.result().cancel()

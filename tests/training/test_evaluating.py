@@ -1,0 +1,188 @@
+"""loop.evaluate_beside: checkpoints are evaluated while training goes on, and rated as if it had waited."""
+
+import signal
+import threading
+
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, QPolicy
+from tests.training.killed_evaluation import Killing
+from trieye.checkpoints.store import CheckpointStore
+from trieye.exceptions import ConfigurationError
+from trieye.history.table import read_history
+from trieye.training.evaluating import Evaluator
+
+EVERY = {"steps": 300, "evaluate_every_steps": 100}
+
+
+def rated(run_dir):
+    entries = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
+    return {entry.step: entry.objective for entry in entries}
+
+
+def evaluations(run_dir):
+    table = read_history(run_dir, ["eval/return"]).to_pydict()
+    return {
+        step: value
+        for metric, step, value in zip(table["metric"], table["step"], table["value"], strict=True)
+        if metric == "eval/return"
+    }
+
+
+@pytest.fixture
+def trained(train_config):
+    def make(engine=DQN, **given):
+        loop = EVERY | given.pop("loop", {})
+        config = train_config(**{"persistence": {"keep_last": 0}, "loop": loop} | given)
+        result = trieye.run_experiment(engine, config)
+        return result, config.persistence.get_run_base_dir()
+
+    return make
+
+
+class Slowly(QPolicy):
+    """Lets training go on for some steps before an evaluation beside it goes on."""
+
+    trains = threading.Event()
+
+    def act(self, obs, state, ctx):
+        if threading.current_thread() is not threading.main_thread():
+            assert Slowly.trains.wait(30)
+        return super().act(obs, state, ctx)
+
+
+class Waited(DQN, policy=Slowly):
+    """An evaluation of step 100 ends after step 150."""
+
+    def step(self):
+        if self.env_steps >= 150:
+            Slowly.trains.set()
+        return super().step()
+
+
+def test_what_is_found_beside_is_what_would_have_been_found(trained):
+    _, waiting = trained(run_name="waiting")
+    Slowly.trains.clear()
+    result, beside = trained(Waited, run_name="beside", loop={"evaluate_beside": True})
+    assert evaluations(beside) == evaluations(waiting)
+    assert len(evaluations(beside)) >= 3
+    assert rated(beside) == evaluations(beside)
+    assert result.objective == max(evaluations(beside).values())
+    best = max(evaluations(beside), key=lambda step: (evaluations(beside)[step], step))
+    assert result.best_checkpoint.name == f"checkpoint_step_{best}"
+    assert (beside / "checkpoints" / "best.pkl").resolve() == result.best_checkpoint
+    states = [trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"] for run_dir in (waiting, beside)]
+    assert all(torch.equal(item, states[1]["policy"][name]) for name, item in states[0]["policy"].items())
+
+
+def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_checkpoint(trained, capfd):
+    class Late(DQN, policy=Slowly):
+        def step(self):
+            if self.env_steps >= 280:
+                Slowly.trains.set()
+            return super().step()
+
+    Slowly.trains.clear()
+    saves = {"keep_last": 1, "checkpoint_save_freq_steps": 20}
+    _, run_dir = trained(Late, loop={"evaluate_beside": True, "evaluate_every_steps": 50}, persistence=saves)
+    first, *others = evaluations(run_dir)
+    assert 50 <= first < 60
+    assert all(step > 250 for step in others)
+    assert capfd.readouterr().err.count("is still under way at step") == 1
+    newest = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[-1]
+    assert newest.objective is not None
+
+
+class Looked(Waited):
+    """Looks whether the checkpoint that is being evaluated is there, although only the newest is kept."""
+
+    seen: set = set()
+
+    def step(self):
+        if 130 <= self.env_steps < 150:
+            Looked.seen |= {path.name for path in (self.run.dir / "checkpoints").glob("checkpoint_step_*")}
+        return super().step()
+
+
+def test_retention_leaves_a_checkpoint_alone_that_is_being_evaluated(trained):
+    Slowly.trains.clear()
+    saves = {"keep_last": 1, "checkpoint_save_freq_steps": 5, "keep_best": 0}
+    _, run_dir = trained(Looked, loop={"evaluate_beside": True}, persistence=saves)
+    begun = min(evaluations(run_dir))
+    assert f"checkpoint_step_{begun}" in Looked.seen
+    assert list(rated(run_dir)) == [max(evaluations(run_dir))]
+
+
+def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluster, capfd):
+    loop = {"evaluate_beside": True, "steps": 250}
+
+    _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
+    assert not (run_dir / "flag").exists()
+    assert "is done again: its process is gone" in capfd.readouterr().err
+    assert min(evaluations(run_dir)) < 110
+    assert rated(run_dir) == evaluations(run_dir)
+
+
+class Broken(QPolicy):
+    def act(self, obs, state, ctx):
+        if not ctx.explore:
+            raise ZeroDivisionError("in an evaluation")
+        return super().act(obs, state, ctx)
+
+
+class Breaking(DQN, policy=Broken):
+    pass
+
+
+def test_what_an_evaluation_raises_ends_the_training(trained):
+    with pytest.raises(ZeroDivisionError, match="in an evaluation"):
+        trained(Breaking, loop={"evaluate_beside": True})
+
+
+class Interrupted(Waited):
+    """Is stopped by a signal while an evaluation is under way."""
+
+    def step(self):
+        if self.env_steps >= 120 and not self.run.resumed:
+            signal.raise_signal(signal.SIGTERM)
+        return DQN.step(self)
+
+
+def test_a_run_that_is_stopped_during_an_evaluation_does_it_again(trained):
+    Slowly.trains.clear()
+    loop = {"evaluate_beside": True}
+    with pytest.raises(trieye.RunInterrupted):
+        trained(Interrupted, loop=loop)
+    Slowly.trains.set()
+    _, run_dir = trained(Interrupted, loop=loop)
+    _, whole = trained(run_name="whole")
+    assert evaluations(run_dir) == evaluations(whole)
+    assert rated(run_dir).items() >= evaluations(run_dir).items()
+
+
+def test_an_evaluator_that_is_closed_leaves_what_it_does(train_config, trained):
+    Slowly.trains.clear()
+    _, run_dir = trained(loop={"evaluate_every_steps": 0})
+    evaluator = Evaluator(train_config(), Slowly)
+    outcome = evaluator.begin(trieye.load_checkpoint(run_dir, "latest").path)
+    evaluator.close()
+    Slowly.trains.set()
+    with pytest.raises(BaseException, match=r"cancelled|^$"):
+        outcome.result(30)
+
+
+class Own(DQN):
+    def evaluate(self):
+        return {"eval/return": 1.0}
+
+
+def test_an_engine_with_an_evaluation_of_its_own_says_how_to_evaluate_checkpoints(trained):
+    with pytest.raises(ConfigurationError, match=r"loop.evaluate_beside: Own.evaluate is its own.*evaluate_saved"):
+        trained(Own, loop={"evaluate_beside": True})
+
+
+def test_a_video_of_an_evaluation_beside_is_refused(train_config):
+    with pytest.raises(ValueError, match=r"env.eval_video records where the training is"):
+        train_config(env={"eval_video": True}, loop={"evaluate_beside": True})
