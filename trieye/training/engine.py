@@ -26,6 +26,7 @@ from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
+from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import Spaces, as_data
 
@@ -124,6 +125,8 @@ class TrainEngine(Experiment[ConfigT]):
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._counted, self._version = (0, 0), 0
+        self._shown: int | None = None
+        self._newest: Minibatch | dict[str, Any] | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
 
@@ -187,7 +190,9 @@ class TrainEngine(Experiment[ConfigT]):
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
         while self.updates < due:
-            yield self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
+            batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
+            self._newest = batch
+            yield batch
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -196,6 +201,7 @@ class TrainEngine(Experiment[ConfigT]):
         Each counts as an update when the next one is asked for.
         """
         for batch in rows.minibatches(self.agent.batch_size, epochs=epochs, generator=self._generator, **columns):
+            self._newest = batch
             yield batch
             self.updates += 1
 
@@ -224,7 +230,21 @@ class TrainEngine(Experiment[ConfigT]):
         found |= self._source.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
+        self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
         return {**found, **values}
+
+    def _show_sample(self, made: Mapping[str, float]) -> None:
+        """Log a table of the newest batch if it is time; batches are not held any longer."""
+        batch, self._newest = self._newest, None
+        every = self.config.sample.table_every_steps
+        if batch is None or not every or self._run is None:
+            return
+        step = self._run.step + int(made[self.config.loop.axis])  # the loop counts when this step is over
+        if self._shown is None:
+            self._shown = self._run.step  # where this attempt began, or near it
+        if step // every > self._shown // every:
+            self._shown = step
+            self._run.log_table("sample/rows", table_of(batch), step=step)
 
     def evaluate(self) -> Mapping[str, float]:
         """Play `env.eval_episodes` whole episodes without exploring, always from the same starts."""
