@@ -31,6 +31,21 @@ def test_one_look_at_a_run_that_is_alive_shows_how_it_is(run, capsys):
     assert ["loss", "1.75", "0", "1.75", "7"] in [line.split() for line in text.splitlines()]
 
 
+def test_explorers_have_lines_of_their_own(run, capsys):
+    seen = {"explorer/alive": 3, "explorer/restarts": 2, "explorer/lost": 0, "sync/version": 41, "sync/publish_ms": 1.5}
+    seen |= {"explorer/10/lag": 2, "explorer/0/lag": 1, "replay/staleness_mean": 0.25, "replay/staleness_max": 2}
+    for step in range(3):
+        run.log(seen | {"loss": 1.0}, step=step)
+    run.flush()
+    wait_until(lambda: "loss" in read_status(run.dir).get("metrics", {}))
+    assert main(["watch", str(run.dir), "--once"]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    shown = "explorers alive 3 · version 41 · ms to publish 1.5 · staleness mean 0.25 · max 2"
+    assert f"{shown} · restarts 2 · fragments lost 0 lag 0: 1, 10: 2" in lines
+    assert not re.search(r"explorer/|sync/", lines)
+    assert "loss" in lines
+
+
 def test_a_pipe_gets_one_look(run):
     done = subprocess.run(
         [sys.executable, "-m", "trieye.cli", "watch", str(run.dir)], capture_output=True, text=True, check=False

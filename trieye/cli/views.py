@@ -1,5 +1,6 @@
 """The tables and columns in which the commands show a run, what it has saved, and a check of it."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from trieye.hub.status import last_status, read_status
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
 """The hub publishes once a second: over fewer seconds the rates would jump."""
+
+_LAG = re.compile(r"explorer/(\d+)/lag")
 
 MIN_METRICS = 3
 MAX_ERROR = 80
@@ -149,8 +152,26 @@ def _facts(view: RunView) -> Iterator[Text]:
     for problem in (status["journal_error"], *status["journal_damage"]):
         if problem:
             yield Text(problem, "red")
+    yield from _explorers(status["metrics"])
     if status.get("mirror"):  # a run of an earlier version has none
         yield _mirror(status["mirror"])
+
+
+def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield how the explorers of a training are; nothing if it has none."""
+    last = {name: seen["last"] for name, seen in metrics.items() if seen["last"] is not None}
+    if "explorer/alive" not in last:
+        return
+    words = {"explorer/alive": "explorers alive", "sync/version": "version", "sync/publish_ms": "ms to publish"}
+    words |= {"replay/staleness_mean": "staleness mean", "replay/staleness_max": "max"}
+    text = Text(" · ".join(f"{word} {_number(last[name])}" for name, word in words.items() if name in last))
+    for name, word in {"explorer/restarts": "restarts", "explorer/lost": "fragments lost"}.items():
+        if name in last:
+            text.append(f" · {word} {_number(last[name])}", "yellow" if last[name] else "")
+    yield text
+    lags = {int(match[1]): lag for name, lag in last.items() if (match := _LAG.fullmatch(name))}
+    if lags:
+        yield Text("lag " + ", ".join(f"{index}: {_number(lags[index])}" for index in sorted(lags)))
 
 
 def _rate(view: RunView, what: str) -> str:
@@ -186,7 +207,9 @@ def _sinks_of_run(view: RunView) -> RenderableType:
 
 
 def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
-    metrics = view.status.get("metrics", {})
+    known = view.status.get("metrics", {})
+    of_explorers = ("explorer/", "sync/") if "explorer/alive" in known else ()  # they have lines of their own
+    metrics = {name: seen for name, seen in known.items() if not name.startswith(of_explorers)}
     table = _table("metric", right=("last", "min", "max", "step"), is_ruled=True)
     table.columns[0].no_wrap = True
     shown = list(metrics.items())[:max_metrics]
