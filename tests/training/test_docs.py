@@ -33,7 +33,9 @@ def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_
 
 def test_the_keys_and_names_of_the_page_are_there():
     page = re.sub(r"```python\n.*?```", "", PAGE.read_text(), flags=re.DOTALL)
-    for group, key in re.findall(r"(?<![.\w])(agent|bench|env|explore|explorer|loop|replay|sample|sync)\.([a-z_]+)\b", page):
+    for group, key in re.findall(
+        r"(?<![.\w])(agent|bench|env|explore|explorer|loop|replay|sample|sync)\.([a-z_]+)\b", page
+    ):
         models = {"env": trieye.EnvConfig, "agent": trieye.ReplayAgentConfig}
         model = models.get(group) or trieye.TrainingConfig.model_fields[group].annotation
         assert key in model.model_fields or key == "lr", f"{group}.{key}"
