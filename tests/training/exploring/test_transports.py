@@ -51,6 +51,16 @@ def test_weights_of_another_module_are_refused_by_name_and_change_nothing():
     assert all(torch.equal(value, before[key]) for key, value in ours.state_dict().items())
 
 
+def test_files_of_an_attempt_that_came_further_make_room_for_those_of_the_one_that_goes_on(tmp_path):
+    killed = CheckpointTransport(tmp_path)
+    for version in range(7, 10):
+        killed.publish(version, module(version).state_dict())
+    resumed, ours = CheckpointTransport(tmp_path), module(99)
+    load_weights(ours, resumed.fetch(resumed.publish(5, module(5).state_dict())))
+    assert torch.equal(ours[0].weight, module(5)[0].weight)
+    assert [path.name for path in resumed.paths()] == ["version_000000000005.safetensors"]
+
+
 def test_files_of_weights_are_few_and_those_that_are_no_weights_are_passed_over(tmp_path, capfd):
     way = CheckpointTransport(tmp_path, keep=2)
     handles = [way.publish(version, module(version).state_dict()) for version in range(4)]

@@ -56,7 +56,7 @@ class CheckpointTransport:
 
     Args:
         directory: Of the files.
-        keep: How many of the newest stay.
+        keep: How many of the newest stay, at least 2.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
@@ -68,8 +68,10 @@ class CheckpointTransport:
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
             write_tensors(file, as_arrays(weights), {})
-        for old in self.paths()[: -self._keep]:
-            old.unlink(missing_ok=True)
+        older = [other for other in self.paths() if other < path]
+        superseded = [other for other in self.paths() if other > path]  # of an attempt that was killed further on
+        for other in (*older[: 1 - self._keep], *superseded):
+            other.unlink(missing_ok=True)
         return str(path)
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
