@@ -1,8 +1,9 @@
 """What presets of the template reach, beside stable-baselines3 at the same budget and hyperparameters.
 
 Trains seeds one after another, those that are finished only once; prints a table, and writes pictures of the returns of
-evaluations over environment steps, the mean of all seeds and its 95 % bootstrap interval, to `docs/learning/`. The
-table has the mean return of 100 fresh episodes, of the checkpoint that was best in an evaluation and of the last one.
+evaluations over environment steps, the mean of all seeds and its 95 % bootstrap interval (each seed, if there are fewer
+than three), to `docs/learning/`. The table has the mean return of 100 fresh episodes, of the checkpoint that was best
+in an evaluation and of the last one.
 
     python benchmarks/learning.py ppo_cartpole --seeds 5
 """
@@ -79,8 +80,16 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Trained:
-    """What one seed reached: the returns of evaluations on the way, and of fresh episodes."""
+    """What one seed reached: the returns of evaluations on the way, and of fresh episodes.
 
+    Attributes:
+        steps: Environment steps before each evaluation.
+        curve: Its return.
+        best: Mean return of fresh episodes of the checkpoint that was best in an evaluation.
+        final: The same of the last checkpoint.
+    """
+
+    steps: list[float]
     curve: list[float]
     best: float
     final: float
@@ -105,15 +114,16 @@ def ours(preset: str, seed: int) -> Trained:
         played = {which: trieye.evaluate(found, which, episodes=EPISODES) for which in ("best", "latest")}
         report.write_text(json.dumps({which: held["return_mean"] for which, held in played.items()}))
     returns = json.loads(report.read_text())
-    return Trained(curve_of(found), returns["best"], returns["latest"])
+    return Trained(*curve_of(found), returns["best"], returns["latest"])
 
 
-def curve_of(run_dir: Path) -> list[float]:
-    """Return the returns of a run's evaluations, from its history."""
+def curve_of(run_dir: Path) -> tuple[list[float], list[float]]:
+    """Return the environment steps and the returns of a run's evaluations, from its history."""
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(path).to_pylist() for path in sorted((run_dir / "history").glob("points-*.parquet"))]
-    return [row["value"] for table in tables for row in table if row["metric"] == "eval/return"]
+    rows = [row for table in tables for row in table if row["metric"] == "eval/return"]
+    return [row["step"] for row in rows], [row["value"] for row in rows]
 
 
 def theirs(preset: str, seed: int) -> Trained:
@@ -121,11 +131,14 @@ def theirs(preset: str, seed: int) -> Trained:
     path = PLACE / "sb3" / f"{preset}_seed{seed}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(vars(_theirs(PEERS[preset], seed, path.with_suffix("")))))
-    return Trained(**json.loads(path.read_text()))
+        path.write_text(json.dumps(_theirs(PEERS[preset], seed, path.with_suffix(""))))
+    returns, evaluations = json.loads(path.read_text()), np.load(path.with_suffix("") / "evaluations.npz")
+    curve = evaluations["results"].mean(axis=1).tolist()
+    return Trained(evaluations["timesteps"].tolist(), curve, returns["best"], returns["final"])
 
 
-def _theirs(peer: Peer, seed: int, directory: Path) -> Trained:
+def _theirs(peer: Peer, seed: int, directory: Path) -> dict[str, float]:
+    """Train, and return the mean returns of fresh episodes of both checkpoints."""
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import EvalCallback
@@ -148,12 +161,11 @@ def _theirs(peer: Peer, seed: int, directory: Path) -> Trained:
         verbose=0,
     )
     model.learn(peer.steps, callback=callback, log_interval=None)
-    fresh = [
-        evaluate_policy(one, make_vec_env(peer.env, 10, seed=FRESH_SEED), n_eval_episodes=EPISODES)[0]
-        for one in (algorithm.load(directory / "best_model", device="cpu"), model)
-    ]
-    curve = np.load(directory / "evaluations.npz")["results"].mean(axis=1).tolist()
-    return Trained(curve, *map(float, fresh))
+    played = {"best": algorithm.load(directory / "best_model", device="cpu"), "final": model}
+    return {
+        which: float(evaluate_policy(one, make_vec_env(peer.env, 10, seed=FRESH_SEED), n_eval_episodes=EPISODES)[0])
+        for which, one in played.items()
+    }
 
 
 def interval(curves: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -161,6 +173,16 @@ def interval(curves: NDArray[np.float64]) -> NDArray[np.float64]:
     drawn = np.random.default_rng(0).integers(len(curves), size=(2000, len(curves)))
     found: NDArray[np.float64] = np.percentile(curves[drawn].mean(axis=1), [2.5, 97.5], axis=0)
     return found
+
+
+def aligned(seeds: list[Trained]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return environment steps, `[points]`, and the return of each seed there, `[seeds, points]`.
+
+    Seeds are evaluated after about as many steps, not after exactly as many; between two evaluations lies a line.
+    """
+    points = min(len(one.curve) for one in seeds)
+    steps = np.mean([one.steps[:points] for one in seeds], axis=0)
+    return steps, np.array([np.interp(steps, one.steps, one.curve) for one in seeds])
 
 
 def draw(preset: str, sides: dict[str, list[Trained]]) -> Path:
@@ -171,20 +193,23 @@ def draw(preset: str, sides: dict[str, list[Trained]]) -> Path:
     mpl.rcParams["svg.hashsalt"] = preset  # the same file from the same figures
     from matplotlib import pyplot as plt
 
-    peer = PEERS[preset]
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    goal = PEERS[preset].goal
+    figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")  # letters are readable in a column of a paper
     for name, seeds in sides.items():
-        points = min(len(one.curve) for one in seeds)
-        curves = np.array([one.curve[:points] for one in seeds])
-        steps = peer.every * np.arange(1, points + 1)
-        low, high = interval(curves)
-        axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], label=f"{name} ({len(seeds)} seeds)")
-        axes.fill_between(steps, low, high, color=COLOURS[name], alpha=0.2, linewidth=0)
-    if peer.goal is not None:
-        axes.axhline(peer.goal, color="0.4", linestyle=":", linewidth=1)
-    axes.set(title=preset, xlabel="environment steps", ylabel="return of an evaluation")
-    axes.legend(loc="lower right", frameon=False)
+        steps, curves = aligned(seeds)
+        counted = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], label=f"{name} ({counted})", zorder=3)
+        if len(seeds) < 3:  # too few for an interval
+            axes.plot(steps, curves.T, color=COLOURS[name], alpha=0.4, linewidth=0.8)
+        else:
+            axes.fill_between(steps, *interval(curves), color=COLOURS[name], alpha=0.2, linewidth=0)
+    if goal is not None:
+        axes.axhline(goal, color="0.3", linestyle=":", linewidth=1, label=f"goal ({goal:g})")
+    axes.set(title=preset, xlabel="environment steps", ylabel="return of an evaluation", xlim=(0, None))
+    axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(sides) + 1, frameon=False, fontsize="small", columnspacing=1)
     DOCS.mkdir(parents=True, exist_ok=True)
     path = DOCS / f"{preset}.svg"
     figure.savefig(path, metadata={"Date": None})
