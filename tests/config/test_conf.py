@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from pydantic import Field
 
 import trieye
 from trieye.config import TrieyeConfig
@@ -16,6 +17,13 @@ CONF = Path(trieye.__file__).parent / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
 OPTIONS = [path for path in FILES if len(path.parts) > 1]
 MANY = {"metrics", "sinks"}
+OF_TRAININGS = {"explorer", "sync"}
+"""Groups of a `TrainingConfig`."""
+
+
+class TrainConfig(trieye.TrainingConfig):
+    agent: trieye.AgentConfig = Field(default_factory=lambda: trieye.ReplayAgentConfig(engine="a:B"))
+    env: trieye.EnvConfig = Field(default_factory=lambda: trieye.EnvConfig(id="CartPole-v1"))
 
 
 def _override(option: Path) -> list[str]:
@@ -28,7 +36,8 @@ def _override(option: Path) -> list[str]:
 
 def _together() -> list[list[Path]]:
     """Return all options in the fewest configs: each has one of every group, and the first one all metrics."""
-    groups = [[path for path in OPTIONS if path.parts[0] == group] for group in sorted({p.parts[0] for p in OPTIONS})]
+    names = sorted({path.parts[0] for path in OPTIONS} - OF_TRAININGS)
+    groups = [[path for path in OPTIONS if path.parts[0] == group] for group in names]
     rows = itertools.zip_longest(*(group for group in groups if group[0].parts[0] != "metric"))
     chosen = [[path for path in row if path is not None] for row in rows]
     return [[*chosen[0], *(path for path in OPTIONS if path.parts[0] == "metric")], *chosen[1:]]
@@ -40,6 +49,13 @@ def test_every_option_builds_the_config(options):
     assert isinstance(config, TrieyeConfig)
 
 
+@pytest.mark.parametrize("option", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_option_of_explorers_builds_the_config_of_a_training(option):
+    config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)
+    assert (config.sync.style, config.explorer.num) == (option.stem, 4)
+    assert compose(["+sync=fixed", "+explorer=none"], config_type=TrainConfig).explorer.num == 0
+
+
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_every_file_begins_with_the_line_that_help_shows(file):
     lines = (CONF / f"{file}.yaml").read_text().splitlines()
@@ -48,9 +64,9 @@ def test_every_file_begins_with_the_line_that_help_shows(file):
     assert len(first) > 10
 
 
-@pytest.mark.parametrize("group", ["runtime", "persistence", "stats", "replay", "loop"])
+@pytest.mark.parametrize("group", ["runtime", "persistence", "stats", "replay", "loop", "explorer", "sync"])
 def test_no_option_repeats_a_default_of_its_model(group):
-    defaults = TrieyeConfig().model_dump()[group]
+    defaults = TrainConfig().model_dump()[group]
     for file in (CONF / group).glob("*.yaml"):
         stated = yaml.safe_load(file.read_text()) or {}
         assert [key for key, value in stated.items() if defaults[key] == value] == [], file

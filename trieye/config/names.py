@@ -12,7 +12,7 @@ from pydantic import Field
 MAX_NAME_BYTES = 200
 """A file system allows 255 bytes for a name; the rest is for suffixes such as `_trieye.log`."""
 
-ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", examples=["my_agent.dqn:DQN"])]
 """A class of a project, as `my_agent.dqn:DQN`: chosen by a key of the config, it needs no entry point."""
 
 _SHOWN = 60

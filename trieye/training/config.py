@@ -37,9 +37,8 @@ class ExploreConfig(StrictModel):
     which: Literal["latest", "best"] | Annotated[int, Field(ge=0)] = Field(
         default="latest", description="Which checkpoint acts: latest, best, or a step."
     )
-    file: str | None = Field(
+    file: Annotated[str, Field(pattern=r"\.(npz|parquet)$", examples=["rows.npz"])] | None = Field(
         default=None,
-        pattern=r"\.(npz|parquet)$",
         description="Where the rows go, a new .npz or .parquet file; null = explored_<N>.npz in the run's directory.",
     )
 

@@ -30,6 +30,12 @@ def test_the_command_line_reaches_the_config():
     assert config.sinks.enabled == ["tensorboard"]
 
 
+def test_explorers_are_two_words():
+    config = compose("explorer.num=4", "sync=fully_async")
+    assert (config.explorer.num, config.sync.style) == (4, "fully_async")
+    assert compose("explorer=four").explorer.num == 4
+
+
 def test_hydra_composes_the_same_configs():
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("train", overrides=["debug=limit", "seed=7"])

@@ -58,6 +58,12 @@ def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
     ] == ["runtime", "persistence", "stats", "metrics", "sinks", "replay", "loop", "experiment"]
 
 
+def test_help_leaves_out_groups_of_trieye_that_the_config_has_no_place_for(helped):
+    lines = helped().splitlines()
+    assert not [line for line in lines if line.startswith(("  sync:", "  explorer:"))]
+    assert [line for line in lines if line.startswith("  metric:")]
+
+
 def test_help_marks_what_the_overrides_choose(helped):
     text = helped("metrics=[replay]", "runtime=ray", "experiment=example")
     assert "    * replay " in text

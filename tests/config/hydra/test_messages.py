@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from trieye.config import STRICT, TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra.messages import complaints
+from trieye.config.names import ClassPath
 
 Mistaken = Callable[..., str]
 
@@ -22,6 +23,7 @@ class OptimizerConfig(StrictModel):
 class TrainConfig(TrieyeConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
     betas: tuple[float, float] = (0.9, 0.999)
+    way: Literal["local", "files"] | ClassPath = "local"
     positive: list[Annotated[int, Field(ge=1)]] = [1]
 
 
@@ -39,6 +41,7 @@ class TrainConfig(TrieyeConfig):
         ("runtime.namespace=", "not empty|''"),
         ("stats.metrics.step_ms.log_to=[mlflo]", "mlflow, tensorboard, console|'mlflo'|'mlflow'?"),
         ("optimizer.layers=[]", "a list|length >= 1|an integer|[]"),
+        ("way=locl", "way=locl: one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
         ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
         ("positive=[0]", "a list|an integer >= 1|0"),
         ("persistence.mlflow_tracking_uri=foo", "begins with its scheme|sqlite:///|http"),
@@ -56,8 +59,8 @@ class TrainConfig(TrieyeConfig):
         (f"run_name={'x' * 300}", "300 bytes|at most 200"),
         ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
         # keys
-        ("loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_every_steps, mode"),
-        ("+loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_every_steps, mode"),
+        ("loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_beside, evaluate_every_steps, mode"),
+        ("+loop.stps=3", "'stps' of loop|'steps'?|env_steps, evaluate_beside, evaluate_every_steps, mode"),
         ("+sead=3", "'sead'|'seed'?|app_name, betas"),
         ("replay.alpah=1", "'alpah' of replay|'replay.prioritized.alpha'?"),
         ("steps=3", "'steps'|'loop.steps'?|metrics"),

@@ -44,6 +44,7 @@ _GROUPS = {
     "metrics": "sets of metrics, as many as you like",
     "experiment": "presets",
     "debug": "presets for finding mistakes",
+    "logger": "the same as sinks",
 }
 _NOTES = {"metrics": "metrics=[] logs every undeclared event as it comes, see stats.undeclared"}
 _DEFAULTS_ENTRY = re.compile(r"\s*-\s*(?:(?:override|optional)\s+)*/?([\w/]+)(?:@[\w.:]+)?\s*:[^#]*#\s*(\S.*)")
@@ -90,8 +91,16 @@ class _Help:
         self._directories = loader.directories
         # the defaults list is in an order that its author chose
         self._groups = [
-            group for group in dict.fromkeys([*loader.entries(), *loader.groups()]) if loader.options(group)
+            group
+            for group in dict.fromkeys([*loader.entries(), *loader.groups()])
+            if loader.options(group) and self._has_use(group)
         ]
+
+    def _has_use(self, group: str) -> bool:
+        """Tell whether a group is for this program: those of trainings are for no other one."""
+        if group in {*self._loader.entries(), *self._config_type.model_fields, *_GROUPS}:
+            return True
+        return any((directory / group).is_dir() for directory in self._directories if directory.parent.name != "trieye")
 
     def overview(self, task: Callable[..., Any]) -> Iterator[str]:
         """Yield the lines of the help as a whole."""

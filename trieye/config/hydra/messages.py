@@ -86,6 +86,8 @@ def _described(schema: dict[str, Any]) -> str:
         items = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [])
         each = ", ".join(dict.fromkeys(map(_described, items)))
         return f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if each else ''}{each}"
+    if "examples" in schema:
+        return f"text such as {schema['examples'][0]}"
     text = _TYPES.get(schema.get("type", ""), "keys with values")
     return f"{text}{' that is not empty' if schema.get('minLength') else ''} {bounds}".rstrip()
 
@@ -221,8 +223,8 @@ def _as_typed(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
             part = [key for key, value in node.items() if value is not None][part]  # noqa: PLW2901 - its name in YAML
         if isinstance(node, dict) and part not in node:
             continue
-        if isinstance(node, list):
-            return path
+        if isinstance(node, list) or (path and not isinstance(node, dict)):
+            return path  # what follows a value tells which type of a union refused it
         path.append(str(part))
         node = node[part] if isinstance(node, dict) else node
     if details["type"] == "unknown_key":
