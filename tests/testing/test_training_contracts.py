@@ -11,6 +11,7 @@ from tests.training.algorithms import DQN, PPO, ActorCritic, DQNConfig, PPOConfi
 from trieye.exceptions import ConfigurationError
 from trieye.testing import PolicyContract, SamplingContract, TrainEngineContract, TransportContract
 from trieye.training.batches import Minibatch
+from trieye.training.exploring.collective import CollectiveTransport
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
 from trieye.training.sampling import FromData, FromReplay
 
@@ -100,6 +101,19 @@ class TestObjectStoreTransport(TransportContract):
         from trieye.training.exploring.in_ray import ObjectStoreTransport
 
         return ObjectStoreTransport()
+
+
+class TestCollectiveTransport(TransportContract):
+    @pytest.fixture(autouse=True)
+    def _closed(self):
+        self.made = []
+        yield
+        for way in self.made:
+            way.close()
+
+    def make_transport(self, directory):
+        self.made.append(CollectiveTransport("127.0.0.1"))
+        return self.made[-1]
 
 
 class PlainFiles:

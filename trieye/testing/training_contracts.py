@@ -22,7 +22,7 @@ from trieye.training.collecting import columns_of
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_env, spaces_of_config
 from trieye.training.evaluation import Evaluation
-from trieye.training.exploring.transports import Transport, as_arrays, load_weights
+from trieye.training.exploring.transports import SupersededError, Transport, as_arrays, load_weights
 from trieye.training.loading import load_policy
 from trieye.training.policy import Context, Obs, Policy
 from trieye.training.rows import nested
@@ -222,7 +222,11 @@ class TransportContract:
         """Return what a handle leads to, as tensors of a module that takes it in place."""
         module = _module(self.weights(0.0))
         places = {name: item.data_ptr() for name, item in module.state_dict().items()}
-        load_weights(module, transport.fetch(handle))
+        try:
+            weights = transport.fetch(handle)
+        except SupersededError as newer:
+            weights = newer.weights
+        load_weights(module, weights)
         assert {name: item.data_ptr() for name, item in module.state_dict().items()} == places
         return dict(module.state_dict())
 

@@ -14,7 +14,7 @@ from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector
 from trieye.training.environments import make_envs
 from trieye.training.exploring.synchronizer import Board, Published
-from trieye.training.exploring.transports import Transport, load_weights
+from trieye.training.exploring.transports import SupersededError, Transport, load_weights
 from trieye.training.policy import Moments, Policy
 from trieye.training.rows import Array, Rows
 from trieye.training.spaces import Spaces
@@ -194,8 +194,13 @@ class Explorer:
 
     def _take(self, published: Published) -> None:
         if published.version != self._version:
-            load_weights(self._policy, self._task.transport.fetch(published.handle))
-            self._version = published.version
+            version = published.version
+            try:
+                weights = self._task.transport.fetch(published.handle)
+            except SupersededError as newer:
+                version, weights = newer.version, newer.weights
+            load_weights(self._policy, weights)
+            self._version = version
 
     def _rebuild(self, grant: Grant) -> None:
         cut = self._collector.num_open

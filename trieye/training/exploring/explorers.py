@@ -284,5 +284,7 @@ class Explorers:
         """End the explorers."""
         if self._has_begun:
             self._group.close()
+        if (close := getattr(self._task.transport, "close", None)) is not None:
+            close()
         self._board.close()
         self._inbox.close()

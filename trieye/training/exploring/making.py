@@ -37,6 +37,8 @@ def make_explorers(
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
+    if config.sync.transport == "collective":
+        transport = _make_collective(config, policy)
     if ":" in config.sync.transport:
         transport = own_class("sync.transport", config.sync.transport)(config)
     task = Task(
@@ -83,6 +85,20 @@ def place_and_transport(config: Any) -> tuple[Place, Transport]:
     join_ray(config.runtime)
     place = RayPlace(num_cpus=config.explorer.num_cpus, num_gpus=config.explorer.num_gpus)
     return place, ObjectStoreTransport()
+
+
+def _make_collective(config: Any, policy: Policy) -> Transport:
+    import ray
+
+    from trieye.training.exploring.collective import CollectiveTransport
+
+    is_nccl = policy.device.type == "cuda" and config.explorer.num_gpus >= 1
+    return CollectiveTransport(
+        ray.util.get_node_ip_address(),
+        backend="nccl" if is_nccl else "gloo",
+        device=str(policy.device),
+        keep=config.explorer.in_flight + 1,
+    )
 
 
 def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> RemoteExperience:

@@ -34,7 +34,23 @@ class Transport(Protocol):
         """
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        """Return tensors, or arrays as `as_arrays` makes them, by name; they are read, and not changed."""
+        """Return tensors, or arrays as `as_arrays` makes them, by name; they are read, and not changed.
+
+        They hold until the next call. What is not there any more may be given as a `SupersededError`.
+        """
+
+
+class SupersededError(Exception):
+    """Raised by `fetch` where newer weights have taken the place of those that a handle names.
+
+    Attributes:
+        version: Of the newer ones.
+        weights: What `fetch` would return for them.
+    """
+
+    def __init__(self, version: int, weights: Mapping[str, Any]) -> None:
+        super().__init__(f"the weights are gone, version {version} is in their place")
+        self.version, self.weights = version, weights
 
 
 class LocalTransport:

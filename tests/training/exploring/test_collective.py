@@ -1,0 +1,154 @@
+"""Weights that torch.distributed broadcasts: to explorers that come, die and fail, and into trainings in Ray."""
+
+import pickle
+import time
+
+import pytest
+import torch
+
+from tests.training.algorithms import DQN, PPO
+from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
+from tests.training.exploring.test_in_ray import processes
+from tests.training.exploring.test_transports import module
+from tests.waiting import wait_until
+from trieye.exceptions import ConfigurationError
+from trieye.training.exploring.collective import CollectiveTransport, Receiver
+from trieye.training.exploring.explorer import Task
+from trieye.training.exploring.explorers import Explorers
+from trieye.training.exploring.inbox import Reports
+from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.synchronizer import Synchronizer
+from trieye.training.exploring.transports import SupersededError, load_weights
+
+IN_RAY = {"runtime": {"kind": "ray"}}
+
+
+@pytest.fixture
+def way():
+    made = CollectiveTransport("127.0.0.1")
+    yield made
+    made.close()
+
+
+def arrived(way):
+    """Return what an explorer gets, as in another process."""
+    return pickle.loads(pickle.dumps(way))
+
+
+def weights(value, size=3):
+    return {"w": torch.full((size,), float(value)), "n": torch.tensor(value)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_transport_roundtrip_collective(way, dtype):
+    ours, theirs = module(0, dtype=dtype), [module(1, dtype=dtype), module(2, dtype=dtype)]
+    places = [parameter.data_ptr() for parameter in theirs[0].parameters()]
+    explorers = [arrived(way), arrived(way)]
+    for version in range(3):
+        published = {name: value.clone() for name, value in ours.state_dict().items()}
+        handle = way.publish(version, ours.state_dict())
+        with torch.no_grad():
+            ours[0].weight.add_(1.0)  # what was published stays as it was
+        for explorer, its in zip(explorers, theirs, strict=True):
+            load_weights(its, explorer.fetch(handle))
+            assert same(its.state_dict(), published)
+    assert [parameter.data_ptr() for parameter in theirs[0].parameters()] == places
+    with pytest.raises(ConfigurationError, match=r"0\.weight is \[5, 3\], and needed are \[6, 3\]"):
+        load_weights(module(1, width=6), explorers[0].fetch(handle))
+
+
+def test_who_comes_later_gets_the_newest_weights_and_who_is_slow_is_told_their_version(way):
+    first = arrived(way)
+    handles = [way.publish(0, weights(0))]
+    assert torch.equal(first.fetch(handles[0])["w"], torch.zeros(3))
+    handles += [way.publish(version, weights(version)) for version in range(1, 6)]
+    with pytest.raises(SupersededError) as newer:
+        arrived(way).fetch(handles[2])
+    assert (newer.value.version, newer.value.weights["n"].item()) == (5, 5)
+    assert first.fetch(handles[4])["n"].item() == 4  # it was there all the time, and they were kept
+    assert first.fetch(handles[5])["n"].item() == 5
+
+
+def test_weights_of_another_shape_are_broadcast_like_those_before(way):
+    explorer = arrived(way)
+    for version, size in enumerate((3, 70_000, 5)):
+        handle = way.publish(version, weights(version, size))
+        assert torch.equal(explorer.fetch(handle)["w"], torch.full((size,), float(version)))
+    assert way.epoch == 1
+
+
+def test_the_group_of_a_user_is_left_alone(way):
+    explorer = arrived(way)
+    assert explorer.fetch(way.publish(0, weights(7)))["n"].item() == 7
+    assert not torch.distributed.is_initialized()
+
+
+class Falls(Receiver):
+    """Has no memory for what it received."""
+
+    def take_part(self, order):
+        super().take_part(order)
+        raise RuntimeError("out of memory")
+
+
+def test_version_not_bumped_on_failed_broadcast(train_config, way):
+    config = train_config(**DQN_PARTS, explorer={"num": 1})
+    policy = DQN(config).policy
+    board = Synchronizer()
+    task = Task(config, type(policy), policy.spaces, way)
+    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy, session="run")
+    try:
+        explorers.collect()
+        newest = board.latest()
+        assert newest.version == explorers.version == 0
+        Falls(*way.way)
+        wait_until(lambda: way.num_members == 2)
+        with pytest.raises(ConnectionError, match=r"version 1 did not reach the explorers in 3 epochs: out of memory"):
+            explorers.learned()
+        assert board.latest() is newest
+        assert explorers.version == 0
+    finally:
+        explorers.close()
+
+
+def test_one_explorer_with_a_broadcast_trains_as_through_the_object_store(ray_cluster, train_config):
+    given = DQN_PARTS | {"env": {"num": 2}, "loop": {"env_steps": 600}, "explorer": {"num": 1}} | IN_RAY
+    stored = trained(train_config, DQN, **given, run_name="stored", sync={"transport": "object_store"})
+    broadcast = trained(train_config, DQN, **given, run_name="broadcast", sync={"transport": "collective"})
+    assert same(stored, broadcast)
+
+
+def test_collective_member_death(ray_cluster, train_config):
+    parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}} | IN_RAY
+    sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}
+    engine = PPO(train_config(**parts, sync=sync))
+    try:
+        engine.advance()
+        source, way, ends = engine._source, engine._source._task.transport, time.monotonic() + 120
+        wait_until(lambda: way.num_members == 2)
+        engine.advance()
+        epoch, versions = way.epoch, []
+        processes("ExplorerActor")[0].kill()
+        while source.metrics()["explorer/restarts"] == 0 or way.num_members < 2:
+            engine.advance()
+            versions.append(source.version)
+            assert time.monotonic() < ends
+        for _ in range(5):
+            engine.advance()
+            versions.append(source.version)
+        assert versions == list(range(versions[0], versions[-1] + 1))
+        assert way.epoch > epoch
+        assert all(where(slot) == (way.epoch, source.version) for slot in source._group.slots)
+    finally:
+        engine.cleanup()
+
+
+def where(slot):
+    """Return the epoch that an explorer is in, and the version that it was sent last."""
+    import ray
+
+    def look(actor):
+        transport = actor._explorer._task.transport
+        return transport.epoch, transport.newest.version
+
+    return ray.get(slot.worker._actor.__ray_call__.remote(look))
