@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.process.progress import say
 from trieye.snapshot.environments import EnvState, stateful
-from trieye.training.policy import Act, Context, Moments, Normalizer, Policy, mapped, merge_moments
+from trieye.training.policy import Act, Context, Moments, Normalizer, Obs, Policy, mapped, merge_moments
 from trieye.training.rows import Array, Rows, nested
 
 _PICTURE_AXES = 3  # environments, height and width
@@ -73,16 +73,17 @@ class Collector:
         terminated, truncated = np.empty((2, steps, num), bool)
         resets = np.empty((steps + 1, num), bool)  # the environments that are reset in place of a step
         resets[0] = self._done
-        self._see(self._obs, seen, 0)
+        for name, item in self._obs.items():
+            seen[name][0] = item
+        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
                 before_step()
-            with torch.inference_mode():
-                obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
-                act = self._policy.act(obs, self._state, ctx)
+            with inference:
+                act = self._policy.act(self._seen_at(t, seen, device), self._state, ctx)
                 action = act.action.cpu().numpy()
             found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-            self._see(columns_of(found), seen, t + 1)
+            self._see(found, seen, t + 1)
             self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
             self._state = act.state if act.state is None else self._begun(act.state, resets[t])
             if self._has_own_metrics and self._done.any():
@@ -114,9 +115,20 @@ class Collector:
         return found
 
     @staticmethod
-    def _see(obs: dict[str, Array], seen: dict[str, Array], t: int) -> None:
-        for name, item in obs.items():
-            seen[name][t] = item
+    def _seen_at(t: int, seen: dict[str, Array], device: torch.device) -> Obs:
+        if "obs" in seen:  # by far the most usual, and dicts would take some percent of a step
+            return torch.from_numpy(seen["obs"][t]).to(device)
+        found: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
+        return found
+
+    @staticmethod
+    def _see(obs: Any, seen: dict[str, Array], t: int) -> None:
+        """Note observations, in the types of `columns_of`, which those of the first ones were."""
+        if "obs" in seen:
+            seen["obs"][t] = obs
+            return
+        for key, item in obs.items():
+            seen[f"obs/{key}"][t] = item
 
     def _begun(self, state: Any, begins: NDArray[np.bool_]) -> Any:
         """Return the state of a recurrent policy, with that of new episodes where one begins."""
