@@ -65,7 +65,7 @@ class SyncConfig(StrictModel):
     style: Annotated[Style, BeforeValidator(_as_here)] = Field(
         default="fixed",
         description="fixed = in step with the learner; trainer_driven = the newest ones for each fragment; "
-        "explorer_driven = when explorers ask; fully_async = within a fragment, too.",
+        "explorer_driven = when explorers ask; fully_async = within a fragment that takes 0.1 s, too.",
     )
     transport: Annotated[TransportName | ClassPath, BeforeValidator(_as_here)] = Field(
         default="auto",

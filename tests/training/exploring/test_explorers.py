@@ -6,6 +6,9 @@ import torch
 import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.worlds import Troubled
+from trieye.training.exploring.explorer import Explorer, Grant, Task
+from trieye.training.exploring.synchronizer import Published, Synchronizer
+from trieye.training.exploring.transports import LocalTransport
 
 DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 64}}
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
@@ -68,6 +71,21 @@ def test_a_training_with_a_replay_goes_on_in_every_style(train_config, style):
     config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 600})
     result = trieye.run_experiment(DQN, config)
     assert result.env_steps >= 600
+
+
+def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config):
+    config = train_config(**PPO_PARTS)
+    learner = PPO(config)
+    board, transport = Synchronizer(), LocalTransport()
+    first, second = (
+        Published(version, handle=transport.publish(version, learner.policy.state_dict())) for version in (0, 1)
+    )
+    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, board), 0, 0)
+    board.publish(second)  # after the fragment was granted
+    report = explorer.rollout(Grant(number=0, steps=10_000, env_steps=0, published=first))  # takes a second at least
+    assert (report.version_min, report.version_max) == (0, 1)
+    explorer.close()
+    learner.cleanup()
 
 
 def test_version_not_bumped_on_failed_publish(train_config):

@@ -23,11 +23,12 @@ def transport(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("width", [5, 30_000])  # from some size on, the object store has them
 @pytest.mark.parametrize("name", ["local", "checkpoint", "object_store"])
-def test_transport_roundtrip(name, dtype, tmp_path, request):
+def test_transport_roundtrip(name, width, dtype, tmp_path, request):
     if name == "object_store":
         request.getfixturevalue("ray_cluster")
-    ours, theirs = module(0, dtype=dtype), module(1, dtype=dtype)
+    ours, theirs = module(0, dtype=dtype, width=width), module(1, dtype=dtype, width=width)
     optimizer = torch.optim.Adam(theirs.parameters())
     places = [parameter.data_ptr() for parameter in theirs.parameters()]
     way = transport(name, tmp_path)

@@ -25,6 +25,9 @@ SEED_STRIDE = 10_000_019
 GOOD_RUN = 10
 """After so many fragments without a fault, one is taken for an accident and not for a mistake."""
 
+LONG_S = 0.1
+"""A fragment that takes longer looks for newer weights on its way; to ask for them costs as much as a tenth of that."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grant:
@@ -125,6 +128,7 @@ class Explorer:
         self._version = -1
         self._versions: list[int] = []
         self._newest: Published | None = None
+        self._began_at: float | None = None
         self._is_cancelled, self._num_good = False, 0
         if task.board is not None:
             threading.Thread(target=self._follow, args=(task.board,), name="trieye-weights", daemon=True).start()
@@ -183,7 +187,10 @@ class Explorer:
         self._take(published)
         self._versions = [self._version]
         self._collector.env_steps = grant.env_steps
-        return self._collector.collect(grant.steps, before_step=self._look_up)
+        self._began_at = time.monotonic()
+        rows = self._collector.collect(grant.steps, before_step=self._look_up)
+        self._began_at = None
+        return rows
 
     def _look_up(self) -> None:
         if self._is_cancelled:
@@ -216,6 +223,10 @@ class Explorer:
     def _follow(self, board: Board) -> None:
         pause = threading.Event()
         while not self._is_cancelled:
+            pause.wait(LONG_S)
+            began_at = self._began_at
+            if began_at is None or time.monotonic() < began_at + LONG_S:
+                continue
             version = self._version if self._newest is None else self._newest.version
             try:
                 found = board.wait_newer(max(version, self._version), 10.0)

@@ -15,6 +15,8 @@ from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import Weights, as_arrays
 
 _ANSWER_TIMEOUT_S = 30.0
+_SMALL_BYTES = 65_536
+"""Weights up to here are sent with each fragment that is granted, which costs less than the object store."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -110,17 +112,20 @@ class RayBoard:
 class ObjectStoreTransport:
     """Through the object store of Ray: one copy on each machine, which its explorers read in place.
 
-    Weights that nobody holds a handle of any more leave the store.
+    Weights that nobody holds a handle of any more leave the store. The handle of small ones is a copy of them.
     """
 
     def publish(self, version: int, weights: Weights) -> Any:
         """Put the weights into the store; see `Transport`."""
         del version
-        return [ray.put(as_arrays(weights))]  # in a list: Ray would give what is in it in place of the handle
+        arrays = as_arrays(weights)
+        if sum(array.nbytes for array in arrays.values()) <= _SMALL_BYTES:
+            return {name: array.copy() for name, array in arrays.items()}
+        return [ray.put(arrays)]  # in a list: Ray would give what is in it in place of the handle
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
         """Return arrays that cannot be written."""
-        found: Mapping[str, Any] = ray.get(handle[0])
+        found: Mapping[str, Any] = handle if isinstance(handle, dict) else ray.get(handle[0])
         return found
 
 
