@@ -32,8 +32,14 @@ PPO = {"lr": 1e-3, "gamma": 0.98}
 SAC = {"lr": 1e-3, "gamma": 0.99}
 
 
-def ours(name: str, root: Path) -> Iterator[int]:
-    """Yield the environment steps made so far by an engine of the template, after each of its steps."""
+def ours(name: str, root: Path, **more: Any) -> Iterator[int]:
+    """Yield the environment steps made so far by an engine of the template, after each of its steps.
+
+    Args:
+        name: Of the agent.
+        root: Where the project is.
+        more: Parts of the config in place of these.
+    """
     import trieye
 
     sys.path.insert(0, str(root / SLUG))
@@ -56,13 +62,8 @@ def ours(name: str, root: Path) -> Iterator[int]:
             "replay": {"capacity": 100_000},
         },
     }
-    config = config_class(
-        **given[name] | {"agent": given[name]["agent"] | {"kind": name}},
-        runtime={"kind": "local"},
-        sinks={},
-        run_name=name,
-        persistence={"root_data_dir": str(root)},
-    )
+    parts = given[name] | {"agent": given[name]["agent"] | {"kind": name}, "runtime": {"kind": "local"}} | more
+    config = config_class(**{"run_name": name} | parts, sinks={}, persistence={"root_data_dir": str(root)})
     engine_class = getattr(import_module(f"{SLUG}.{name}"), name.upper())
     with trieye.Run(config) as run:
         engine = engine_class(config, run)
@@ -118,6 +119,12 @@ def alone(name: str) -> Iterator[int]:
     )
 
 
+def bake(root: str) -> None:
+    """Make the project of the template."""
+    new = [sys.executable, "-m", "trieye.cli", "new", SLUG, "--no-input", "--ci", "none", "-o", root]
+    subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
+
+
 def rate(side: Iterator[int], steps: int) -> float:
     """Return environment steps per CPU second over at least so many of them."""
     before, began = next(side), time.process_time()
@@ -130,8 +137,7 @@ def measure(names: list[str], rounds: int) -> None:
     """Print one line of JSON; this process has stable-baselines3."""
     figures: dict[str, Any] = {"benchmark": "training"}
     with tempfile.TemporaryDirectory() as root:
-        new = [sys.executable, "-m", "trieye.cli", "new", SLUG, "--no-input", "--ci", "none", "-o", root]
-        subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
+        bake(root)
         for name in names:
             steps = STEPS[name]
             sides = {

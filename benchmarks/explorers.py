@@ -1,0 +1,370 @@
+"""Explorers beside one process, TorchRL and RLlib: sampling, training, and what a failure costs.
+
+Environment steps per second that are sampled in this process (a loop written by hand, and ours), by two explorers in
+Ray, and by two processes of the others, in turns; PPO's environment steps per second of CPU of all processes; and how
+long the learner stands still when a process that samples is killed, or its environment raises. Goals: 0.95 of the loop
+by hand; 1.35 of one process; 6 times TorchRL; 3 times RLlib and 1.4 times stable-baselines3 in training; at most 1 s.
+Prints one JSON line.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from peer.environments import REPLAY, installed
+from training import SLUG, bake, theirs
+from training import ours as our_training
+
+GOALS = {
+    "local / bare": 0.95,
+    "explorers / local": 1.35,
+    "explorers / torchrl": 6.0,
+    "ppo local / rllib": 3.0,
+    "ppo explorers / rllib_workers": 3.0,
+    "ppo local / sb3": 1.4,
+}
+GOAL_STALL_S = 1.0
+ASYNC = {"runtime": {"kind": "ray"}, "sync": {"style": "fully_async"}}
+PAUSE_S = 0.3
+"""After a turn: what collects ahead finishes that, and another side has the machine to itself."""
+
+
+class Speed(NamedTuple):
+    """Environment steps per second, and per second of CPU of this process and all that it has started."""
+
+    per_s: float
+    per_cpu_s: float
+
+
+def our_samples(root: str, *, explorers: int) -> Iterator[int]:
+    """Yield the environment steps made so far by an engine that only collects; by 0 explorers: by itself."""
+    engine = our_engine(root, explorers=explorers)
+    try:
+        while True:
+            engine.advance()
+            yield engine.env_steps
+    finally:
+        engine.cleanup()
+
+
+def our_engine(root: str, *, explorers: int) -> Any:
+    """Return an engine of the template's PPO that learns nothing."""
+    config_class, ppo = import_module(f"{SLUG}.config").TrainConfig, import_module(f"{SLUG}.ppo").PPO
+
+    class Collecting(ppo):  # type: ignore[misc, valid-type]
+        def step(self) -> dict[str, float]:
+            self.collect()
+            return {}
+
+    config = config_class(
+        agent={"kind": "ppo", "rollout_steps": 64},
+        env={"id": "CartPole-v1", "num": 8},
+        explorer={"num": explorers},
+        run_name=f"samples_{explorers}",
+        persistence={"root_data_dir": root},
+        **(ASYNC if explorers else {"runtime": {"kind": "local"}}),
+    )
+    return Collecting(config)
+
+
+class Side:
+    """One of those that take turns.
+
+    Args:
+        made: Yields the environment steps made so far.
+    """
+
+    def __init__(self, made: Iterator[int]) -> None:
+        self._made = made
+        self.count = next(made)
+
+    def turn(self, seconds: float) -> Speed:
+        """Go on for some time."""
+        start, start_cpu = self.count, cpu_s()
+        self._advance(4)  # what was collected ahead
+        first, began = self.count, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            self._advance(1)
+        elapsed = time.perf_counter() - began
+        rate = (self.count - first) / elapsed
+        time.sleep(PAUSE_S)  # what is collected ahead by now, others did before the start
+        return Speed(rate, (self.count - start) / (cpu_s() - start_cpu))
+
+    def _advance(self, times: int) -> None:
+        for _ in range(times):
+            self.count = next(self._made)
+
+    def close(self) -> None:
+        """End it."""
+        self._made.close()  # type: ignore[attr-defined]  # a generator
+
+
+def cpu_s() -> float:
+    """Return the seconds of CPU of this process and all below it."""
+    total = time.process_time()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += sum(process.cpu_times()[:4])  # with those of children that have ended
+        except psutil.Error:
+            continue
+    return total
+
+
+def in_turns(
+    makers: dict[str, Callable[[], Iterator[int]]], rounds: int, seconds: float, skipped: dict[str, str]
+) -> list[dict[str, Speed]]:
+    """Return what each side reached in each round, and note why some were left out."""
+    sides = {}
+    for name, make in makers.items():
+        try:
+            side = Side(make())
+            side.turn(1.0)
+        except Exception as error:  # noqa: BLE001 - a peer that is not installed, or does not run here
+            skipped[name] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            sides[name] = side
+    found = [{name: side.turn(seconds) for name, side in sides.items()} for _ in range(rounds)]
+    for side in sides.values():
+        side.close()
+    return found
+
+
+def medians(found: list[dict[str, Speed]], field: str) -> dict[str, float]:
+    """Return what each side reached."""
+    return {name: statistics.median(getattr(one[name], field) for one in found) for name in found[0]}
+
+
+def ratio_of(found: list[dict[str, Speed]], side: str, other: str, field: str) -> float | None:
+    """Return the median ratio of two sides, None if one of them was left out."""
+    if not {side, other} <= found[0].keys():
+        return None
+    return statistics.median(getattr(one[side], field) / getattr(one[other], field) for one in found)
+
+
+def processes(kind: str) -> dict[int, psutil.Process]:
+    """Return the processes of an actor class."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if line and line[0].startswith(f"ray::{kind}"):
+            found[process.pid] = process
+    return found
+
+
+def longest_s(advance: Callable[[], object], until: Callable[[float], bool]) -> float:
+    """Return the longest time between two steps, until something holds so many seconds after the first."""
+    times = [time.perf_counter()]
+    while not until(times[-1] - times[0]):
+        advance()
+        times.append(time.perf_counter())
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+def our_stalls(root: str, kills: int) -> dict[str, float]:
+    """Return how long the learner stood still at most, in ms."""
+    from peer.explorer_sides import FAILS
+
+    flag, before = Path(root, "fail"), set(processes("ExplorerActor"))
+    config_class, ppo = import_module(f"{SLUG}.config").TrainConfig, import_module(f"{SLUG}.ppo").PPO
+    agent = {"kind": "ppo", "rollout_steps": 32, "batch_size": 256, "epochs": 20}
+    config = config_class(
+        agent=agent, env={"id": FAILS, "num": 4, "kwargs": {"flag": str(flag)}}, explorer={"num": 2},
+        run_name="stalls", persistence={"root_data_dir": root}, **ASYNC,
+    )  # fmt: skip
+    engine, told = ppo(config), dict[str, float]()
+
+    def advance() -> None:
+        told.update(engine.advance())
+
+    def both_after(restarts: int) -> Callable[[float], bool]:
+        return lambda _: told.get("explorer/restarts", 0) >= restarts and told.get("explorer/alive", 0) == 2
+
+    longest_s(advance, lambda elapsed: elapsed > 3)  # both have begun
+    undisturbed, killed, raised = longest_s(advance, lambda elapsed: elapsed > 5), [], []
+    for number in range(kills):
+        found = [process for pid, process in processes("ExplorerActor").items() if pid not in before]
+        os.kill(found[number % len(found)].pid, signal.SIGKILL)
+        killed.append(longest_s(advance, both_after(number + 1)))
+        longest_s(advance, lambda elapsed: elapsed > 3)  # long enough for both to do well again
+    for _ in range(kills):
+        flag.touch()
+        raised.append(longest_s(advance, lambda _: not flag.exists()))
+        raised[-1] = max(raised[-1], longest_s(advance, lambda elapsed: elapsed > 1))
+    restarts = told["explorer/restarts"]
+    engine.cleanup()
+    return {
+        "undisturbed": 1e3 * undisturbed,
+        "killed": 1e3 * statistics.median(killed),
+        "killed_worst": 1e3 * max(killed),
+        "raised": 1e3 * statistics.median(raised),
+        "restarts": restarts,
+    }
+
+
+def rllib_stalls(root: str) -> dict[str, float]:
+    """Return the longest iteration of RLlib after each fault, in ms."""
+    from peer.explorer_sides import FAILS, rllib_config
+
+    flag = Path(root, "fail_rllib")
+    algorithm = rllib_config(FAILS, workers=2, envs=4, steps=32, flag=str(flag)).build_algo()
+    longest_s(algorithm.train, lambda elapsed: elapsed > 3)
+    found = {"undisturbed": longest_s(algorithm.train, lambda elapsed: elapsed > 5)}
+    os.kill(next(iter(processes("SingleAgentEnvRunner"))), signal.SIGKILL)
+    found["killed"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
+    flag.touch()
+    found["raised"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
+    algorithm.stop()
+    return {name: 1e3 * elapsed for name, elapsed in found.items()}
+
+
+def of_bare(root: str, rounds: int) -> dict[str, float]:
+    """Return how fast this process samples by itself, and what part that is of a loop written by hand.
+
+    Both take very short turns, and seconds of CPU count, as other work on this machine would hide the difference.
+    """
+    import torch
+    from peer.explorer_sides import bare
+
+    import trieye
+
+    engine = our_engine(root, explorers=0)
+    ctx = trieye.Context(explore=True, env_steps=0, generator=torch.Generator().manual_seed(0))
+    sides = {"bare": bare(engine.policy, ctx), "local": our_samples(root, explorers=0)}
+    found: list[dict[str, float]] = []
+    for _ in range(rounds + 1):
+        speeds = {}
+        for name, side in sides.items():
+            first, began = next(side), time.process_time()
+            for _ in range(8):
+                last = next(side)
+            speeds[name] = (last - first) / (time.process_time() - began)
+        found.append(speeds)
+    ratio = statistics.median(one["local"] / one["bare"] for one in found[1:])
+    return {name: statistics.median(one[name] for one in found[1:]) for name in sides} | {"ratio": ratio}
+
+
+def sampling(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
+    """Return how fast each side samples."""
+    from peer import explorer_sides as peers
+
+    sides: dict[str, Callable[[], Iterator[int]]] = {
+        "local": lambda: our_samples(root, explorers=0),
+        "explorers": lambda: our_samples(root, explorers=2),
+        "torchrl": lambda: peers.torchrl(is_async=True),
+        "torchrl_sync": lambda: peers.torchrl(is_async=False),
+        "rllib": peers.rllib_samples,
+    }
+    return in_turns(sides, rounds, 1.0, skipped)
+
+
+def training(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
+    """Return how fast PPO is on each side."""
+    from peer import explorer_sides as peers
+
+    explorers = {**ASYNC, "explorer": {"num": 2}, "env": {"id": "CartPole-v1", "num": 4}, "run_name": "ppo_explorers"}
+    sides: dict[str, Callable[[], Iterator[int]]] = {
+        "local": lambda: our_training("ppo", Path(root)),
+        "explorers": lambda: our_training("ppo", Path(root), **explorers),
+        "sb3": lambda: theirs("ppo", 1),
+        "rllib": lambda: peers.rllib_ppo(workers=0),
+        "rllib_workers": lambda: peers.rllib_ppo(workers=2),
+    }
+    return in_turns(sides, rounds, 3.0, skipped)
+
+
+def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures."""
+    load, skipped = os.getloadavg()[0], dict[str, str]()
+    alone = of_bare(root, 8 * options.rounds)
+    samples = sampling(root, options.rounds, skipped)
+    ppo = training(root, options.ppo_rounds, skipped)
+    ours = our_stalls(root, options.kills)
+    stalls = {"trieye": ours} if "rllib" in skipped else {"trieye": ours, "rllib": rllib_stalls(root)}
+    speeds = medians(samples, "per_s")
+    torchrl = max(("torchrl", "torchrl_sync"), key=lambda name: speeds.get(name, 0.0))
+    ratio = {
+        "local / bare": alone.pop("ratio"),
+        "explorers / local": ratio_of(samples, "explorers", "local", "per_s"),
+        "explorers / local, each CPU": ratio_of(samples, "explorers", "local", "per_cpu_s"),
+        "explorers / torchrl": ratio_of(samples, "explorers", torchrl, "per_s"),
+        "explorers / rllib": ratio_of(samples, "explorers", "rllib", "per_s"),
+        "ppo local / rllib": ratio_of(ppo, "local", "rllib", "per_cpu_s"),
+        "ppo local / sb3": ratio_of(ppo, "local", "sb3", "per_cpu_s"),
+        "ppo explorers / rllib_workers": ratio_of(ppo, "explorers", "rllib_workers", "per_cpu_s"),
+        "ppo explorers / sb3": ratio_of(ppo, "explorers", "sb3", "per_cpu_s"),
+    }
+    met = {name: ratio[name] >= goal for name, goal in GOALS.items() if ratio[name] is not None}
+    met["stall"] = ours["killed"] <= 1e3 * GOAL_STALL_S
+    return {
+        "benchmark": "explorers",
+        "alone_per_cpu_s": alone,
+        "samples_per_s": speeds,
+        "samples_per_cpu_s": medians(samples, "per_cpu_s"),
+        "ppo_per_s": medians(ppo, "per_s"),
+        "ppo_per_cpu_s": medians(ppo, "per_cpu_s"),
+        "ratio": ratio,
+        "stall_ms": stalls,
+        "goal": {**GOALS, "stall_ms": 1e3 * GOAL_STALL_S},
+        "skipped": skipped,
+        "load": [load, os.getloadavg()[0]],
+        "missed": [name for name, is_met in met.items() if not is_met],
+        "met": all(met.values()),
+    }
+
+
+def rounded(figures: Any) -> Any:
+    """Return figures with three digits."""
+    if isinstance(figures, dict):
+        return {name: rounded(value) for name, value in figures.items()}
+    if isinstance(figures, list):
+        return [rounded(value) for value in figures]
+    return float(f"{figures:.3g}") if isinstance(figures, float) else figures
+
+
+def main() -> None:
+    """Measure in the environment of the peers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11, help="of sampling, a second for each side")
+    parser.add_argument("--ppo-rounds", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    options = parser.parse_args()
+    if not options.here:
+        subprocess.run([installed("replay", REPLAY), __file__, *sys.argv[1:], "--here"], check=True)
+        return
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # others print, too
+
+    import ray
+    import torch
+
+    torch.set_num_threads(1)
+    ray.init(  # more CPUs than there are: none of these processes is to wait for one
+        address="local", num_cpus=16, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False,
+        logging_level=logging.ERROR,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as root:
+        bake(root)
+        sys.path.insert(0, str(Path(root, SLUG)))
+        print(json.dumps(rounded(measure(root, options))), file=answer, flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
