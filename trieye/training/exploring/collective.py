@@ -435,9 +435,13 @@ class CollectiveTransport:
         self._receiver: Receiver | None = None
         self._way = (self._sender.address, self._sender.key, backend, keep)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> Any:
         """Leave behind what is of this process."""
-        return _arrived, (self._way,)
+        return self._way
+
+    def __setstate__(self, way: Any) -> None:
+        """Arrive in an explorer."""
+        self._sender, self._receiver, self._way = None, None, way
 
     def publish(self, version: int, weights: Weights) -> Handle:
         """Broadcast weights; see `Transport`.
@@ -485,10 +489,3 @@ class CollectiveTransport:
         """Let the explorers go; only where weights are published."""
         if self._sender is not None:
             self._sender.close()
-
-
-def _arrived(way: tuple[tuple[str, int], bytes, Backend, int]) -> CollectiveTransport:
-    made = CollectiveTransport.__new__(CollectiveTransport)
-    made._sender = made._receiver = None  # noqa: SLF001 - what the constructor would make is the learner's
-    made._way = way  # noqa: SLF001
-    return made

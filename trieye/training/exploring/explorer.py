@@ -128,7 +128,7 @@ class Explorer:
         self._version = -1
         self._versions: list[int] = []
         self._newest: Published | None = None
-        self._began_at: float | None = None
+        self._begins, self._ends = threading.Event(), threading.Event()
         self._is_cancelled, self._num_good = False, 0
         if task.board is not None:
             threading.Thread(target=self._follow, args=(task.board,), name="trieye-weights", daemon=True).start()
@@ -187,10 +187,13 @@ class Explorer:
         self._take(published)
         self._versions = [self._version]
         self._collector.env_steps = grant.env_steps
-        self._began_at = time.monotonic()
-        rows = self._collector.collect(grant.steps, before_step=self._look_up)
-        self._began_at = None
-        return rows
+        self._ends.clear()
+        self._begins.set()
+        try:
+            return self._collector.collect(grant.steps, before_step=self._look_up)
+        finally:
+            self._begins.clear()
+            self._ends.set()
 
     def _look_up(self) -> None:
         if self._is_cancelled:
@@ -223,9 +226,8 @@ class Explorer:
     def _follow(self, board: Board) -> None:
         pause = threading.Event()
         while not self._is_cancelled:
-            pause.wait(LONG_S)
-            began_at = self._began_at
-            if began_at is None or time.monotonic() < began_at + LONG_S:
+            self._begins.wait()
+            if self._ends.wait(LONG_S):  # a short one, and the next is granted with the newest weights
                 continue
             version = self._version if self._newest is None else self._newest.version
             try:
@@ -251,10 +253,11 @@ class Explorer:
     def cancel(self) -> None:
         """End a fragment that is being collected."""
         self._is_cancelled = True
+        self._begins.set()  # the thread that follows the board sees it
 
     def close(self) -> None:
         """Close the environments; what the writer holds has arrived."""
-        self._is_cancelled = True
+        self.cancel()
         self._envs.close()
         if self._writer is not None:
             self._writer.close()

@@ -129,6 +129,11 @@ class ObjectStoreTransport:
         return found
 
 
+def own_address() -> str:
+    """Return the address at which explorers on other machines reach this one."""
+    return str(ray.util.get_node_ip_address())
+
+
 class RayPlace:
     """Explorers in Ray actors.
 

@@ -88,13 +88,12 @@ def place_and_transport(config: Any) -> tuple[Place, Transport]:
 
 
 def _make_collective(config: Any, policy: Policy) -> Transport:
-    import ray
-
     from trieye.training.exploring.collective import CollectiveTransport
+    from trieye.training.exploring.in_ray import own_address
 
     is_nccl = policy.device.type == "cuda" and config.explorer.num_gpus >= 1
     return CollectiveTransport(
-        ray.util.get_node_ip_address(),
+        own_address(),
         backend="nccl" if is_nccl else "gloo",
         device=str(policy.device),
         keep=config.explorer.in_flight + 1,
