@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,8 +22,12 @@ OF_TRAININGS = {"explorer", "sync"}
 """Groups of a `TrainingConfig`."""
 
 
+class OwnConfig(trieye.ReplayAgentConfig):
+    kind: Literal["own"] = "own"
+
+
 class TrainConfig(trieye.TrainingConfig):
-    agent: trieye.AgentConfig = Field(default_factory=lambda: trieye.ReplayAgentConfig(engine="a:B"))
+    agent: OwnConfig = Field(default_factory=lambda: OwnConfig(engine="a:B"))
     env: trieye.EnvConfig = Field(default_factory=lambda: trieye.EnvConfig(id="CartPole-v1"))
 
 

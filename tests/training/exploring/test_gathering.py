@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import QPolicy
+from tests.training.algorithms import QPolicy, TrainConfig
 from tests.waiting import wait_until
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import CheckpointError, ConfigurationError
@@ -73,7 +73,7 @@ class Known(QPolicy):
         return trieye.Act(self.choice.expand(len(obs)).clone())
 
 
-class Knows(trieye.TrainEngine, policy=Known):
+class Knows(trieye.TrainEngine[TrainConfig], policy=Known):
     def step(self):
         self.replay.extend(self.collect())
         self.policy.choice.fill_(self.env_steps >= 200)
