@@ -102,7 +102,8 @@ class _Group:
     """A process group of one epoch; it is let go only when no broadcast is under way, since that would wait for it."""
 
     def __init__(self, backend: Backend, store: TCPStore, rank: int, size: int) -> None:
-        self._backend, self._store = backend, store
+        self._backend: Backend = backend
+        self._store: TCPStore | None = store  # which has to be there as long as the group
         self._group: Any
         if backend == "gloo":
             self._group = ProcessGroupGloo(store, rank, size, timedelta(seconds=_FORM_S))
@@ -116,30 +117,36 @@ class _Group:
         limit = timedelta(seconds=flat.timeout_s)
         until = time.monotonic() + flat.timeout_s
         works = [self._group.broadcast(buffer.view(torch.uint8), 0, self._longer(limit)) for buffer in flat.buffers]
-        faults = []
-        for work in works:
-            try:
-                self._finish(work, until)
-            except RuntimeError as error:
-                faults.append(error)
+        faults = [fault for work in works if (fault := self._fault_of(work, until)) is not None]
+        works.clear()  # each keeps the connections open, and the traceback would keep them
         if faults:
-            raise faults[0]
+            raise RuntimeError(faults[0])
+
+    def close(self) -> None:
+        """Close the connections; the others, if they wait for something, hear of it."""
+        self._group = self._store = None
 
     def _longer(self, limit: timedelta) -> timedelta:
         """Return the limit of the library's own: that of NCCL ends the process, and must not be the first."""
         return limit if self._backend == "gloo" else 10 * limit
 
-    def _finish(self, work: Any, until: float) -> None:
-        if self._backend == "gloo":
+    def _fault_of(self, work: Any, until: float) -> str | None:
+        """Wait for the end of a broadcast; return what went wrong."""
+        try:
+            if self._backend == "nccl":
+                self._poll(work, until)
             work.wait()
-            return
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def _poll(self, work: Any, until: float) -> None:
         pause = threading.Event()
         while not work.is_completed():  # `wait` only makes the stream wait
             if time.monotonic() > until:
                 self._group.abort()
                 raise RuntimeError("the broadcast did not end in time")
             pause.wait(0.0005)
-        work.wait()
 
 
 def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
@@ -277,7 +284,7 @@ class Sender:
         except RuntimeError as error:
             fault = error
             self._end_epoch()  # those that wait for us see that it is over
-        fault = self._hear(handle, flat.timeout_s if fault is None else _FORM_S) or fault
+        fault = self._hear(handle, flat.timeout_s if fault is None else 0.0) or fault
         if fault is not None:
             raise fault
 
@@ -320,6 +327,8 @@ class Sender:
         member.close()
 
     def _end_epoch(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._group = self._store = None
 
 
@@ -390,13 +399,20 @@ class Receiver:
                 try:
                     self.take_part(order)
                 except RuntimeError as error:
-                    self._group, fault = None, str(error)
+                    fault = str(error)
+                    self._leave()
                 line.send(_Answer(order.epoch, order.handle, fault))
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group = None
 
     def take_part(self, order: Order) -> None:
         """Receive what a broadcast brings, and keep it; what torch raises is a RuntimeError."""
         if self._group is None or order.epoch != self.epoch:
-            self._group, self.epoch = None, order.epoch
+            self._leave()
+            self.epoch = order.epoch
             store = _store(self._address[0], order.port, is_master=False)
             self._group = _Group(self._backend, store, order.rank, order.size)
         with self._changed:
