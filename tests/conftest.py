@@ -31,19 +31,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give the files that need Ray to one process: each that has one of them starts a cluster, 7 s of a core."""
+    """Give the files that need Ray to two processes: each that has one of them starts a cluster, 7 s of a core."""
     from xdist.scheduler import LoadFileScheduling
 
     @cache
     def needs_ray(file):
         return "ray_cluster" in (config.rootpath / file).read_text()
 
-    class OneCluster(LoadFileScheduling):
+    class TwoClusters(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "ray" if needs_ray(file) else file
+            if not needs_ray(file):
+                return file
+            return "ray, of the hub" if file.startswith("tests/hub/") else "ray"
 
-    return OneCluster(config, log) if config.option.dist == "loadfile" else None
+    return TwoClusters(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

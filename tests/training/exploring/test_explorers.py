@@ -28,11 +28,11 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
+@pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
 @pytest.mark.parametrize("normalized", [False, True])
-def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, normalized):
+def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, env_steps, normalized):
     env = {"num": 2, "normalize_observations": normalized}
-    loop = {"env_steps": 2000}
+    loop = {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)

@@ -26,9 +26,9 @@ def is_of(process, kind):
         return False
 
 
-@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
-def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts):
-    env, loop = {"num": 2}, {"env_steps": 2000}
+@pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
+def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, env_steps):
+    env, loop = {"num": 2}, {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(
         train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1}, **IN_RAY

@@ -21,54 +21,18 @@ import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # it is public, and not marked so
 
 from trieye.process.progress import say
+from trieye.training.exploring.flat import Flat, Layout, layout_of
 from trieye.training.exploring.transports import SupersededError, Weights
 
 Backend = Literal["gloo", "nccl"]
-Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 _ATTEMPTS = 3
 _FORM_S = 10.0
-_LEAST_S, _BYTES_PER_S = 10.0, 20e6
-"""A broadcast may take so long, and longer for weights that are large; a process that hangs is found out by then."""
 _ANSWER_S = 2.0
 """How much longer its result may take to arrive."""
 _FETCH_S = 120.0
 _MOST_AT_ONCE = 1024
 """Explorers that come at the same moment; more of them have to try again."""
-
-
-class Flat:
-    """Weights in one buffer for each type of number.
-
-    Attributes:
-        layout: Name, type and shape of each tensor.
-        buffers: In the order in which their types first occur in the layout.
-        tensors: Views of the buffers, by name.
-    """
-
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout = layout
-        self.tensors: dict[str, torch.Tensor] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for _, dtype, shape in layout:
-            sizes[dtype] = sizes.get(dtype, 0) + torch.Size(shape).numel()
-        by_type = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
-        self.buffers = [buffer for buffer in by_type.values() if buffer.numel()]
-        at = dict.fromkeys(sizes, 0)
-        for name, dtype, shape in layout:
-            size = torch.Size(shape).numel()
-            self.tensors[name] = by_type[dtype][at[dtype] : at[dtype] + size].view(shape)
-            at[dtype] += size
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a broadcast may take."""
-        return _LEAST_S + sum(buffer.nbytes for buffer in self.buffers) / _BYTES_PER_S
-
-
-def layout_of(weights: Weights) -> Layout:
-    """Return name, type and shape of each tensor."""
-    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items())
 
 
 @dataclass(frozen=True, slots=True)
