@@ -88,6 +88,7 @@ def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
 
 def test_a_journal_that_cannot_be_read_for_a_moment_leaves_the_last_values(run):
     log(run, 9)
+    wait_until(lambda: "loss/00" in shown(read_view(run.dir, None)))
     before = read_view(run.dir, None)
     run.close()
     (run.dir / "journal.db").write_bytes(b"no journal" * 1000)

@@ -36,6 +36,16 @@ print("trained", agent.done, run.step)
 """
 
 
+STOP_SOON = """
+import _thread, threading, time
+def stop():
+    while "run" not in globals() or not run.step:
+        time.sleep(0.01)
+    threading.Timer(1.0, _thread.interrupt_main).start()
+threading.Thread(target=stop).start()
+"""
+
+
 def program(tmp_path, *parts, options=()):
     (file := tmp_path / "program.py").write_text("\n".join(textwrap.dedent(part) for part in parts))
     return subprocess.run(
@@ -72,10 +82,7 @@ def notebook(tmp_path):
 @pytest.mark.slow
 def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_runs_again(notebook, tmp_path):
     notebook(CONFIG)
-    stopped = notebook(
-        "import _thread, threading\nthreading.Timer(1.0, _thread.interrupt_main).start()\n"
-        + TRAIN.replace("TOTAL", "2000")
-    )
+    stopped = notebook(STOP_SOON + TRAIN.replace("TOTAL", "2000"))
     assert "\rfirst: step " in stopped
     assert "RunInterrupted" in stopped
     assert record(tmp_path)["status"] == "KILLED"

@@ -61,7 +61,7 @@ def test_wait_newer_event_latency():
         published_at[0] = time.perf_counter()
         board.publish(Published(version))
     waiter.join()
-    assert statistics.median(took) < 0.005  # a poll of 0.1 s would be 50 times as slow
+    assert statistics.median(took) < 0.03  # a poll of 0.1 s would show
 
 
 def test_a_wait_is_over_when_its_time_is():
@@ -86,7 +86,7 @@ def test_wait_newer_in_ray_is_woken_and_a_killed_synchronizer_knows_the_next_ver
         board.publish(Published(version))
         assert ray.get(waiting).version == version
         took.append(time.perf_counter() - began)
-    assert statistics.median(took) < 0.1
+    assert statistics.median(took) < 0.5
     ray.kill(board._actor, no_restart=False)  # its own
     time.sleep(0.5)  # it takes a moment to die
     board.publish(Published(20))
