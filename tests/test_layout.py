@@ -36,14 +36,15 @@ HOMES = {
     "mlflow": {"sinks/mlflow/*"},
     "tensorboard": {"sinks/tensorboard/*"},
     "wandb": {"sinks/wandb.py"},
-    "hydra": {"config/hydra/*"},
-    "omegaconf": {"config/hydra/*"},
+    "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
+    "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "ray": {
         "hub/actor.py",
         "hub/actor_arguments.py",
         "hub/*ray*.py",
         "replay/remote/actor.py",
         "training/exploring/in_ray.py",
+        "sweeps/in_ray.py",
     },
     "torch": {
         "training/*",
@@ -53,7 +54,7 @@ HOMES = {
         "checkpoints/legacy.py",
         "replay/prefetch.py",
     },
-    "cloudpickle": {"snapshot/objects.py"},
+    "cloudpickle": {"snapshot/objects.py", "sweeps/working.py"},
     "safetensors": {"snapshot/*"},
     "pyarrow": {"history/*", "replay/exchange/files.py"},
     "fsspec": {"mirror/store.py"},
@@ -61,7 +62,7 @@ HOMES = {
     "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "run/video.py", "sinks/wandb.py"},
     "av": {"run/video.py"},
-    "rich": {"process/progress.py", "config/hydra/records.py", "cli/*"},
+    "rich": {"process/progress.py", "config/hydra/records.py", "sweeps/progress.py", "sweeps/report.py", "cli/*"},
 }
 
 PRIVATE = {

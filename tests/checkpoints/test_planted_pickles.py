@@ -310,7 +310,12 @@ READERS = {
 }
 GUARDED = {"checkpoints/legacy.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
 """Reached after `signing.pickles_allowed`, a signature or `allow_pickle=True` only."""
-ITS_OWN = {"testing/training_contracts.py", "training/exploring/in_ray.py", "training/exploring/collective.py"}
+ITS_OWN = {
+    "testing/training_contracts.py",
+    "training/exploring/in_ray.py",
+    "training/exploring/collective.py",
+    "sweeps/working.py",
+}
 """Read what the same run has pickled: no files, and over a connection only what has the key of the run."""
 
 

@@ -16,6 +16,7 @@ from trieye.exceptions import TrieyeError
 COMMANDS = {
     "new": "make a new project",
     "watch": "live view of a run: metrics, rates, sinks, checkpoints",
+    "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
     "checkpoints": "list what a run has saved",
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
@@ -14,6 +15,7 @@ from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import recorded, redacted, redactor
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
+from trieye.files.atomic import relink
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
@@ -85,6 +87,7 @@ class Attempt:
             if restored is not None:
                 say(restored)
             self._record = self._begin(config)
+            _link_from_sweep(self._paths.run_base_dir)
             self.number = self._record.attempt
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
             self._tell_waiting()
@@ -294,6 +297,15 @@ def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
 
     take_over(config, lock)
     return lock.acquire(HUB_GONE_AFTER_S)
+
+
+def _link_from_sweep(run_dir: Path) -> None:
+    """Let whoever looks at a job of a sweep find its run."""
+    launch = launch_info()
+    if launch is not None and launch.sweep_dir is not None:
+        job_dir = launch.sweep_dir / str(launch.job_num)
+        job_dir.mkdir(parents=True, exist_ok=True)
+        relink(job_dir / "run", run_dir)
 
 
 def _sweep() -> str | None:

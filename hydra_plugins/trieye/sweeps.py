@@ -1,0 +1,59 @@
+"""The launcher and the sweeper of trieye; every program with Hydra imports this, so what they do is imported later."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+
+
+class TrieyeRayLauncher(Launcher):
+    """Runs the jobs of a sweep on Ray."""
+
+    def __init__(self, **options: Any) -> None:
+        from trieye.sweeps.launcher import LauncherBody
+
+        self.body = LauncherBody(**options)
+
+    def setup(self, **given: Any) -> None:
+        """Hear from Hydra what is to be run."""
+        self.body.setup(**given)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run jobs; return what became of each."""
+        return self.body.launch(job_overrides, initial_job_idx)
+
+
+class TrieyeSweeper(Sweeper):
+    """Runs a grid or a search."""
+
+    def __init__(self, **options: Any) -> None:
+        from trieye.sweeps.sweeper import SweeperBody
+
+        self.body = SweeperBody(**options)
+
+    def setup(self, **given: Any) -> None:
+        """Hear from Hydra what is to be run."""
+        self.body.setup(**given)
+
+    def sweep(self, arguments: Sequence[str]) -> Any:
+        """Run all jobs; return what became of each."""
+        return self.body.sweep(arguments)
+
+
+# the defaults of `trieye.config.launcher` and `trieye.config.sweeper`, whose import would cost every program with Hydra
+LAUNCHER: dict[str, Any] = {
+    "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
+    "fail_fast": False, "isolate": "process", "address": None, "only": None,
+}  # fmt: skip
+SWEEPER: dict[str, Any] = {
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,
+    "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
+}  # fmt: skip
+
+_HERE = "hydra_plugins.trieye.sweeps"
+_store = ConfigStore.instance().store
+_store("trieye_ray", {"_target_": f"{_HERE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_HERE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

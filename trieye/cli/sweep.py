@@ -1,0 +1,288 @@
+"""`trieye sweep`: plan a sweep, see what became of its jobs, and run those that are missing.
+
+Plan a sweep, look at its jobs, and run those that are missing.
+
+What varies is typed as for Hydra's -m; the last key varies fastest, and a job keeps its number for ever. DIR is the
+directory of the sweep, by default the one you are in, or else the newest below multirun/.
+
+Examples:
+  trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
+  trieye sweep show 7                           what job 7 is
+  trieye sweep index agent.lr=3e-4 seed=2       which jobs have that
+  trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
+  trieye sweep status multirun/20260101_120000
+  trieye sweep relaunch --only failed           goes on from checkpoints; completed jobs are never run again
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trieye.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.status import JobStatus
+
+_COLORS = {
+    "completed": "cyan", "running": "green", "failed": "red", "pruned": "magenta", "incomplete": "yellow",
+    "missing": "",
+}  # fmt: skip
+_AGAIN = ("failed", "incomplete", "missing")
+_LONGEST = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    plan = actions.add_parser("plan", help="show the jobs of a sweep, and write them down with -o")
+    plan.add_argument("words", nargs="+", metavar="[PROGRAM] KEY=VALUES", help="module or file to run, and what varies")
+    plan.add_argument("--seeds", type=int, metavar="N", help="repeat all with the seeds 0 to N-1")
+    plan.add_argument("--zip", action="append", default=[], metavar="KEY,KEY", help="keys that vary together")
+    plan.add_argument("--without", action="append", default=[], metavar="KEY=VALUE,...", help="leave a combination out")
+    plan.add_argument("-o", "--out", type=Path, metavar="DIR", help="write it down, for `run` and `relaunch`")
+    for name, text in (("show", "what a job is"), ("index", "which jobs have these values"), ("run", "run jobs here")):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="directory of the sweep")
+        if name == "show":
+            action.add_argument("index", type=int, metavar="I", help="number of the job")
+        elif name == "index":
+            action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values to look for")
+        else:
+            action.add_argument("-i", "--index", type=int, required=True, metavar="I", help="number of the job")
+            action.add_argument("--stride", type=int, metavar="K", help="also jobs I+K, I+2K, and so on")
+    status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
+    status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
+    status.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    again = actions.add_parser("relaunch", help="run what is not completed, from checkpoints where there are some")
+    again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
+    again.add_argument("--only", default=",".join(_AGAIN), metavar="HOW,...", help=f"of {', '.join(_AGAIN)} (all)")
+    again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
+    parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the action says."""
+    return int(_ACTIONS[options.action](options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from trieye.config.sweeper import SweeperConfig
+    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.report import plan_table
+    from trieye.sweeps.sweeper import grid_of
+
+    program, words = _program(options.words)
+    given: dict[str, Any] = {
+        "seeds": options.seeds,
+        "zip": [group.split(",") for group in options.zip],
+        "without": [dict(_pair(pair) for pair in group.split(",")) for group in options.without],
+    }
+    grid = grid_of(words, SweeperConfig.model_validate(given))
+    plan_table(grid)
+    if options.out is not None:
+        own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
+        before = SweepRecord.read(options.out)
+        if before is not None:
+            before.check_same(grid, options.out)
+        SweepRecord(
+            program=program,
+            working_dir=str(Path.cwd()),
+            spec=words,
+            own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own],
+            grid=grid.plain(),
+            size=grid.size,
+        ).write(options.out)
+        print(f"written to {options.out}; run it: trieye sweep relaunch {options.out}")
+    return 0
+
+
+def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command of the program, if one is named first, and the overrides."""
+    first, *rest = words
+    if first.endswith(".json"):
+        raise ConfigurationError(f"{first}: descriptions of PyExpUtils are not read yet; type the keys that vary")
+    if "=" in first or first.startswith("~"):
+        return [], list(words)
+    if not rest:
+        raise ConfigurationError(f"{first}: nothing varies; type KEY=VALUES after it, as in 'seed=range(0,5)'")
+    program = [first] if first.endswith(".py") else ["-m", first]
+    if program[0] == first and not Path(first).is_file():
+        raise ConfigurationError(f"{first}: there is no such file")
+    return [sys.executable, *program], rest
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"{text}: this is not KEY=VALUE")
+    return key, value
+
+
+def _show(options: argparse.Namespace) -> int:
+    from trieye.sweeps.record import SweepRecord
+
+    directory = _directory(options.dir)
+    grid = SweepRecord.of(directory).the_grid()
+    try:
+        words = grid[options.index]
+    except IndexError as error:
+        raise ConfigurationError(str(error)) from None
+    left_out = "   (left out)" if grid.is_left_out(options.index) else ""
+    print(shlex.join(words) + left_out)
+    return 0
+
+
+def _index(options: argparse.Namespace) -> int:
+    from trieye.sweeps.record import SweepRecord
+
+    grid = SweepRecord.of(_directory(options.dir)).the_grid()
+    for index in grid.find(dict(map(_pair, options.values))):
+        print(index)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from trieye.sweeps.record import SweepRecord
+
+    directory = _directory(options.dir)
+    record = SweepRecord.of(directory)
+    grid = record.the_grid()
+    if not 0 <= options.index < grid.size:
+        raise ConfigurationError(f"-i {options.index}: the sweep has the jobs 0 to {grid.size - 1}")
+    if options.stride is not None and options.stride < 1:
+        raise ConfigurationError(f"--stride {options.stride}: it has to be 1 or more")
+    indices = range(options.index, grid.size, options.stride) if options.stride else [options.index]
+    return _start(record, directory, "hydra.launcher.isolate=none", only=list(indices))
+
+
+def _status(options: argparse.Namespace) -> int:
+    from trieye.sweeps.status import HOWS, status_of
+
+    directory = _directory(options.dir)
+    jobs = status_of(directory)
+    counts = Counter(job.how for job in jobs)
+    if options.json:
+        print(json.dumps({"sweep": str(directory), "counts": counts, "jobs": [_plain(job) for job in jobs]}))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        console.print(_table(jobs))
+        told = ", ".join(f"[{_COLORS[how] or 'default'}]{counts[how]} {how}[/]" for how in HOWS if counts[how])
+        console.print(f"{len(jobs)} jobs: {told}", highlight=False)
+        if counts.keys() & set(_AGAIN):
+            console.print(f"run what is not completed: trieye sweep relaunch {directory}", highlight=False)
+    return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
+
+
+def _plain(job: "JobStatus") -> dict[str, Any]:
+    record = job.record
+    return {
+        "index": job.index,
+        "state": job.how,
+        "values": dict(job.values),
+        "objective": job.objective,
+        "has_checkpoint": job.has_checkpoint,
+        "step": record.step if record else None,
+        "attempt": record.attempt if record else 0,
+        "heartbeat": record.heartbeat if record else None,
+        "error": job.problem or (record.error if record else None),
+    }
+
+
+def _table(jobs: "Sequence[JobStatus]") -> Any:
+    import time
+
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("job", "state", *keys, "step", "objective", "attempt", "for", ""):
+        table.add_column(name, justify="left" if name in ("state", "") else "right", overflow="fold")
+    for job in jobs:
+        record, note = job.record, job.problem or ""
+        if record is not None and not note:
+            note = record.error or ""
+            if job.how == "running":
+                note = f"heard {max(time.time() - record.heartbeat, 0):.0f} s ago"
+            elif job.how == "incomplete":
+                note = "goes on from its checkpoint" if job.has_checkpoint else "begins anew"
+        table.add_row(
+            str(job.index),
+            Text(job.how, style=_COLORS[job.how]),
+            *(job.values.get(key, "") for key in keys),
+            "" if record is None or record.step is None else f"{record.step:,}",
+            "" if job.objective is None else f"{job.objective:g}",
+            "" if record is None else str(record.attempt),
+            "" if record is None else f"{record.took_s:.0f} s",
+            Text(note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."),
+        )
+    return table
+
+
+def _relaunch(options: argparse.Namespace) -> int:
+    from trieye.config.base import did_you_mean
+    from trieye.sweeps.command import command_of
+    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.status import status_of
+
+    wanted = [name.strip() for name in options.only.split(",")]
+    for name in wanted:
+        if name not in _AGAIN:
+            raise ConfigurationError(f"--only {name}: {did_you_mean(name, _AGAIN)} (one of: {', '.join(_AGAIN)})")
+    directory = _directory(options.dir)
+    record = SweepRecord.of(directory)
+    jobs = [job for job in status_of(directory) if job.how in wanted]
+    if not jobs:
+        print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}")
+        return 0
+    only = [job.index for job in jobs]
+    if options.dry_run:
+        from rich.console import Console
+
+        Console().print(_table(jobs))
+        print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
+        return 0
+    return _start(record, directory, only=only)
+
+
+def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
+    """Run the program of a sweep where it was started, and return its exit code."""
+    from trieye.sweeps.command import command_of
+
+    command = command_of(record, directory, *more, only=only)
+    if not Path(record.working_dir).is_dir():
+        raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
+    process = subprocess.Popen(command, cwd=record.working_dir, env=os.environ)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # it has heard that, too, and knows what to do
+            continue
+
+
+def _directory(given: Path | None) -> Path:
+    """Return the directory of the sweep that is meant."""
+    from trieye.sweeps.record import SWEEP
+
+    if given is not None:
+        return given
+    if Path(SWEEP).is_file():
+        return Path()
+    newest = max(Path("multirun").rglob(SWEEP), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        raise ConfigurationError("no sweep here, and none below multirun/; name its directory")
+    return newest.parent
+
+
+_ACTIONS = {"plan": _plan, "show": _show, "index": _index, "run": _run, "status": _status, "relaunch": _relaunch}

@@ -1,0 +1,33 @@
+"""The command that runs a sweep again, or some of its jobs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trieye.config.hydra.axes import quoted_path
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.record import SweepRecord
+
+_OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")
+
+
+def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[int] | None = None) -> list[str]:
+    """Return the words of the command that goes on with a sweep.
+
+    Args:
+        record: The sweep.
+        directory: Where it is.
+        *more: Further overrides.
+        only: Numbers of the jobs to run; None = all that are not completed.
+
+    Raises:
+        ConfigurationError: It was planned without a program.
+    """
+    if not record.program:
+        raise ConfigurationError(
+            f"{directory}: the sweep was planned without a program; plan it once more with one, as in "
+            f"`trieye sweep plan my_agent.train {' '.join(record.spec)} -o {directory}`"
+        )
+    own = [word for word in record.own if word.partition("=")[0].lstrip("+") not in _OURS]
+    chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
+    place = f"hydra.sweep.dir={quoted_path(directory.resolve())}"
+    return [*record.program, "-m", *own, *record.spec, place, *more, *chosen]

@@ -1,0 +1,259 @@
+"""Grid: the jobs of a sweep by their number, without a list of them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+
+_MOST_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What varies: one key, or several that vary together.
+
+    Attributes:
+        keys: As they are typed.
+        places: What each place along the axis sets, a value for each key as it is typed.
+    """
+
+    keys: tuple[str, ...]
+    places: tuple[tuple[str, ...], ...]
+
+    def overrides(self, place: int) -> list[str]:
+        """Return what a place along the axis sets, as overrides."""
+        return [f"{key}={value}" for key, value in zip(self.keys, self.places[place], strict=True)]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of the places of its axes, numbered from 0; the last axis varies fastest, as in Hydra's sweeps.
+
+    A job that is left out keeps its number, so that nothing is numbered anew by that.
+
+    Attributes:
+        axes: The axes; one with a single place is a key that does not vary.
+        without: Combinations that are left out: values by key, as typed; a key that is not named may have any value.
+    """
+
+    axes: tuple[Axis, ...]
+    without: tuple[Mapping[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for combination in self.without:
+            for key, value in combination.items():
+                self._places(key, value)
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers there are, those of jobs that are left out among them."""
+        return math.prod(len(axis.places) for axis in self.axes)
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """The keys that have more than one value."""
+        return tuple(key for axis in self.axes if len(axis.places) > 1 for key in axis.keys)
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        strides, stride = [], 1
+        for axis in reversed(self.axes):
+            strides.append(stride)
+            stride *= len(axis.places)
+        return tuple(reversed(strides))
+
+    def __getitem__(self, index: int) -> tuple[str, ...]:
+        """Return the overrides of a job.
+
+        Raises:
+            IndexError: There is no such job.
+        """
+        words: list[str] = []
+        for axis, place in zip(self.axes, self.places_of(index), strict=True):
+            words += axis.overrides(place)
+        return tuple(words)
+
+    def places_of(self, index: int) -> tuple[int, ...]:
+        """Return the place of a job along each axis.
+
+        Raises:
+            IndexError: There is no such job.
+        """
+        if not 0 <= index < self.size:
+            raise IndexError(f"job {index}: the sweep has the jobs 0 to {self.size - 1}")
+        return tuple(index // stride % len(axis.places) for axis, stride in zip(self.axes, self._strides, strict=True))
+
+    def values(self, index: int) -> dict[str, str]:
+        """Return what varies in a job: values by key, without the marks of Hydra's grammar before it."""
+        found: dict[str, str] = {}
+        for axis, place in zip(self.axes, self.places_of(index), strict=True):
+            if len(axis.places) > 1:
+                found |= zip((bare(key) for key in axis.keys), axis.places[place], strict=True)
+        return found
+
+    def is_left_out(self, index: int) -> bool:
+        """Tell whether a job is one of those that are not to run."""
+        if not self.without:
+            return False
+        set_here = {
+            bare(key): value
+            for axis, place in zip(self.axes, self.places_of(index), strict=True)
+            for key, value in zip(axis.keys, axis.places[place], strict=True)
+        }
+        return any(
+            all(same_value(set_here[bare(key)], value) for key, value in combination.items())
+            for combination in self.without
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the numbers of the jobs that are to run."""
+        return (index for index in range(self.size) if not self.is_left_out(index))
+
+    def find(self, wanted: Mapping[str, str]) -> Iterator[int]:
+        """Yield the numbers of the jobs with these values, in order.
+
+        Args:
+            wanted: Values by key; a key that is not named may have any value.
+
+        Raises:
+            ConfigurationError: No axis has a key or a value.
+        """
+        chosen = [range(len(axis.places)) for axis in self.axes]
+        allowed: list[Sequence[int]] = list(chosen)
+        for key, value in wanted.items():
+            number, places = self._places(key, value)
+            allowed[number] = [place for place in allowed[number] if place in places]
+        yield from self._numbers(allowed, 0, 0)
+
+    def _numbers(self, allowed: Sequence[Sequence[int]], axis: int, base: int) -> Iterator[int]:
+        if axis == len(allowed):
+            if not self.is_left_out(base):
+                yield base
+            return
+        for place in allowed[axis]:
+            yield from self._numbers(allowed, axis + 1, base + place * self._strides[axis])
+
+    def _places(self, key: str, value: str) -> tuple[int, list[int]]:
+        """Return the axis with a key, and the places along it with a value."""
+        known = {bare(name): (number, at) for number, axis in enumerate(self.axes) for at, name in enumerate(axis.keys)}
+        if bare(key) not in known:
+            raise ConfigurationError(
+                f"{key}: the sweep has no such axis{did_you_mean(key, known)} (axes: {', '.join(known) or 'none'})"
+            )
+        number, at = known[bare(key)]
+        values = [place[at] for place in self.axes[number].places]
+        places = [place for place, held in enumerate(values) if same_value(held, value)]
+        if not places:
+            shown = ", ".join([*values[:_MOST_SHOWN], *(["..."] if len(values) > _MOST_SHOWN else [])])
+            raise ConfigurationError(f"{key}={value}: the sweep has no such value (values of {key}: {shown})")
+        return number, places
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all that decides which number is which job."""
+        held = json.dumps(self.plain(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(held.encode()).hexdigest()[:12]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON can hold; `of_plain` makes it again."""
+        return {
+            "axes": [{"keys": axis.keys, "places": axis.places} for axis in self.axes],
+            "without": [dict(combination) for combination in self.without],
+        }
+
+    @classmethod
+    def of_plain(cls, held: Mapping[str, Any]) -> Self:
+        """Return the grid that `plain` described."""
+        axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in held["axes"])
+        return cls(tuple(axes), tuple(held["without"]))
+
+    def first_renumbered(self, then: Self) -> int | None:
+        """Return the first job of an earlier grid that has another number here, or none; None if all are as before."""
+        rest_is_same = bool(self.axes and then.axes) and self.axes[1:] == then.axes[1:]
+        if rest_is_same and self.axes[0].keys == then.axes[0].keys:
+            before = then.axes[0].places
+            if self.axes[0].places[: len(before)] == before:
+                return None
+        if self.size < then.size:
+            return self.size
+        return next((index for index in range(then.size) if self[index] != then[index]), None)
+
+
+def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
+    """Return axes with one more for repetitions, the slowest: whoever wants more of them later renumbers nothing.
+
+    Args:
+        axes: The others.
+        num: How many seeds, from 0.
+        key: What takes the seed.
+
+    Raises:
+        ConfigurationError: The number is not positive, or the key has an axis already.
+    """
+    axes = tuple(axes)
+    if num < 1:
+        raise ConfigurationError(f"seeds={num}: there has to be one")
+    if any(key in map(bare, axis.keys) for axis in axes):
+        raise ConfigurationError(f"{key} is an axis of the sweep already; leave it or the number of seeds out")
+    return (Axis((key,), tuple((str(seed),) for seed in range(num))), *axes)
+
+
+def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
+    """Return axes of which some vary together, place by place; they stand where the first of them stood.
+
+    Args:
+        axes: The axes, with one key each.
+        groups: Keys that vary together.
+
+    Raises:
+        ConfigurationError: A key has no axis, or those of a group are not of one length.
+    """
+    held = list(axes)
+    for group in groups:
+        by_key = {bare(key): axis for axis in held for key in axis.keys}
+        for key in group:
+            if key not in by_key:
+                raise ConfigurationError(
+                    f"zip={','.join(group)}: the sweep has no axis {key}{did_you_mean(key, by_key)} "
+                    f"(axes: {', '.join(by_key) or 'none'})"
+                )
+        members = [by_key[key] for key in group]
+        lengths = {key: len(axis.places) for key, axis in zip(group, members, strict=True)}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            raise ConfigurationError(
+                f"zip={','.join(group)}: keys that vary together need as many values each; {counts}"
+            )
+        places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
+        together = Axis(sum((axis.keys for axis in members), ()), places)
+        at = min(held.index(axis) for axis in members)
+        held[at] = together
+        held = [axis for axis in held if axis not in members]
+    return tuple(held)
+
+
+def bare(key: str) -> str:
+    """Return a key without the marks of Hydra's grammar before it."""
+    return key.lstrip("+~")
+
+
+def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
+    """Return the overrides of keys that vary, each with the last part of its key, as people want to read them."""
+    pairs = [word.partition("=") for word in overrides]
+    return [f"{bare(key).rpartition('.')[2]}={value}" for key, _, value in pairs if bare(key) in varying]
+
+
+def same_value(one: str, other: str) -> bool:
+    """Tell whether two values are the same, also where a number is written in another way."""
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one.strip("'\"") == other.strip("'\"")

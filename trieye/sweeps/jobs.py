@@ -1,0 +1,217 @@
+"""JobRecord: what became of a job of a sweep, in its status.json, which the process that runs it writes."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import JournalError, SerializationError
+from trieye.files.atomic import write_atomic
+from trieye.hub.status import read_status
+
+STATUS, OUTPUT, RUN = "status.json", "output.log", "run"
+"""The files of a job in its directory; `run` is a link to the directory of its run."""
+
+HEARTBEAT_S = 5.0
+GONE_AFTER_S = 30.0
+"""A job on another machine that has been silent for so long is taken for dead."""
+
+_LONGEST_ERROR = 2000
+
+State = Literal["running", "completed", "failed", "interrupted", "pruned", "lost"]
+"""`lost` is what a job is whose process was killed; all others are written by the job itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that is to run.
+
+    Attributes:
+        index: Its number.
+        overrides: Its overrides.
+    """
+
+    index: int
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job that has ended.
+
+    Attributes:
+        index: Its number.
+        value: What it returned.
+        error: Why it failed; None if it did not.
+        returned: Hydra's `JobReturn`; None if it could not begin, or had ended before the sweep was started again.
+    """
+
+    index: int
+    value: object = None
+    error: Exception | None = None
+    returned: Any = None
+
+    @property
+    def number(self) -> float | None:
+        """What it returned, if that is a number."""
+        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        return float(self.value) if is_number else None  # type: ignore[arg-type]
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """One job of a sweep; all times are Unix seconds.
+
+    Attributes:
+        index: Its number.
+        overrides: What it was started with, without secrets.
+        state: What it does, or how it ended.
+        attempt: 1 for the first start, one more for each restart.
+        deaths: How many of its processes were killed.
+        host: Machine of its process.
+        pid: Its process.
+        process_began: When that process was started, by which another one with its number is told apart.
+        started: When this attempt was started.
+        heartbeat: When it was last seen alive.
+        ended: When it ended.
+        step: The last step that is known.
+        objective: What it returned, if that is a number.
+        error: Why it failed.
+    """
+
+    index: int
+    overrides: list[str]
+    state: State = "running"
+    attempt: int = 1
+    deaths: int = 0
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    pid: int = msgspec.field(default_factory=os.getpid)
+    process_began: float = 0.0
+    started: float = msgspec.field(default_factory=time.time)
+    heartbeat: float = msgspec.field(default_factory=time.time)
+    ended: float | None = None
+    step: int | None = None
+    objective: float | None = None
+    error: str | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Return the record of a job, or None if it never began.
+
+        Raises:
+            SerializationError: The file is damaged.
+        """
+        path = directory / STATUS
+        try:
+            held = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            return msgspec.json.decode(held, type=cls)
+        except msgspec.MsgspecError as error:
+            raise SerializationError(f"{path} is damaged: {error}; delete it to run the job again") from error
+
+    def write(self, directory: Path) -> None:
+        """Replace the record.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / STATUS, msgspec.json.format(msgspec.json.encode(self)))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        if self.state != "running":
+            return False
+        if self.host != socket.gethostname():
+            return time.time() - self.heartbeat < GONE_AFTER_S
+        try:
+            return bool(abs(psutil.Process(self.pid).create_time() - self.process_began) < 1.0)
+        except psutil.Error:
+            return False
+
+    @property
+    def state_now(self) -> State:
+        """Its state; `lost` if it says that it runs and does not."""
+        return "lost" if self.state == "running" and not self.is_alive else self.state
+
+    @property
+    def took_s(self) -> float:
+        """Seconds of this attempt, so far."""
+        return (self.ended or self.heartbeat) - self.started
+
+
+class RunningJob:
+    """A job that runs in this process; the block of `running` is the job."""
+
+    def __init__(self, directory: Path, index: int, overrides: Sequence[str]) -> None:
+        self._directory = directory
+        before = JobRecord.read(directory)
+        self._record = JobRecord(
+            index=index,
+            overrides=[redacted_text(word) for word in overrides],
+            process_began=psutil.Process().create_time(),
+        )
+        if before is not None:
+            died = before.state in ("running", "lost")
+            self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
+            self._record.step = before.step
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator["RunningJob"]:
+        """Keep the record while the block runs; an exception of the block is its end, too."""
+        self._record.write(self._directory)
+        beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
+        beating.start()
+        try:
+            yield self
+        except Exception as error:
+            self.end("failed", error=error)
+            raise
+        except BaseException:
+            self.end("interrupted")
+            raise
+        finally:
+            self._over.set()
+            beating.join()
+            if self._record.ended is None:
+                self.end("completed")
+
+    def end(self, state: State, *, objective: float | None = None, error: BaseException | None = None) -> None:
+        """Note how it ended."""
+        with self._lock:
+            self._record.state, self._record.step = state, self._step()
+            self._record.ended = self._record.heartbeat = time.time()
+            self._record.objective = objective
+            if error is not None:
+                said = redacted_text(f"{type(error).__name__}: {error}")
+                self._record.error = said[:_LONGEST_ERROR]
+            self._record.write(self._directory)
+
+    def _beat(self) -> None:
+        while not self._over.wait(HEARTBEAT_S):
+            with self._lock, suppress(OSError):  # a disk that is full for a moment is no reason to stop
+                if self._record.ended is None:
+                    self._record.heartbeat, self._record.step = time.time(), self._step()
+                    self._record.write(self._directory)
+
+    def _step(self) -> int | None:
+        """Return the last step of its run, as far as it is known."""
+        run_dir = self._directory / RUN
+        with suppress(JournalError, OSError):
+            metrics = read_status(run_dir).get("metrics", {}) if run_dir.is_dir() else {}
+            steps = [int(held["step"]) for held in metrics.values() if held.get("step") is not None]
+            return max(steps, default=self._record.step)
+        return self._record.step

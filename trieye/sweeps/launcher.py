@@ -1,0 +1,260 @@
+"""The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from trieye.config.launcher import LauncherConfig
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import ConfigurationError
+from trieye.process.lock import RunLock
+from trieye.sweeps.grid import bare
+from trieye.sweeps.jobs import Done, Job, JobRecord
+from trieye.sweeps.places import Died, Places, ThisProcess
+from trieye.sweeps.progress import Progress
+from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.working import Shared
+
+_LOOK_S = 0.5
+LOCK = "sweep.lock"
+_RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
+
+
+class Source(Protocol):
+    """Where jobs come from, one at a time: a search knows the next one when it has seen others end."""
+
+    def next(self) -> Job | None:
+        """Return the next job; None if there is none, or none as long as nobody else has ended."""
+
+    def ended(self, job: Job, done: Done) -> None:
+        """Hear of a job that has ended, also of one that had ended before the sweep was started again."""
+
+
+class Listed:
+    """Jobs that are known from the beginning."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = iter(jobs)
+
+    def next(self) -> Job | None:
+        """Return the next one."""
+        return next(self._jobs, None)
+
+    def ended(self, job: Job, done: Done) -> None:
+        """Do nothing: the others are to run in any case."""
+
+
+class Launching:
+    """The jobs of one sweep, on their way.
+
+    Args:
+        options: The options of the launcher.
+        context: What Hydra composes with.
+        task: What a job runs.
+        config: The config that Hydra composed for the sweep.
+        varying: The keys that differ between jobs.
+    """
+
+    def __init__(
+        self,
+        options: LauncherConfig,
+        context: HydraContext,
+        task: TaskFunction,
+        config: DictConfig,
+        varying: Sequence[str],
+    ) -> None:
+        self.options, self.config = options, config
+        self.directory = Path(str(config.hydra.sweep.dir)).resolve()
+        self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
+        unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
+        self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
+        self._deaths: dict[int, int] = {}
+        self._stops = False
+
+    def run(self, source: Source, size: int | None) -> list[Done]:
+        """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
+
+        Args:
+            source: Where they come from.
+            size: How many there will be; None if nobody knows.
+
+        Raises:
+            ConfigurationError: A job was another one when the sweep was started the last time.
+            KeyboardInterrupt: Ctrl-C; what runs has ended then.
+        """
+        setup_globals()
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with RunLock(self.directory / LOCK), Progress(self.directory, size, self._shared.varying) as progress:
+            places = self._places()
+            running: dict[int, Job] = {}
+            again: deque[Job] = deque()
+            ended: dict[int, Done] = {}
+            while True:
+                try:
+                    for job, before in self._begun(source, again, places):
+                        if before is not None:
+                            ended[job.index] = before
+                            source.ended(job, before)
+                            progress.skipped(job, before)
+                        else:
+                            running[job.index] = job
+                            progress.began(job)
+                    if not running:
+                        break
+                    for outcome in places.wait(_LOOK_S):
+                        job = running.pop(outcome.index)
+                        if isinstance(outcome, Died) and self._is_to_live(job, outcome):
+                            again.append(job)
+                            progress.died(job, outcome.reason)
+                            continue
+                        done = self._judged(job, outcome)
+                        ended[job.index] = done
+                        source.ended(job, done)
+                        progress.ended(job, done)
+                        self._stops |= self.options.fail_fast and done.error is not None
+                    progress.show()
+                except KeyboardInterrupt:
+                    if self._stops:
+                        places.stop()
+                        raise
+                    self._stops = True
+                    progress.stopping(len(running))
+            if self._stops and not self.options.fail_fast:
+                raise KeyboardInterrupt
+            return [ended[index] for index in sorted(ended)]
+
+    def _places(self) -> Places:
+        if self.options.isolate == "none":
+            return ThisProcess(self._shared)
+        from trieye.sweeps.in_ray import RayPlaces
+
+        return RayPlaces(self._shared, self.options)
+
+    def _begun(self, source: Source, again: deque[Job], places: Places) -> Iterator[tuple[Job, Done | None]]:
+        """Begin jobs as long as there is room; yield each, with what became of it if it had ended before."""
+        while not self._stops and places.room > 0:
+            job = again.popleft() if again else source.next()
+            if job is None:
+                return
+            if self.options.only is not None and job.index not in self.options.only:
+                continue
+            before = self._ended_before(job)
+            if before is None:
+                places.begin(job.index, job.overrides, self._resources(job))
+            yield job, before
+
+    def _ended_before(self, job: Job) -> Done | None:
+        """Return what became of a job that was completed when the sweep ran the last time."""
+        record = JobRecord.read(self.directory / str(job.index))
+        if record is None:
+            return None
+        overrides = [redacted_text(word) for word in job.overrides]
+        if record.overrides != overrides:
+            raise ConfigurationError(
+                f"{self.directory}: its job {job.index} was {' '.join(record.overrides)!r} and would be "
+                f"{' '.join(overrides)!r}; for another sweep leave hydra.sweep.dir out, or name another directory"
+            )
+        if record.is_alive:
+            raise ConfigurationError(
+                f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
+                "wait for it, or end it"
+            )
+        return Done(job.index, record.objective) if record.state in ("completed", "pruned") else None
+
+    def _resources(self, job: Job) -> dict[str, Any]:
+        options = self.options
+        if self._varies:
+            composed = self._shared.composed(job.index, job.overrides)
+            held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
+            options = LauncherConfig(**{key: value for key, value in held.items() if not key.startswith("_")})
+        asked: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def _is_to_live(self, job: Job, died: Died) -> bool:
+        """Count a death; tell whether the job gets another process."""
+        self._deaths[job.index] = self._deaths.get(job.index, 0) + 1
+        directory = self.directory / str(job.index)
+        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides))
+        record.state, record.error = "lost", died.reason
+        is_to_live = self._deaths[job.index] <= self.options.retries and not self._stops
+        if not is_to_live:
+            record.state, record.error = "failed", self._epitaph(job, died)
+        record.write(directory)
+        return is_to_live
+
+    def _epitaph(self, job: Job, died: Died) -> str:
+        deaths = self._deaths[job.index]
+        return f"its process was killed {deaths} time{'s' if deaths > 1 else ''}: {died.reason}"
+
+    def _judged(self, job: Job, outcome: Done | Died) -> Done:
+        if isinstance(outcome, Died):
+            return Done(job.index, error=RuntimeError(f"job {job.index}: {self._epitaph(job, outcome)}"))
+        return outcome
+
+
+class LauncherBody:
+    """What `hydra/launcher=trieye_ray` does.
+
+    Args:
+        **options: As `LauncherConfig` has them.
+
+    Raises:
+        ConfigurationError: An option is not allowed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = LauncherConfig.model_validate(options)
+        self._given: tuple[HydraContext, TaskFunction, DictConfig] | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Hear from Hydra what is to be run."""
+        self._given = (hydra_context, task_function, config)
+
+    def launching(self, varying: Sequence[str]) -> Launching:
+        """Return what runs the jobs of this sweep, in which some keys differ."""
+        assert self._given is not None  # noqa: S101 - Hydra calls `setup` first
+        return Launching(self.options, *self._given, varying)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run jobs; return what became of each, in order."""
+        jobs = [Job(number, tuple(words)) for number, words in enumerate(job_overrides, initial_job_idx)]
+        constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
+        varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
+        launching = self.launching(sorted(varying))
+        record = SweepRecord.read(launching.directory) or new_record(launching.config)
+        record.size = max(record.size, initial_job_idx + len(jobs))
+        record.write(launching.directory)
+        ended = launching.run(Listed(jobs), len(jobs))
+        return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
+
+
+def new_record(config: DictConfig) -> SweepRecord:
+    """Return the record of a sweep that is about to begin, without its grid."""
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=True)
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
+    return SweepRecord(
+        program=[sys.executable, *started, "--config-name", str(config.hydra.job.config_name)],
+        working_dir=str(Path.cwd()),
+        spec=[redacted_text(word) for word in overrides["task"]],
+        own=[redacted_text(word) for word in overrides["hydra"]],
+        mode=str(OmegaConf.select(config, "loop.mode", default="max")),
+    )
+
+
+def _as_returned(job: Job, done: Done) -> JobReturn:
+    """Return it as Hydra has it, also where there is nothing of Hydra's."""
+    if done.returned is not None:
+        return done.returned
+    returned = JobReturn(overrides=list(job.overrides))
+    returned.status = JobStatus.COMPLETED if done.error is None else JobStatus.FAILED
+    returned.return_value = done.value if done.error is None else done.error
+    return returned

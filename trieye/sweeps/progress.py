@@ -1,0 +1,149 @@
+"""Progress: how a sweep gets on, as a table that stands still on a terminal, and as lines elsewhere."""
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from trieye.config.redaction import redacted_text
+from trieye.process.progress import say
+from trieye.sweeps.grid import shown
+from trieye.sweeps.jobs import Done, Job
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MOST_SHOWN = 12
+_REFRESH_S = 0.5
+
+
+class Progress:
+    """Shows how many jobs run, are done and failed, how long it will take, and what they returned.
+
+    Args:
+        directory: Of the sweep.
+        size: How many jobs there are; None if nobody knows.
+        varying: The keys that differ between jobs.
+    """
+
+    def __init__(self, directory: Path, size: int | None, varying: Sequence[str]) -> None:
+        self._directory, self._size, self._varying = directory, size, varying
+        self._running: dict[int, tuple[Job, float]] = {}
+        self._took: list[float] = []
+        self._num = {"done": 0, "failed": 0, "skipped": 0, "killed": 0}
+        self._began = time.monotonic()
+        self._live: Any = None
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        jobs = "" if self._size is None else f"{self._size} job{'s' if self._size != 1 else ''} "
+        say(f"sweep: {jobs}in {_short(self._directory)}")
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        parts = [f"{number} {name}" for name, number in self._num.items() if number]
+        say(f"sweep: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
+
+    def began(self, job: Job) -> None:
+        """Note that a job has begun, or waits for room."""
+        self._running[job.index] = (job, time.monotonic())
+
+    def ended(self, job: Job, done: Done) -> None:
+        """Note how a job has ended."""
+        _, began = self._running.pop(job.index)
+        took = time.monotonic() - began
+        self._took.append(took)
+        if done.error is not None:
+            self._num["failed"] += 1
+            what = f"FAILED: {type(done.error).__name__}: {done.error}"
+        else:
+            self._num["done"] += 1
+            what = "done" if done.number is None else f"{done.number:g}"
+        self._say(f"{self._count()} job {job.index} {self._words(job)}: {redacted_text(what)} ({_clock(took)})")
+
+    def skipped(self, job: Job, done: Done) -> None:
+        """Note that a job had ended before."""
+        del job, done
+        self._num["skipped"] += 1
+
+    def died(self, job: Job, reason: str) -> None:
+        """Note that the process of a job was killed, and that it gets another one."""
+        self._running.pop(job.index, None)
+        self._num["killed"] += 1
+        self._say(f"job {job.index} {self._words(job)}: its process was killed, it goes on in another one ({reason})")
+
+    def stopping(self, num_running: int) -> None:
+        """Say what Ctrl-C does."""
+        self._say(f"finishing the {num_running} jobs that run, and beginning no other; Ctrl-C again stops them, too")
+
+    def show(self) -> None:
+        """Draw the table anew if it is time."""
+        if self._live is not None and time.monotonic() - self._shown_at > _REFRESH_S:
+            self._shown_at = time.monotonic()
+            self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> "Table":
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, caption=self._caption(), caption_justify="left")
+        table.add_column("job", justify="right")
+        table.add_column("what varies", no_wrap=True)
+        table.add_column("for", justify="right")
+        now = time.monotonic()
+        for job, began in list(self._running.values())[:_MOST_SHOWN]:
+            table.add_row(str(job.index), self._words(job), _clock(now - began))
+        if len(self._running) > _MOST_SHOWN:
+            table.add_row("", f"and {len(self._running) - _MOST_SHOWN} more", "")
+        return table
+
+    def _caption(self) -> str:
+        parts = [f"{len(self._running)} running", *(f"{number} {name}" for name, number in self._num.items() if number)]
+        left_s = self._left_s()
+        return f"{self._count()} {', '.join(parts)}" + ("" if left_s is None else f", about {_clock(left_s)} left")
+
+    def _left_s(self) -> float | None:
+        """Return how long the rest will take, if the jobs that are done tell."""
+        if self._size is None or not self._took or not self._running:
+            return None
+        left = self._size - self._num["done"] - self._num["failed"] - self._num["skipped"]
+        return statistics.fmean(self._took) * left / len(self._running)
+
+    def _count(self) -> str:
+        ended = self._num["done"] + self._num["failed"] + self._num["skipped"]
+        return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
+
+    def _words(self, job: Job) -> str:
+        return redacted_text(" ".join(shown(job.overrides, self._varying)))
+
+    def _say(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False)
+        else:
+            say(line)
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

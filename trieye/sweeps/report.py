@@ -1,0 +1,73 @@
+"""The tables of a sweep: what it would run, and what it has found."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import JobStatus, status_of
+
+_MOST = 10
+
+
+def plan_table(grid: Grid, console: Console | None = None) -> None:
+    """Show which jobs a grid has: its axes, the first jobs and the last one."""
+    console = console or Console()
+    num = sum(1 for _ in grid) if grid.without else grid.size
+    console.print(f"{num} jobs, fingerprint {grid.fingerprint}", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("axis")
+    table.add_column("values", justify="right")
+    table.add_column("which")
+    for axis in grid.axes:
+        if len(axis.places) > 1:
+            shown = [" ".join(place) for place in axis.places]
+            cut = shown if len(shown) <= _MOST else [*shown[: _MOST - 1], "...", shown[-1]]
+            table.add_row(" ".join(map(bare, axis.keys)), str(len(shown)), ", ".join(cut))
+    console.print(table)
+    constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
+    if constant:
+        console.print(f"the same in all: {' '.join(constant)}", highlight=False, markup=False)
+    for index in _few(grid):
+        varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
+        console.print(f"  job {index}: {varied}", highlight=False, markup=False)
+
+
+def _few(grid: Grid) -> list[int]:
+    found: list[int] = []
+    for index in grid:
+        found.append(index)
+        if len(found) == 3:  # noqa: PLR2004
+            break
+    last = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
+    return found if last is None or last in found else [*found, last]
+
+
+def final_table(directory: Path, record: SweepRecord, console: Console | None = None) -> None:
+    """Show the best jobs of a sweep."""
+    console = console or Console()
+    jobs = [job for job in status_of(directory) if job.objective is not None]
+    if not jobs:
+        return
+    jobs.sort(key=lambda job: job.objective or 0.0, reverse=record.mode == "max")
+    console.print(ranked(jobs[:_MOST], record))
+    if len(jobs) > _MOST:
+        console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}", highlight=False, markup=False)
+
+
+def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> Table:
+    """Return a table of jobs with what varies in them and what they returned."""
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} jobs", title_justify="left")
+    table.add_column("job", justify="right")
+    for key in keys:
+        table.add_column(key, justify="right", overflow="fold")
+    table.add_column("objective", justify="right", style="bold")
+    for job in jobs:
+        value = "" if job.objective is None else f"{job.objective:g}"
+        table.add_row(str(job.index), *(job.values.get(key, "") for key in keys), value)
+    return table

@@ -1,0 +1,73 @@
+"""How the jobs of a sweep are, from their files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trieye.exceptions import SerializationError
+from trieye.sweeps.grid import bare
+from trieye.sweeps.jobs import RUN, JobRecord
+from trieye.sweeps.record import SweepRecord
+
+How = Literal["completed", "running", "failed", "pruned", "incomplete", "missing"]
+"""`incomplete` = it was killed or interrupted; `missing` = it never began."""
+
+HOWS: tuple[How, ...] = ("completed", "running", "failed", "pruned", "incomplete", "missing")
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job is.
+
+    Attributes:
+        index: Its number.
+        how: What became of it.
+        values: What varies, by key.
+        record: What it says of itself; None if it never began.
+        has_checkpoint: Whether it would go on from a checkpoint.
+        problem: What is wrong with its files.
+    """
+
+    index: int
+    how: How
+    values: Mapping[str, str]
+    record: JobRecord | None = None
+    has_checkpoint: bool = False
+    problem: str | None = None
+
+    @property
+    def objective(self) -> float | None:
+        """What it returned."""
+        return self.record.objective if self.record is not None else None
+
+
+def status_of(directory: Path) -> list[JobStatus]:
+    """Return how each job of a sweep is, in the order of their numbers; what is left out of the grid is left out here.
+
+    Raises:
+        ConfigurationError: The directory holds no sweep.
+        SerializationError: The record of the sweep is damaged; that of a job is only said.
+    """
+    sweep = SweepRecord.of(directory)
+    grid = sweep.the_grid() if sweep.grid is not None else None
+    return [
+        _status(directory / str(index), index, grid.values(index) if grid is not None else None)
+        for index in (grid if grid is not None else range(sweep.size))
+    ]
+
+
+def _status(directory: Path, index: int, values: Mapping[str, str] | None) -> JobStatus:
+    try:
+        record = JobRecord.read(directory)
+    except SerializationError as error:
+        return JobStatus(index, "incomplete", values or {}, problem=str(error))
+    if record is None:
+        return JobStatus(index, "missing", values or {})
+    if values is None:
+        pairs = (word.partition("=") for word in record.overrides)
+        values = {bare(key): value for key, _, value in pairs}
+    state = record.state_now
+    how: How = "incomplete" if state == "lost" or state == "interrupted" else state  # noqa: PLR1714 - for mypy
+    saved = how == "incomplete" and any((directory / RUN / "checkpoints").glob("checkpoint_step_*"))
+    return JobStatus(index, how, values, record, saved)

@@ -1,0 +1,130 @@
+"""What a process does that runs jobs of a sweep."""
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import run_job, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from trieye.sweeps.grid import shown
+from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the jobs of a sweep have in common.
+
+    Attributes:
+        context: What Hydra composes with.
+        config: The config that Hydra composed for the sweep.
+        task: What a job runs.
+        singletons: The state of Hydra in the process that started the sweep.
+        directory: Of the sweep, absolute.
+        working_dir: Where the sweep was started, which is where jobs begin.
+        varying: The keys that differ between jobs.
+    """
+
+    context: HydraContext
+    config: DictConfig
+    task: TaskFunction
+    singletons: Any
+    directory: Path
+    working_dir: Path
+    varying: tuple[str, ...] = ()
+
+    def composed(self, index: int, overrides: Sequence[str]) -> DictConfig:
+        """Return the config of a job."""
+        config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{index}"
+            config.hydra.job.num = index
+        return config
+
+
+def work(shared: Shared, index: int, overrides: Sequence[str], *, is_own_process: bool = True) -> Done:
+    """Run a job; return what became of it, which can be pickled.
+
+    Args:
+        shared: What all jobs have in common.
+        index: The number of the job.
+        overrides: Its overrides.
+        is_own_process: Whether the process has nothing else to do: what it prints goes into a file.
+    """
+    directory = shared.directory / str(index)
+    with RunningJob(directory, index, overrides).running() as job:
+        if not is_own_process:
+            return _run(shared, index, overrides, job)
+        setup_globals()
+        Singleton.set_state(deepcopy(shared.singletons))
+        os.chdir(shared.working_dir)
+        with _printing_to(directory / OUTPUT):
+            return _portable(_run(shared, index, overrides, job))
+
+
+def _run(shared: Shared, index: int, overrides: Sequence[str], job: RunningJob) -> Done:
+    config = shared.composed(index, overrides)
+    if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
+        with open_dict(config):
+            tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
+    HydraConfig.instance().set_config(config)
+    returned = run_job(
+        hydra_context=shared.context,
+        config=config,
+        task_function=shared.task,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    try:
+        done = Done(index, value=returned.return_value, returned=returned)
+    except Exception as error:  # noqa: BLE001 - what the job raised
+        traceback.print_exc()
+        job.end("failed", error=error)
+        return Done(index, error=error, returned=returned)
+    job.end("completed", objective=done.number)
+    return done
+
+
+def _portable(done: Done) -> Done:
+    """Return what another process can unpickle: an error that cannot be is told by its words."""
+    try:
+        pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - its own
+    except Exception as problem:  # noqa: BLE001 - whatever its class does there
+        value = done.number if done.error is None else None
+        error = None if done.error is None else RuntimeError(f"{type(done.error).__name__}: {done.error}")
+        if error is None and value is None and done.value is not None:
+            print(f"what the job returned cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
+        return Done(done.index, value, error)
+    return done
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Let what this process and its children print in the block go to the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with path.open("ab", buffering=0) as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
