@@ -62,6 +62,12 @@ class RayPlaces:
             return Died(index, " ".join(str(error).split())[:200])
         return done
 
+    def cancel(self, index: int) -> None:
+        """Stop a job, as by Ctrl-C."""
+        for reference, running in self._running.items():
+            if running == index:
+                ray.cancel(reference, force=False)
+
     def stop(self) -> None:
         """Stop all jobs: as by Ctrl-C, and after a while by force."""
         waiting = list(self._running)

@@ -53,12 +53,19 @@ class Done:
         value: What it returned.
         error: Why it failed; None if it did not.
         returned: Hydra's `JobReturn`; None if it could not begin, or had ended before the sweep was started again.
+        is_pruned: Whether a search stopped it, since it was hopeless.
     """
 
     index: int
     value: object = None
     error: Exception | None = None
     returned: Any = None
+    is_pruned: bool = False
+
+    @property
+    def has_ended_by_itself(self) -> bool:
+        """Whether nobody stopped it."""
+        return self.error is None or self.returned is not None
 
     @property
     def number(self) -> float | None:

@@ -1,8 +1,9 @@
 """The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
 
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ class Source(Protocol):
     def ended(self, job: Job, done: Done) -> None:
         """Hear of a job that has ended, also of one that had ended before the sweep was started again."""
 
+    def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
+        """Return which of the jobs that run are to be stopped, with what each has reached."""
+
 
 class Listed:
     """Jobs that are known from the beginning."""
@@ -49,6 +53,11 @@ class Listed:
 
     def ended(self, job: Job, done: Done) -> None:
         """Do nothing: the others are to run in any case."""
+
+    def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
+        """Return none."""
+        del running
+        return {}
 
 
 class Launching:
@@ -75,6 +84,10 @@ class Launching:
         self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
+        self._running: dict[int, Job] = {}
+        self._again: deque[Job] = deque()
+        self._ended: dict[int, Done] = {}
+        self._hopeless: dict[int, float] = {}
         self._deaths: dict[int, int] = {}
         self._stops = False
 
@@ -94,42 +107,58 @@ class Launching:
         self.directory.mkdir(parents=True, exist_ok=True)
         with RunLock(self.directory / LOCK), Progress(self.directory, size, self._shared.varying) as progress:
             places = self._places()
-            running: dict[int, Job] = {}
-            again: deque[Job] = deque()
-            ended: dict[int, Done] = {}
             while True:
                 try:
-                    for job, before in self._begun(source, again, places):
-                        if before is not None:
-                            ended[job.index] = before
-                            source.ended(job, before)
-                            progress.skipped(job, before)
-                        else:
-                            running[job.index] = job
-                            progress.began(job)
-                    if not running:
+                    self._begin(source, places, progress)
+                    if not self._running:
                         break
-                    for outcome in places.wait(_LOOK_S):
-                        job = running.pop(outcome.index)
-                        if isinstance(outcome, Died) and self._is_to_live(job, outcome):
-                            again.append(job)
-                            progress.died(job, outcome.reason)
-                            continue
-                        done = self._judged(job, outcome)
-                        ended[job.index] = done
-                        source.ended(job, done)
-                        progress.ended(job, done)
-                        self._stops |= self.options.fail_fast and done.error is not None
+                    self._hear(source, places, progress)
                     progress.show()
                 except KeyboardInterrupt:
                     if self._stops:
                         places.stop()
                         raise
                     self._stops = True
-                    progress.stopping(len(running))
+                    progress.stopping(len(self._running))
             if self._stops and not self.options.fail_fast:
                 raise KeyboardInterrupt
-            return [ended[index] for index in sorted(ended)]
+            return [self._ended[index] for index in sorted(self._ended)]
+
+    def _begin(self, source: Source, places: Places, progress: Progress) -> None:
+        """Begin jobs as long as there is room for them."""
+        while not self._stops and places.room > 0:
+            job = self._again.popleft() if self._again else source.next()
+            if job is None:
+                return
+            if self.options.only is not None and job.index not in self.options.only:
+                continue
+            before = self._ended_before(job)
+            if before is not None:
+                self._ended[job.index] = before
+                source.ended(job, before)
+                progress.skipped(job, before)
+                continue
+            places.begin(job.index, job.overrides, self._resources(job))
+            self._running[job.index] = job
+            progress.began(job)
+
+    def _hear(self, source: Source, places: Places, progress: Progress) -> None:
+        """Wait for jobs that end, and stop those that a search gives up."""
+        for outcome in places.wait(_LOOK_S):
+            job = self._running.pop(outcome.index)
+            if isinstance(outcome, Died) and self._is_to_live(job, outcome):
+                self._again.append(job)
+                progress.died(job, outcome.reason)
+                continue
+            done = self._judged(job, outcome)
+            self._ended[job.index] = done
+            source.ended(job, done)
+            progress.ended(job, done)
+            self._stops |= self.options.fail_fast and done.error is not None
+        for index, value in source.hopeless(list(self._running.values())).items():
+            if index not in self._hopeless:
+                self._hopeless[index] = value
+                places.cancel(index)
 
     def _places(self) -> Places:
         if self.options.isolate == "none":
@@ -137,19 +166,6 @@ class Launching:
         from trieye.sweeps.in_ray import RayPlaces
 
         return RayPlaces(self._shared, self.options)
-
-    def _begun(self, source: Source, again: deque[Job], places: Places) -> Iterator[tuple[Job, Done | None]]:
-        """Begin jobs as long as there is room; yield each, with what became of it if it had ended before."""
-        while not self._stops and places.room > 0:
-            job = again.popleft() if again else source.next()
-            if job is None:
-                return
-            if self.options.only is not None and job.index not in self.options.only:
-                continue
-            before = self._ended_before(job)
-            if before is None:
-                places.begin(job.index, job.overrides, self._resources(job))
-            yield job, before
 
     def _ended_before(self, job: Job) -> Done | None:
         """Return what became of a job that was completed when the sweep ran the last time."""
@@ -167,7 +183,9 @@ class Launching:
                 f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
                 "wait for it, or end it"
             )
-        return Done(job.index, record.objective) if record.state in ("completed", "pruned") else None
+        if record.state not in ("completed", "pruned"):
+            return None
+        return Done(job.index, record.objective, is_pruned=record.state == "pruned")
 
     def _resources(self, job: Job) -> dict[str, Any]:
         options = self.options
@@ -194,9 +212,19 @@ class Launching:
         deaths = self._deaths[job.index]
         return f"its process was killed {deaths} time{'s' if deaths > 1 else ''}: {died.reason}"
 
+    def _pruned(self, job: Job, value: float) -> Done:
+        """Note that a job was stopped because it was hopeless."""
+        directory = self.directory / str(job.index)
+        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides))
+        record.state, record.objective, record.error, record.ended = "pruned", value, None, time.time()
+        record.write(directory)
+        return Done(job.index, value, is_pruned=True)
+
     def _judged(self, job: Job, outcome: Done | Died) -> Done:
         if isinstance(outcome, Died):
             return Done(job.index, error=RuntimeError(f"job {job.index}: {self._epitaph(job, outcome)}"))
+        if job.index in self._hopeless and not outcome.has_ended_by_itself:
+            return self._pruned(job, self._hopeless[job.index])
         return outcome
 
 
@@ -253,8 +281,9 @@ def new_record(config: DictConfig) -> SweepRecord:
 def _as_returned(job: Job, done: Done) -> JobReturn:
     """Return it as Hydra has it, also where there is nothing of Hydra's."""
     if done.returned is not None:
-        return done.returned
-    returned = JobReturn(overrides=list(job.overrides))
-    returned.status = JobStatus.COMPLETED if done.error is None else JobStatus.FAILED
-    returned.return_value = done.value if done.error is None else done.error
-    return returned
+        returned: JobReturn = done.returned
+        return returned
+    made = JobReturn(overrides=list(job.overrides))
+    made.status = JobStatus.COMPLETED if done.error is None else JobStatus.FAILED
+    made.return_value = done.value if done.error is None else done.error
+    return made

@@ -32,6 +32,9 @@ class Places(Protocol):
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return the jobs that have ended, at once if there are some, else within the time."""
 
+    def cancel(self, index: int) -> None:
+        """Stop a job, as by Ctrl-C."""
+
     def stop(self) -> None:
         """Stop all jobs."""
 
@@ -61,6 +64,9 @@ class ThisProcess:
         del timeout_s
         ended, self._ended = self._ended, []
         return ended
+
+    def cancel(self, index: int) -> None:
+        """Do nothing: none runs."""
 
     def stop(self) -> None:
         """Do nothing: none runs."""

@@ -33,7 +33,7 @@ class Progress:
         self._directory, self._size, self._varying = directory, size, varying
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "skipped": 0, "killed": 0}
+        self._num = {"done": 0, "failed": 0, "pruned": 0, "skipped": 0, "killed": 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
@@ -66,7 +66,10 @@ class Progress:
         _, began = self._running.pop(job.index)
         took = time.monotonic() - began
         self._took.append(took)
-        if done.error is not None:
+        if done.is_pruned:
+            self._num["pruned"] += 1
+            what = f"{done.number:g}, which is hopeless: stopped"
+        elif done.error is not None:
             self._num["failed"] += 1
             what = f"FAILED: {type(done.error).__name__}: {done.error}"
         else:
@@ -119,11 +122,11 @@ class Progress:
         """Return how long the rest will take, if the jobs that are done tell."""
         if self._size is None or not self._took or not self._running:
             return None
-        left = self._size - self._num["done"] - self._num["failed"] - self._num["skipped"]
+        left = self._size - sum(self._num.values()) + self._num["killed"]
         return statistics.fmean(self._took) * left / len(self._running)
 
     def _count(self) -> str:
-        ended = self._num["done"] + self._num["failed"] + self._num["skipped"]
+        ended = sum(self._num.values()) - self._num["killed"]
         return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
 
     def _words(self, job: Job) -> str:

@@ -1,5 +1,6 @@
 """The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,15 +12,17 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import axes_of
+from trieye.config.hydra.axes import axes_of, dimensions_of
 from trieye.config.redaction import redacted
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.process.progress import say
 from trieye.sweeps.grid import Axis, Grid, bare, with_seeds, zipped
-from trieye.sweeps.jobs import Done, Job
+from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.launcher import LauncherBody, Listed, new_record
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.report import final_table, plan_table
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
 
 _NAMED = 10
 
@@ -56,26 +59,76 @@ class SweeperBody:
             SweepError: Some of the jobs failed.
         """
         directory = Path(str(self._config.hydra.sweep.dir)).resolve()
-        given = [f"{key}={value}" for key, value in (self.options.params or {}).items()]
-        grid = grid_of([*given, *arguments], self.options, self._context.config_loader)
-        record = SweepRecord.read(directory)
-        if record is not None and record.grid is not None:
-            record.check_same(grid, directory)
-        if self.options.dry_run:
-            plan_table(grid)
-            return []
-        fresh = new_record(self._config)
-        fresh.created = record.created if record is not None else fresh.created
-        fresh.grid, fresh.size = redacted(grid.plain()), grid.size
+        words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
+        fresh, before = new_record(self._config), SweepRecord.read(directory)
         fresh.mode = self.options.mode or fresh.mode
-        fresh.write(directory)
-        OmegaConf.save(self._config, directory / "multirun.yaml")
-        ended = self._run(grid)
-        final_table(directory, fresh)
+        ended = self._of_grid(words, fresh, before) if self.options.kind == "grid" else self._of_search(words, fresh)
+        if self.options.dry_run:
+            return []
+        self._sum_up(directory, fresh, ended)
         failed = [done for done in ended if done.error is not None]
         if failed:
             raise SweepError(_about_failed(failed, len(ended), directory))
         return ended
+
+    def _of_grid(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
+        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
+        grid = grid_of(words, self.options, self._context.config_loader)
+        if before is not None and before.grid is not None:
+            before.check_same(grid, directory)
+            record.created = before.created
+        if self.options.dry_run:
+            plan_table(grid)
+            return []
+        record.grid, record.size = redacted(grid.plain()), grid.size
+        self._begin(record, directory)
+        return self._run(grid)
+
+    def _of_search(self, words: Sequence[str], record: SweepRecord) -> list[Done]:
+        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
+        dimensions = dimensions_of(words, self._context.config_loader)
+        if all(len(dimension.choices) == 1 for dimension in dimensions):
+            raise ConfigurationError(
+                "nothing to search for: type KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c for what may vary"
+            )
+        search: Search = RandomSearch(dimensions, self.options.seed)
+        if self.options.kind == "optuna":
+            search = OptunaSearch(dimensions, self.options, record.mode)
+        num = self.options.num_trials
+        if self.options.dry_run:
+            for index in range(num if self.options.kind == "random" else 1):
+                say(f"job {index}: {' '.join(search.ask(index))}")
+            return []
+        launcher = getattr(self._launcher, "body", None)
+        if not isinstance(launcher, LauncherBody):
+            raise ConfigurationError(
+                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
+            )
+        record.size = num
+        self._begin(record, directory)
+        read = (JobRecord.read(directory / str(index)) for index in range(num))
+        begun = {held.index: held.overrides for held in read if held is not None}
+        objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
+        varying = [bare(dimension.key) for dimension in dimensions if len(dimension.choices) != 1]
+        return launcher.launching(varying).run(Searching(search, num, begun, directory, objective), num)
+
+    def _begin(self, record: SweepRecord, directory: Path) -> None:
+        record.write(directory)
+        OmegaConf.save(self._config, directory / "multirun.yaml")
+
+    def _sum_up(self, directory: Path, record: SweepRecord, ended: Sequence[Done]) -> None:
+        """Write down and show what the sweep has found."""
+        numbers = {done.index: done.number for done in ended if done.number is not None and math.isfinite(done.number)}
+        record.summary = {
+            "completed": sum(done.error is None and not done.is_pruned for done in ended),
+            "failed": sum(done.error is not None for done in ended),
+            "pruned": sum(done.is_pruned for done in ended),
+        }
+        if numbers:
+            best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
+            record.summary |= {"best": best, "objective": numbers[best]}
+        record.write(directory)
+        final_table(directory, record)
 
     def _run(self, grid: Grid) -> list[Done]:
         launcher = getattr(self._launcher, "body", None)

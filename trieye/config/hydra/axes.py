@@ -1,11 +1,12 @@
 """What an override sweeps over, by Hydra's own grammar and in the order of Hydra's own sweeper."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
 from trieye.config.redaction import redacted_text
@@ -24,12 +25,8 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
     Raises:
         ConfigurationError: Something is no override, or is a range of numbers that has no steps.
     """
-    try:
-        items = OverridesParser.create(config_loader=config_loader).parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigurationError(redacted_text(str(error))) from error
     found: dict[str, tuple[str, ...]] = {}
-    for item in items:
+    for item in _parsed(overrides, config_loader):
         key = item.get_key_element()
         if not item.is_sweep_override():
             found[key] = (str(item.get_value_element_as_str()),)
@@ -49,6 +46,75 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
     return list(found.items())
 
 
+def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> list[Override]:
+    try:
+        return list(OverridesParser.create(config_loader=config_loader).parse_overrides(list(overrides)))
+    except HydraException as error:
+        raise ConfigurationError(redacted_text(str(error))) from error
+
+
 def quoted_path(path: Path) -> str:
     """Return a path as a value of Hydra's grammar."""
     return QuotedString(str(path), Quote.single).with_quotes()
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What a search may choose for a key.
+
+    Attributes:
+        key: As it is typed.
+        choices: The values, as typed; empty if it is an interval.
+        low: Lower end of an interval.
+        high: Upper end of an interval, which belongs to it.
+        is_int: Whether whole numbers only.
+        is_log: Whether it is searched by orders of magnitude.
+    """
+
+    key: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    is_int: bool = False
+    is_log: bool = False
+
+
+def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[Dimension]:
+    """Return what a search may choose for each key: `interval(a,b)`, a range of whole numbers, or single values.
+
+    `tag(log, interval(1e-5,1e-2))` is searched by orders of magnitude, `tag(int, interval(1,8))` has whole numbers.
+
+    Args:
+        overrides: As typed.
+        config_loader: As for `axes_of`.
+
+    Raises:
+        ConfigurationError: Something is no override, or an interval is none.
+    """
+    found = []
+    for word in overrides:
+        (item,) = _parsed([word], config_loader)
+        swept = item.value() if item.is_sweep_override() else None
+        if isinstance(swept, IntervalSweep):
+            found.append(_interval(item, swept))
+        elif isinstance(swept, RangeSweep) and isinstance(swept.start, int) and swept.step == 1 and not swept.shuffle:
+            numbers = swept.range()
+            key = item.get_key_element()
+            found.append(Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in swept.tags))
+        else:
+            ((key, values),) = axes_of([word], config_loader)
+            found.append(Dimension(key, values))
+    return list({dimension.key: dimension for dimension in found}.values())
+
+
+def _interval(item: Override, interval: IntervalSweep) -> Dimension:
+    low, high, tags = float(interval.start or 0.0), float(interval.end or 0.0), interval.tags
+    is_int, is_log = "int" in tags, "log" in tags
+    if unknown := sorted(tags - {"int", "log"}):
+        raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
+    if not low < high or (is_log and low <= 0):
+        wanted = "0 < a < b" if is_log else "a < b"
+        raise ConfigurationError(f"{item.input_line}: interval(a,b) needs {wanted}")
+    if is_int and not (low.is_integer() and high.is_integer()):
+        raise ConfigurationError(f"{item.input_line}: an interval of whole numbers needs whole numbers as its ends")
+    return Dimension(item.get_key_element(), low=low, high=high, is_int=is_int, is_log=is_log)
