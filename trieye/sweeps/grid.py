@@ -12,6 +12,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 _MOST_SHOWN = 10
+_LONGEST_NUMBER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,15 @@ def bare(key: str) -> str:
 def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
     """Return the overrides of keys that vary, each with the last part of its key, as people want to read them."""
     pairs = [word.partition("=") for word in overrides]
-    return [f"{bare(key).rpartition('.')[2]}={value}" for key, _, value in pairs if bare(key) in varying]
+    return [f"{bare(key).rpartition('.')[2]}={short(value)}" for key, _, value in pairs if bare(key) in varying]
+
+
+def short(value: str) -> str:
+    """Return a value as people want to read it: a number with four digits that count."""
+    try:
+        return value if len(value) <= _LONGEST_NUMBER else f"{float(value):.4g}"
+    except ValueError:
+        return value
 
 
 def same_value(one: str, other: str) -> bool:

@@ -258,6 +258,7 @@ class LauncherBody:
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         launching = self.launching(sorted(varying))
         record = SweepRecord.read(launching.directory) or new_record(launching.config)
+        record.varying = sorted(varying)
         record.size = max(record.size, initial_job_idx + len(jobs))
         record.write(launching.directory)
         ended = launching.run(Listed(jobs), len(jobs))

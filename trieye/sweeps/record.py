@@ -23,7 +23,8 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         spec: The overrides that were typed, sweeps and all, without secrets.
         own: The overrides of Hydra's own keys, such as the directory.
         grid: The grid as `Grid.plain` describes it; None for a search, whose jobs are known when they begin.
-        size: How many jobs there are; of a search, so far.
+        size: How many jobs there are.
+        varying: The keys that differ between jobs.
         mode: Whether more of the objective is better, `max` or less, `min`.
         created: When it was begun, in Unix seconds.
         summary: What a sweeper says at the end.
@@ -35,6 +36,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     own: list[str] = []
     grid: dict[str, Any] | None = None
     size: int = 0
+    varying: list[str] = []
     mode: str = "max"
     created: float = msgspec.field(default_factory=time.time)
     summary: dict[str, Any] = {}

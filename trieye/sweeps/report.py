@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import JobStatus, status_of
 
@@ -59,15 +59,21 @@ def final_table(directory: Path, record: SweepRecord, console: Console | None = 
         console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}", highlight=False, markup=False)
 
 
+def headings(keys: Sequence[str]) -> list[str]:
+    """Return keys as the columns of a table have them: by their last part, where that is enough to tell them apart."""
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
+
+
 def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> Table:
     """Return a table of jobs with what varies in them and what they returned."""
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} jobs", title_justify="left")
     table.add_column("job", justify="right")
-    for key in keys:
-        table.add_column(key, justify="right", overflow="fold")
+    for name in headings(keys):
+        table.add_column(name, justify="right", overflow="fold")
     table.add_column("objective", justify="right", style="bold")
     for job in jobs:
         value = "" if job.objective is None else f"{job.objective:g}"
-        table.add_row(str(job.index), *(job.values.get(key, "") for key in keys), value)
+        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), value)
     return table

@@ -1,6 +1,6 @@
 """How the jobs of a sweep are, from their files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,12 +52,12 @@ def status_of(directory: Path) -> list[JobStatus]:
     sweep = SweepRecord.of(directory)
     grid = sweep.the_grid() if sweep.grid is not None else None
     return [
-        _status(directory / str(index), index, grid.values(index) if grid is not None else None)
+        _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep.varying)
         for index in (grid if grid is not None else range(sweep.size))
     ]
 
 
-def _status(directory: Path, index: int, values: Mapping[str, str] | None) -> JobStatus:
+def _status(directory: Path, index: int, values: Mapping[str, str] | None, varying: Sequence[str]) -> JobStatus:
     try:
         record = JobRecord.read(directory)
     except SerializationError as error:
@@ -66,7 +66,7 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None) -> Jo
         return JobStatus(index, "missing", values or {})
     if values is None:
         pairs = (word.partition("=") for word in record.overrides)
-        values = {bare(key): value for key, _, value in pairs}
+        values = {bare(key): value for key, _, value in pairs if bare(key) in varying}
     state = record.state_now
     how: How = "incomplete" if state == "lost" or state == "interrupted" else state  # noqa: PLR1714 - for mypy
     saved = how == "incomplete" and any((directory / RUN / "checkpoints").glob("checkpoint_step_*"))

@@ -23,6 +23,7 @@ from trieye.sweeps.launcher import LauncherBody, Listed, new_record
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
+from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
 
@@ -81,6 +82,7 @@ class SweeperBody:
             plan_table(grid)
             return []
         record.grid, record.size = redacted(grid.plain()), grid.size
+        record.varying = [bare(key) for key in grid.varying]
         self._begin(record, directory)
         return self._run(grid)
 
@@ -104,13 +106,12 @@ class SweeperBody:
             raise ConfigurationError(
                 "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
             )
-        record.size = num
+        record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
         self._begin(record, directory)
         read = (JobRecord.read(directory / str(index)) for index in range(num))
         begun = {held.index: held.overrides for held in read if held is not None}
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        varying = [bare(dimension.key) for dimension in dimensions if len(dimension.choices) != 1]
-        return launcher.launching(varying).run(Searching(search, num, begun, directory, objective), num)
+        return launcher.launching(record.varying).run(Searching(search, num, begun, directory, objective), num)
 
     def _begin(self, record: SweepRecord, directory: Path) -> None:
         record.write(directory)
@@ -128,6 +129,7 @@ class SweeperBody:
             best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
             record.summary |= {"best": best, "objective": numbers[best]}
         record.write(directory)
+        show_in_mlflow(directory, record)
         final_table(directory, record)
 
     def _run(self, grid: Grid) -> list[Done]:

@@ -1,0 +1,60 @@
+"""What MLflow shows of a sweep as a whole, in the run below which its members lie."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import TrieyeError
+from trieye.sinks.mlflow import store as mlflow_store
+from trieye.sinks.mlflow.run import PARENT_TAG, milliseconds
+
+_TABLE = "jobs.json"
+_LONGEST_PARAM = 500
+_NOTE, _TABLES = "mlflow.note.content", "mlflow.loggedArtifacts"
+
+
+def describe_sweep(
+    uri: str, member_id: str, *, params: Mapping[str, str], metrics: Mapping[str, float], table: bytes, note: str
+) -> None:
+    """Show in MLflow what varies in a sweep, how its jobs ended, and all of them as a table, in the place of an older one.
+
+    Args:
+        uri: The store or server.
+        member_id: The MLflow run of any member.
+        params: What varies, with all its values.
+        metrics: How many jobs ended how, and the best objective.
+        table: The jobs, `{"columns": [...], "data": [[...], ...]}`.
+        note: The same as Markdown, for the page of the run.
+
+    Raises:
+        ConfigurationError: The password of the store is written down nowhere.
+        TrieyeError: MLflow does not answer, or refuses.
+    """
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+    mlflow_store.require_password(uri)
+    mlflow_store.prepare_client(uri)
+    client: Any = MlflowClient(tracking_uri=uri)
+    try:
+        parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)
+        if parent_id is None:
+            return  # it was deleted by hand
+        parent = client.get_run(parent_id)
+        now = milliseconds(time.time())
+        # a parameter can never be changed: of a sweep that has grown, a tag tells the values
+        fresh = {key: value[:_LONGEST_PARAM] for key, value in params.items() if key not in parent.data.params}
+        grown = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
+        tags = {_NOTE: note, _TABLES: json.dumps([{"path": _TABLE, "type": "table"}]), **grown}
+        client.log_batch(
+            parent_id,
+            metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
+            params=[Param(key, value) for key, value in fresh.items()],
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        client.log_text(parent_id, table.decode(), _TABLE)
+    except Exception as error:  # the border to MLflow
+        reason = redacted_text(str(error)).partition("\n")[0]
+        raise TrieyeError(f"the sweep cannot be shown in MLflow at {redacted_text(uri)}: {reason}") from error

@@ -1,0 +1,110 @@
+"""What a tracker shows of a sweep as a whole."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from trieye.config import TrieyeConfig
+from trieye.config.redaction import with_secrets
+from trieye.exceptions import TrieyeError
+from trieye.files.run_files import CONFIGS, RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.process.progress import say
+from trieye.run.table import table
+from trieye.sweeps.jobs import RUN
+from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import JobStatus, status_of
+
+_MOST_NOTED = 30
+
+
+def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
+    """Show the sweep in the MLflow run below which those of its jobs lie; do nothing if it has none.
+
+    A sweep is not lost with its picture, so what MLflow refuses is only said.
+
+    Args:
+        directory: Of the sweep.
+        record: The sweep.
+    """
+    jobs = status_of(directory)
+    members = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
+    first = next((index for index, member in members.items() if member is not None), None)
+    if first is None:
+        return
+    try:
+        config = _config_of((directory / str(first) / RUN).resolve())
+        if not config.sinks.mlflow.enabled:
+            return
+        from trieye.sinks.mlflow.sweeps import describe_sweep
+
+        uri, member = config.persistence.MLFLOW_TRACKING_URI, members[first]
+        counts = Counter(job.how for job in jobs)
+        metrics = {f"jobs/{how}": float(number) for how, number in counts.items()}
+        if "objective" in record.summary:
+            metrics["best_objective"] = float(record.summary["objective"])
+        describe_sweep(
+            uri,
+            str(member),
+            params=_axes(jobs),
+            metrics=metrics,
+            table=table("jobs", _columns(jobs, members), step=0, time=time.time()).json,
+            note=_note(jobs, record),
+        )
+    except (TrieyeError, OSError, ValueError) as error:
+        say(f"sweep: {error}")
+
+
+def _config_of(run_dir: Path) -> TrieyeConfig:
+    """Return the config of a run, without the groups of the project."""
+    held = json.loads((run_dir / CONFIGS).read_text("utf-8"))
+    fields = {name: value for name, value in held.items() if name in TrieyeConfig.model_fields}
+    return TrieyeConfig.model_validate(with_secrets(fields))
+
+
+def _mlflow_id(directory: Path, job: JobStatus) -> str | None:
+    try:
+        held = RunRecord.read(directory / str(job.index) / RUN / RUN_RECORD)
+    except (TrieyeError, OSError):
+        return None
+    return held.mlflow_run_id if held is not None else None
+
+
+def _axes(jobs: Sequence[JobStatus]) -> dict[str, str]:
+    keys = dict.fromkeys(key for job in jobs for key in job.values)
+    return {key: ", ".join(dict.fromkeys(job.values[key] for job in jobs if key in job.values)) for key in keys}
+
+
+def _columns(jobs: Sequence[JobStatus], members: dict[int, str | None]) -> dict[str, list[str | float | int | None]]:
+    keys = dict.fromkeys(key for job in jobs for key in job.values)
+    return {
+        "job": [job.index for job in jobs],
+        "state": [job.how for job in jobs],
+        **{key: [job.values.get(key) for job in jobs] for key in keys},
+        "objective": [job.objective for job in jobs],
+        "run": [members.get(job.index) for job in jobs],
+    }
+
+
+def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    ranked = sorted(
+        (job for job in jobs if job.objective is not None),
+        key=lambda job: job.objective or 0.0,
+        reverse=record.mode == "max",
+    )
+    told = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
+    lines = [
+        f"{len(jobs)} jobs: {told}",
+        "",
+        f"| job | {' | '.join(keys)} | objective |",
+        "|" + " --- |" * (len(keys) + 2),
+    ]
+    for job in ranked[:_MOST_NOTED]:
+        cells = [str(job.index), *(job.values.get(key, "").replace("|", r"\|") for key in keys), f"{job.objective:g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(ranked) > _MOST_NOTED:
+        lines += ["", f"and {len(ranked) - _MOST_NOTED} more, in jobs.json"]
+    return "\n".join(lines)
