@@ -9,7 +9,7 @@ from pathlib import Path
 from trieye.config import TrieyeConfig
 from trieye.config.redaction import with_secrets
 from trieye.exceptions import TrieyeError
-from trieye.files.run_files import CONFIGS, RUN_RECORD
+from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.process.progress import say
 from trieye.run.table import table
@@ -17,6 +17,7 @@ from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import JobStatus, status_of
 
+CONFIGS = "configs.json"
 _MOST_NOTED = 30
 
 

@@ -18,7 +18,7 @@ _NOTE, _TABLES = "mlflow.note.content", "mlflow.loggedArtifacts"
 def describe_sweep(
     uri: str, member_id: str, *, params: Mapping[str, str], metrics: Mapping[str, float], table: bytes, note: str
 ) -> None:
-    """Show in MLflow what varies in a sweep, how its jobs ended, and all of them as a table, in the place of an older one.
+    """Show in MLflow what varies in a sweep, how its jobs ended, and a table of them; what was there goes.
 
     Args:
         uri: The store or server.

@@ -1,0 +1,154 @@
+"""Searches: what is drawn, what Optuna hears, and sweeps of a real program that it steers."""
+
+import math
+import textwrap
+
+import pytest
+
+from tests.sweeps.programs import started
+from trieye.config.hydra.axes import Dimension, dimensions_of
+from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.search import OptunaSearch, RandomSearch
+from trieye.sweeps.status import status_of
+
+SPEC = ["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=tag(int,log,interval(1,64))", "k=range(2,5)", "a=b,c"]
+
+
+def values(overrides):
+    return dict(word.split("=", 1) for word in overrides)
+
+
+def test_what_may_vary_is_read_by_hydras_grammar():
+    x, lr, n, k, a, fixed = dimensions_of([*SPEC, "agent.depth=3"])
+    assert (x.low, x.high, x.is_int, x.is_log) == (-1, 1, False, False)
+    assert (lr.low, lr.high, lr.is_log) == (1e-5, 1e-1, True)
+    assert (n.low, n.high, n.is_int, n.is_log) == (1, 64, True, True)
+    assert (k.low, k.high, k.is_int) == (2, 4, True)
+    assert (a.choices, fixed.choices) == (("b", "c"), ("3",))
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("x=interval(1,1)", "interval\\(a,b\\) needs a < b"),
+        ("x=tag(log,interval(0,1))", "needs 0 < a < b"),
+        ("x=tag(int,interval(0.5,2))", "whole numbers as its ends"),
+        ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
+    ],
+)
+def test_an_interval_that_is_none_is_refused(word, said):
+    with pytest.raises(ConfigurationError, match=said):
+        dimensions_of([word])
+
+
+@pytest.mark.parametrize("kind", ["random", "optuna"])
+def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
+    dimensions = dimensions_of(SPEC)
+    search = RandomSearch(dimensions, 3)
+    if kind == "optuna":
+        search = OptunaSearch(dimensions, SweeperConfig(kind="optuna", sampler="random", seed=3), "max")
+    drawn = [values(search.ask(index)) for index in range(400)]
+    assert all(-1 <= float(held["x"]) <= 1 for held in drawn)
+    assert all(1e-5 <= float(held["lr"]) <= 1e-1 for held in drawn)
+    assert {held["k"] for held in drawn} == {"2", "3", "4"}
+    assert {held["a"] for held in drawn} == {"b", "c"}
+    assert {1, 64} <= {int(held["n"]) for held in drawn} <= set(range(1, 65))
+    small = sum(float(held["lr"]) < 1e-3 for held in drawn)
+    assert 150 < small < 250  # half of the orders of magnitude
+    assert sum(int(held["n"]) <= 8 for held in drawn) > 150
+
+
+def test_a_job_of_a_random_search_tries_the_same_whenever_it_is_begun():
+    dimensions = dimensions_of(SPEC)
+    first = [RandomSearch(dimensions, 0).ask(index) for index in range(5)]
+    assert [RandomSearch(dimensions, 0).ask(index) for index in reversed(range(5))] == first[::-1]
+    assert RandomSearch(dimensions, 1).ask(0) != first[0]
+
+
+def trained(search, indices, reach):
+    for index in indices:
+        overrides = search.ask(index)
+        search.tell(index, overrides, reach(float(values(overrides)["x"])), is_pruned=False)
+
+
+def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
+    dimensions, options = [Dimension("x", low=-10, high=10)], SweeperConfig(kind="optuna", seed=1)
+    reach = lambda x: -((x - 3) ** 2)  # noqa: E731
+    begun = OptunaSearch(dimensions, options, "max")
+    trained(begun, range(40), reach)
+    later = OptunaSearch(dimensions, options, "max")
+    for trial in begun._study.trials:  # its own
+        later.tell(trial.number, [f"x={trial.params['x']!r}"], trial.value, is_pruned=False)
+    trained(later, range(40, 50), reach)
+    asked = [trial.params["x"] for trial in later._study.trials[40:]]
+    assert sum(abs(x - 3) < 2 for x in asked) >= 7  # a fifth of the interval
+    fresh = [float(values(OptunaSearch(dimensions, options, "max").ask(0))["x"])]
+    assert abs(fresh[0] - 3) > 2
+
+
+def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops_nothing():
+    search = OptunaSearch([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna"), "min")
+    search.tell(0, ["x=7.5"], 1.0, is_pruned=False)
+    search.tell(1, ["y=0.5"], 1.0, is_pruned=False)
+    search.tell(2, search.ask(2), None, is_pruned=False)
+    search.tell(3, search.ask(3), math.nan, is_pruned=False)
+    states = [trial.state.name for trial in search._study.trials]
+    assert states == ["FAIL", "FAIL"]
+
+
+def test_a_pruner_gives_up_what_stays_below_the_others():
+    search = OptunaSearch([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna", pruner="median"), "max")
+    for index in range(4):
+        overrides = search.ask(index)
+        assert not any(search.is_hopeless(index, step, 10.0 + step) for step in range(1, 6))
+        search.tell(index, overrides, 15.0, is_pruned=False)
+    search.ask(4)
+    assert any(search.is_hopeless(4, step, 1.0) for step in range(1, 6))
+    search.ask(5)
+    assert not any(search.is_hopeless(5, step, 20.0) for step in range(1, 6))
+
+
+def test_optuna_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]' \(or kind=random\)"):
+        OptunaSearch([], SweeperConfig(kind="optuna"), "max")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kind": "random", "seeds": 3}, "seeds is only for kind=grid"),
+        ({"kind": "random", "pruner": "median"}, "pruner is only for kind=optuna"),
+        ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        SweeperConfig.model_validate(given)
+
+
+PROGRAM = textwrap.dedent("""
+    import hydra
+    @hydra.main(config_path=None, config_name=None, version_base="1.3")
+    def main(cfg):
+        return -(float(cfg.x) - 0.25) ** 2
+    main()
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["random", "optuna"])
+def test_a_search_runs_to_its_end_in_one_go_or_two(tmp_path, kind):
+    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "+x=interval(0,1)", "hydra.sweep.dir=s"]
+    words += ["hydra.launcher.isolate=none", f"hydra.sweeper.kind={kind}"]
+    first = started(tmp_path, PROGRAM, *words, "hydra.sweeper.num_trials=3")
+    assert first.returncode == 0, first.stderr
+    before = {job.index: (job.values, job.objective) for job in status_of(tmp_path / "s")}
+    again = started(tmp_path, PROGRAM, *words, "hydra.sweeper.num_trials=5")
+    assert again.returncode == 0, again.stderr
+    assert "3 skipped" in again.stderr
+    jobs = status_of(tmp_path / "s")
+    assert [job.how for job in jobs] == ["completed"] * 5
+    assert {job.index: (job.values, job.objective) for job in jobs[:3]} == before
+    assert all(abs(job.objective + (float(job.values["+x".lstrip("+")]) - 0.25) ** 2) < 1e-9 for job in jobs)
