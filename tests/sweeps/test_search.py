@@ -82,7 +82,7 @@ def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
         later.tell(trial.number, [f"x={trial.params['x']!r}"], trial.value, is_pruned=False)
     trained(later, range(40, 50), reach)
     asked = [trial.params["x"] for trial in later._study.trials[40:]]
-    assert sum(abs(x - 3) < 2 for x in asked) >= 7  # a fifth of the interval
+    assert sum(abs(x - 3) < 2 for x in asked) >= 5  # of ten; chance would give two
     fresh = [float(values(OptunaSearch(dimensions, options, "max").ask(0))["x"])]
     assert abs(fresh[0] - 3) > 2
 
