@@ -89,19 +89,21 @@ class Launching:
         self._ended: dict[int, Done] = {}
         self._hopeless: dict[int, float] = {}
         self._deaths: dict[int, int] = {}
-        self._stops = False
+        self._stops = self._repeats = False
 
-    def run(self, source: Source, size: int | None) -> list[Done]:
+    def run(self, source: Source, size: int | None, *, repeats: bool = False) -> list[Done]:
         """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
 
         Args:
             source: Where they come from.
             size: How many there will be; None if nobody knows.
+            repeats: Whether jobs run again that were completed when the sweep ran the last time.
 
         Raises:
             ConfigurationError: A job was another one when the sweep was started the last time.
             KeyboardInterrupt: Ctrl-C; what runs has ended then.
         """
+        self._repeats = repeats
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +185,7 @@ class Launching:
                 f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
                 "wait for it, or end it"
             )
-        if record.state not in ("completed", "pruned"):
+        if self._repeats or record.state not in ("completed", "pruned"):
             return None
         return Done(job.index, record.objective, is_pruned=record.state == "pruned")
 
@@ -261,13 +263,13 @@ class LauncherBody:
         record.varying = sorted(varying)
         record.size = max(record.size, initial_job_idx + len(jobs))
         record.write(launching.directory)
-        ended = launching.run(Listed(jobs), len(jobs))
+        ended = launching.run(Listed(jobs), len(jobs), repeats=True)  # as other launchers do
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
 
 
 def new_record(config: DictConfig) -> SweepRecord:
     """Return the record of a sweep that is about to begin, without its grid."""
-    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=True)
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
     return SweepRecord(
