@@ -74,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from trieye.config.redaction import redacted_text
     from trieye.config.sweeper import SweeperConfig
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.report import plan_table
@@ -86,20 +87,19 @@ def _plan(options: argparse.Namespace) -> int:
         "without": [dict(_pair(pair) for pair in group.split(",")) for group in options.without],
     }
     grid = grid_of(words, SweeperConfig.model_validate(given))
+    if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
+        grid = before.going_on(grid, words, options.out)
     plan_table(grid)
     if options.out is not None:
         own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
-        before = SweepRecord.read(options.out)
-        if before is not None:
-            before.check_same(grid, options.out)
-        SweepRecord(
+        record = SweepRecord(
             program=program,
             working_dir=str(Path.cwd()),
-            spec=words,
+            spec=[redacted_text(word) for word in words],
             own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own],
-            grid=grid.plain(),
-            size=grid.size,
-        ).write(options.out)
+        )
+        record.set_grid(grid)
+        record.write(options.out)
         print(f"written to {options.out}; run it: trieye sweep relaunch {options.out}")
     return 0
 

@@ -1,18 +1,25 @@
 """Grid: the jobs of a sweep by their number, without a list of them."""
 
 import hashlib
+import itertools
 import json
 import math
+import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 from trieye.config.base import did_you_mean
+from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError
 
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
+_LARGEST_TABLE = 1024
+_SPACE = re.compile(r"(?<=[\[{,:]) +")
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +34,20 @@ class Axis:
     keys: tuple[str, ...]
     places: tuple[tuple[str, ...], ...]
 
-    def overrides(self, place: int) -> list[str]:
+    def overrides(self, place: int) -> tuple[str, ...]:
         """Return what a place along the axis sets, as overrides."""
-        return [f"{key}={value}" for key, value in zip(self.keys, self.places[place], strict=True)]
+        return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[place], strict=True))
+
+    def has_values_of(self, other: Self) -> bool:
+        """Tell whether another axis has the same values for each key, in whatever order."""
+        if self.keys != other.keys or len(self.places) != len(other.places):
+            return False
+        columns = zip(zip(*self.places, strict=True), zip(*other.places, strict=True), strict=True)
+        return all(sorted(mine) == sorted(theirs) for mine, theirs in columns)
+
+    def begins_with(self, other: Self) -> bool:
+        """Tell whether it is another axis with further places at its end, or with none."""
+        return self.keys == other.keys and self.places[: len(other.places)] == other.places
 
 
 @dataclass(frozen=True)
@@ -75,10 +93,28 @@ class Grid:
         Raises:
             IndexError: There is no such job.
         """
-        words: list[str] = []
-        for axis, place in zip(self.axes, self.places_of(index), strict=True):
-            words += axis.overrides(place)
-        return tuple(words)
+        self._check(index)
+        words: tuple[str, ...] = ()
+        for table in self._tables:
+            index, place = divmod(index, len(table))
+            words = table[place] + words
+        return words
+
+    @cached_property
+    def _tables(self) -> list[list[tuple[str, ...]]]:
+        """The overrides of neighbouring axes together, from the fastest on: a look-up takes 0.4 us for four axes."""
+        tables: list[list[tuple[str, ...]]] = [[()]]
+        for axis in reversed(self.axes):
+            here = [axis.overrides(place) for place in range(len(axis.places))]
+            if len(here) * len(tables[-1]) <= _LARGEST_TABLE:
+                tables[-1] = [slow + fast for slow in here for fast in tables[-1]]
+            else:
+                tables.append(here)
+        return tables
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < self.size:
+            raise IndexError(f"job {index}: the sweep has the jobs 0 to {self.size - 1}")
 
     def places_of(self, index: int) -> tuple[int, ...]:
         """Return the place of a job along each axis.
@@ -86,8 +122,7 @@ class Grid:
         Raises:
             IndexError: There is no such job.
         """
-        if not 0 <= index < self.size:
-            raise IndexError(f"job {index}: the sweep has the jobs 0 to {self.size - 1}")
+        self._check(index)
         return tuple(index // stride % len(axis.places) for axis, stride in zip(self.axes, self._strides, strict=True))
 
     def values(self, index: int) -> dict[str, str]:
@@ -125,24 +160,22 @@ class Grid:
         Raises:
             ConfigurationError: No axis has a key or a value.
         """
-        chosen = [range(len(axis.places)) for axis in self.axes]
-        allowed: list[Sequence[int]] = list(chosen)
+        allowed: list[Sequence[int]] = [range(len(axis.places)) for axis in self.axes]
         for key, value in wanted.items():
             number, places = self._places(key, value)
             allowed[number] = [place for place in allowed[number] if place in places]
-        yield from self._numbers(allowed, 0, 0)
-
-    def _numbers(self, allowed: Sequence[Sequence[int]], axis: int, base: int) -> Iterator[int]:
-        if axis == len(allowed):
-            if not self.is_left_out(base):
-                yield base
-            return
-        for place in allowed[axis]:
-            yield from self._numbers(allowed, axis + 1, base + place * self._strides[axis])
+        for chosen in itertools.product(*allowed):
+            index = sum(map(operator.mul, chosen, self._strides))
+            if not self.is_left_out(index):
+                yield index
 
     def _places(self, key: str, value: str) -> tuple[int, list[int]]:
         """Return the axis with a key, and the places along it with a value."""
-        known = {bare(name): (number, at) for number, axis in enumerate(self.axes) for at, name in enumerate(axis.keys)}
+        known: dict[str, tuple[int, int]] = {}
+        for number, axis in enumerate(self.axes):
+            for at, name in enumerate(axis.keys):
+                if len(axis.places) > 1 or bare(name) not in known:  # `x=1,2 ~x` has two axes of x
+                    known[bare(name)] = (number, at)
         if bare(key) not in known:
             raise ConfigurationError(
                 f"{key}: the sweep has no such axis{did_you_mean(key, known)} (axes: {', '.join(known) or 'none'})"
@@ -161,6 +194,14 @@ class Grid:
         held = json.dumps(self.plain(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(held.encode()).hexdigest()[:12]
 
+    def without_secrets(self) -> Self:
+        """Return the grid as it may be written down: with `***` in the place of secrets."""
+        axes = []
+        for axis in self.axes:
+            columns = redacted(dict(zip(axis.keys, zip(*axis.places, strict=True), strict=True)))
+            axes.append(Axis(axis.keys, tuple(zip(*columns.values(), strict=True))))
+        return type(self)(tuple(axes), tuple(redacted(dict(combination)) for combination in self.without))
+
     def plain(self) -> dict[str, Any]:
         """Return it as what JSON can hold; `of_plain` makes it again."""
         return {
@@ -176,14 +217,37 @@ class Grid:
 
     def first_renumbered(self, then: Self) -> int | None:
         """Return the first job of an earlier grid that has another number here, or none; None if all are as before."""
-        rest_is_same = bool(self.axes and then.axes) and self.axes[1:] == then.axes[1:]
-        if rest_is_same and self.axes[0].keys == then.axes[0].keys:
-            before = then.axes[0].places
-            if self.axes[0].places[: len(before)] == before:
+        pairs = list(zip(self.axes, then.axes, strict=False))
+        grown = next((at for at, (now, before) in enumerate(pairs) if now != before), None)
+        if len(self.axes) == len(then.axes):
+            if grown is None:
                 return None
-        if self.size < then.size:
-            return self.size
-        return next((index for index in range(then.size) if self[index] != then[index]), None)
+            is_slowest = all(len(now.places) == 1 for now, _ in pairs[:grown])
+            if (
+                is_slowest
+                and self.axes[grown + 1 :] == then.axes[grown + 1 :]
+                and self.axes[grown].begins_with(then.axes[grown])
+            ):
+                return None
+        both = min(self.size, then.size)
+        gone = both if both < then.size else None
+        return next((index for index in range(both) if self[index] != then[index]), gone)
+
+    def in_the_order_of(self, then: Self, keys: set[str]) -> Self:
+        """Return the grid with the order of an earlier one along axes with the same values.
+
+        Args:
+            then: The earlier grid.
+            keys: Which axes may be put into another order, by one of their keys as typed.
+        """
+        before = {axis.keys: axis for axis in then.axes}
+        axes = (
+            before[axis.keys]
+            if axis.keys in before and not keys.isdisjoint(axis.keys) and axis.has_values_of(before[axis.keys])
+            else axis
+            for axis in self.axes
+        )
+        return type(self)(tuple(axes), self.without)
 
 
 def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
@@ -216,7 +280,7 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
         ConfigurationError: A key has no axis, or those of a group are not of one length.
     """
     held = list(axes)
-    for group in groups:
+    for group in (list(map(bare, named)) for named in groups):
         by_key = {bare(key): axis for axis in held for key in axis.keys}
         for key in group:
             if key not in by_key:
@@ -224,8 +288,8 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
                     f"zip={','.join(group)}: the sweep has no axis {key}{did_you_mean(key, by_key)} "
                     f"(axes: {', '.join(by_key) or 'none'})"
                 )
-        members = [by_key[key] for key in group]
-        lengths = {key: len(axis.places) for key, axis in zip(group, members, strict=True)}
+        members = list(dict.fromkeys(by_key[key] for key in group))
+        lengths = {key: len(by_key[key].places) for key in group}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
             raise ConfigurationError(
@@ -234,8 +298,11 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
         places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
         together = Axis(sum((axis.keys for axis in members), ()), places)
         at = min(held.index(axis) for axis in members)
-        held[at] = together
-        held = [axis for axis in held if axis not in members]
+        held = [
+            together if number == at else axis
+            for number, axis in enumerate(held)
+            if number == at or axis not in members
+        ]
     return tuple(held)
 
 
@@ -259,10 +326,15 @@ def short(value: str) -> str:
 
 
 def same_value(one: str, other: str) -> bool:
-    """Tell whether two values are the same, also where a number is written in another way."""
+    """Tell whether two values are the same, also where a number, a list or null is written in another way."""
     if one == other:
         return True
     try:
         return float(one) == float(other)
     except ValueError:
-        return one.strip("'\"") == other.strip("'\"")
+        return _simplest(one) == _simplest(other)
+
+
+def _simplest(value: str) -> str:
+    """Return a value as the grammar of Hydra writes it, also where it was written by YAML or Python; without quotes."""
+    return _WORDS.get(value.casefold()) or _SPACE.sub("", value).strip("'\"")

@@ -1,6 +1,7 @@
 """SweepRecord: what a sweep is, in its sweep.json, by which it is looked at and started again."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,9 @@ from trieye.files.atomic import write_atomic
 from trieye.sweeps.grid import Grid
 
 SWEEP = "sweep.json"
+ONLY = "hydra.launcher.only="
+"""The option by which some jobs of a sweep are run again; it is none of the sweep."""
+
 _SHOWN = 5
 
 
@@ -84,26 +88,46 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         """Return the grid.
 
         Raises:
-            ConfigurationError: It is a search, which has none.
+            ConfigurationError: It has none.
         """
         if self.grid is None:
-            raise ConfigurationError("this sweep is a search: what a job is to try is known when it begins")
+            raise ConfigurationError(
+                "this sweep has no grid: it is a search, whose jobs are known when they begin, or was begun with "
+                "another sweeper than hydra/sweeper=trieye"
+            )
         return Grid.of_plain(self.grid)
 
-    def check_same(self, grid: Grid, directory: Path) -> None:
-        """Make sure that a grid may take the place of the one in the record.
+    def follow(self, before: Self) -> None:
+        """Take what a further start leaves as it was; one that is for some of the jobs has options of its own."""
+        self.created = before.created
+        if any(word.startswith(ONLY) for word in self.own):
+            self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
+
+    def set_grid(self, grid: Grid) -> None:
+        """Note which jobs there are."""
+        self.grid, self.size = grid.without_secrets().plain(), grid.size
+
+    def going_on(self, grid: Grid, words: Sequence[str], directory: Path) -> Grid:
+        """Return the grid with which the sweep goes on: a shuffled axis keeps the order that it had.
+
+        Args:
+            grid: That of the words.
+            words: What was typed now.
+            directory: Of the sweep.
 
         Raises:
             ConfigurationError: A job would get another number.
         """
+        if self.grid is None:
+            return grid
         then = self.the_grid()
-        if then.without != grid.without and then.axes == grid.axes:
-            return  # left out or not, each has its number
-        changed = grid.first_renumbered(then)
+        grid = grid.in_the_order_of(then, {word.partition("=")[0] for word in words if "shuffle(" in word})
+        after = grid.without_secrets()
+        changed = after.first_renumbered(then)
         if changed is None:
-            return
+            return grid
         was = " ".join(then[changed]) if changed < then.size else "none"
-        now = f"would be {' '.join(grid[changed])!r}" if changed < grid.size else "would be gone"
+        now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
             f"{directory}: its job {changed} is {was!r} and {now}; a sweep grows by values that are added at the end "
             "of its first key (a seed, say) and by nothing else. For another sweep leave hydra.sweep.dir out, or name "

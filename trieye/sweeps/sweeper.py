@@ -13,7 +13,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import axes_of, dimensions_of
-from trieye.config.redaction import redacted
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
@@ -63,7 +62,11 @@ class SweeperBody:
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
         fresh, before = new_record(self._config), SweepRecord.read(directory)
         fresh.mode = self.options.mode or fresh.mode
-        ended = self._of_grid(words, fresh, before) if self.options.kind == "grid" else self._of_search(words, fresh)
+        ended = (
+            self._of_grid(words, fresh, before)
+            if self.options.kind == "grid"
+            else self._of_search(words, fresh, before)
+        )
         if self.options.dry_run:
             return []
         self._sum_up(directory, fresh, ended)
@@ -75,18 +78,18 @@ class SweeperBody:
     def _of_grid(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         grid = grid_of(words, self.options, self._context.config_loader)
-        if before is not None and before.grid is not None:
-            before.check_same(grid, directory)
-            record.created = before.created
+        if before is not None:
+            grid = before.going_on(grid, words, directory)
+            record.follow(before)
         if self.options.dry_run:
             plan_table(grid)
             return []
-        record.grid, record.size = redacted(grid.plain()), grid.size
+        record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
         self._begin(record, directory)
         return self._run(grid)
 
-    def _of_search(self, words: Sequence[str], record: SweepRecord) -> list[Done]:
+    def _of_search(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
@@ -107,6 +110,8 @@ class SweeperBody:
                 "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
             )
         record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
+        if before is not None:
+            record.follow(before)
         self._begin(record, directory)
         read = (JobRecord.read(directory / str(index)) for index in range(num))
         begun = {held.index: held.overrides for held in read if held is not None}

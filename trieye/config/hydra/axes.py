@@ -8,6 +8,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
@@ -23,7 +24,7 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
         config_loader: Knows the options of groups, over which `glob(*)` sweeps.
 
     Raises:
-        ConfigurationError: Something is no override, or is a range of numbers that has no steps.
+        ConfigurationError: Something is no override, has no values, or is a range of numbers that has no steps.
     """
     found: dict[str, tuple[str, ...]] = {}
     for item in _parsed(overrides, config_loader):
@@ -35,9 +36,15 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
                 found[key] = tuple(item.sweep_string_iterator())
             except HydraException as error:
                 raise ConfigurationError(
-                    f"{item.input_line}: {error}; which options there are is known to the program only, so start "
-                    "that with -m"
+                    f"{item.input_line}: which options there are is known to the program only; start that with -m, "
+                    "or type them"
                 ) from error
+            except OmegaConfBaseException as error:
+                raise ConfigurationError(f"{item.input_line}: a range cannot stand beside other values") from error
+            except ValueError as error:  # of a range
+                raise ConfigurationError(f"{item.input_line}: {error}") from error
+            if not found[key]:
+                raise ConfigurationError(f"{item.input_line}: {key} would have no values, so there would be no jobs")
         else:
             raise ConfigurationError(
                 f"{item.input_line}: an interval has no steps, so a grid cannot have it; type values, as in "
@@ -47,10 +54,15 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
 
 
 def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> list[Override]:
-    try:
-        return list(OverridesParser.create(config_loader=config_loader).parse_overrides(list(overrides)))
-    except HydraException as error:
-        raise ConfigurationError(redacted_text(str(error))) from error
+    parser, items = OverridesParser.create(config_loader=config_loader), []
+    for word in overrides:
+        try:
+            items += parser.parse_overrides([word])
+        except HydraException as error:
+            shown = redacted_text(word)  # of one with a secret the parser would say that
+            said = " ".join(str(error).partition("\nSee https:")[0].split()) if shown == word else "see its brackets"
+            raise ConfigurationError(f"{shown}: this is no override: {said}") from error
+    return items
 
 
 def quoted_path(path: Path) -> str:

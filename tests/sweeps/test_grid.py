@@ -1,0 +1,314 @@
+"""The jobs of a grid and their numbers, beside those of Hydra's own sweeper."""
+
+import json
+import timeit
+
+import pytest
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.sweeps.grid import Axis, Grid, same_value, with_seeds, zipped
+from trieye.sweeps.record import SWEEP, SweepRecord
+from trieye.sweeps.sweeper import grid_of
+
+PLAIN = SweeperConfig()
+
+
+def grid(*words, **options):
+    return grid_of(words, SweeperConfig(**options))
+
+
+def hydras(words, loader=None):
+    """Return the jobs of Hydra's own sweeper, in its order."""
+    overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    (batch,) = BasicSweeper.split_arguments(overrides, None)
+    return [tuple(job) for job in batch]
+
+
+names = st.sampled_from(["lr", "agent.lr", "agent", "env@train.env", "layers.0.units", "a_b"])
+texts = st.text(
+    st.characters(codec="ascii", categories=["L", "N", "P", "S", "Zs"], exclude_characters="\\'"), max_size=6
+)
+values = st.one_of(
+    st.integers(-100, 100).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["true", "False", "null", "nan", "inf", "1e-4", "dqn", "a-b", "x/y.z", "a\\,b", "''", '"a b"']),
+    st.sampled_from(["${other}", "${oc.env:HOME}", "'${other},1'", "[1, 2]", "[]", "{x: 1, y: [a]}", "[${b},'c d']"]),
+    texts.map("'{}'".format),
+)
+ranges = st.builds(
+    "range({},{},{})".format,
+    st.integers(-3, 0),
+    st.integers(1, 4),
+    st.sampled_from(["1", "2", "0.5", "1.25"]),
+)
+several = st.lists(values, min_size=2, max_size=3).map(",".join)
+choices = several.map("choice({})".format)
+sorts = st.one_of(
+    st.lists(st.integers(-9, 9).map(str), min_size=2, max_size=3).map(",".join).map("sort({},reverse=true)".format),
+    ranges.map("tag(x,{})".format),
+    st.lists(st.integers(0, 9).map(str), min_size=2, max_size=3).map(",".join).map("float({})".format),
+)
+deletions = st.one_of(names.map("~{}".format), st.builds("~{}={}".format, names, values))
+words = st.one_of(
+    st.builds(
+        "{}{}={}".format, st.sampled_from(["", "", "+", "++"]), names, values | several | ranges | choices | sorts
+    ),
+    deletions,
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(words, max_size=5))
+def test_jobs_have_the_numbers_that_hydra_gives_them(spec):
+    try:
+        jobs = hydras(spec)
+    except HydraException:  # `choice(0,null)`
+        with pytest.raises(ConfigurationError):
+            grid(*spec)
+        return
+    ours = grid(*spec)
+    assert [ours[index] for index in ours] == jobs
+    assert (ours.size, list(ours)) == (len(jobs), list(range(len(jobs))))
+    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+    for index in {0, len(jobs) // 2, len(jobs) - 1}:
+        places = ours.places_of(index)
+        assert (
+            tuple(word for axis, at in zip(ours.axes, places, strict=True) for word in axis.overrides(at))
+            == jobs[index]
+        )
+        wanted = ours.values(index)
+        alike = [other for other in ours if all(same_value(ours.values(other)[key], wanted[key]) for key in wanted)]
+        assert index in alike
+        assert list(ours.find(wanted)) == alike
+
+
+def test_a_glob_has_the_options_that_the_program_has(tmp_path):
+    (tmp_path / "train.yaml").write_text("seed: 0\n")
+    (tmp_path / "agent").mkdir()
+    for name in ("dqn", "ppo", "sac"):
+        (tmp_path / "agent" / f"{name}.yaml").write_text(f"name: {name}\n")
+    spec = ["seed=1,2", "+agent=glob(*,exclude=s*)"]
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        ours = grid_of(spec, PLAIN, loader)
+        assert [ours[index] for index in ours] == hydras(spec, loader)
+        assert ours[3] == ("seed=2", "+agent=ppo")
+        with pytest.raises(ConfigurationError, match=r"\+agent=glob\(z\*\): \+agent would have no values"):
+            grid_of(["+agent=glob(z*)"], PLAIN, loader)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("lr=interval(0,1)", r"lr=interval\(0,1\): an interval has no steps.*lr=1,2,3.*hydra.sweeper.kind=random"),
+        (
+            "agent=glob(*)",
+            r"agent=glob\(\*\): which options there are is known to the program only; start that with -m",
+        ),
+        ("lr=range(5,1)", r"lr=range\(5,1\): lr would have no values"),
+        ("lr=range(0,5,0)", r"lr=range\(0,5,0\): .*must not be zero"),
+        ("lr=range(0,3),5", r"lr=range\(0,3\),5: a range cannot stand"),
+        ("lr", r"^lr: this is no override: (?!.*https)"),
+        ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
+    ],
+)
+def test_what_makes_no_grid_is_refused(word, said):
+    with pytest.raises(ConfigurationError, match=f"(?s){said}"):
+        grid("x=1", word)
+
+
+def test_a_number_beyond_the_grid_is_no_job():
+    ours = grid("lr=1,2", "seed=range(0,3)")
+    for index in (-1, 6):
+        with pytest.raises(IndexError, match=f"job {index}: the sweep has the jobs 0 to 5"):
+            ours[index]
+        with pytest.raises(IndexError, match="the jobs 0 to 5"):
+            ours.places_of(index)
+
+
+def test_a_grid_of_a_billion_jobs_is_never_made():
+    ours = grid(*(f"k{number}=range(0,1000)" for number in range(3)))
+    assert ours[999_999_999] == ("k0=999", "k1=999", "k2=999")
+    assert list(ours.find({"k0": "3", "k1": "0", "k2": "7"})) == [3_000_007]
+    assert min(timeit.repeat(lambda: ours[123_456_789], number=1000, repeat=5)) < 0.02
+
+
+def test_jobs_are_found_by_some_of_their_values():
+    ours = grid("agent=ppo,dqn", "+lr=1e-4,0.5,'7'", "deep=true,false", "net=[1, 2],null")
+    assert list(ours.find({"agent": "dqn", "lr": "0.0001"})) == [12, 13, 14, 15]
+    assert list(ours.find({"deep": "false", "net": "[1, 2]", "+lr": "7"})) == [10, 22]
+    assert list(ours.find({"net": "null", "agent": "ppo", "deep": "True", "lr": "5e-1"})) == [5]
+    assert ours.values(10) == {"agent": "ppo", "lr": "'7'", "deep": "False", "net": "[1,2]"}
+    with pytest.raises(ConfigurationError, match=r"agnet: .*did you mean 'agent'\? \(axes: agent, lr, deep, net\)"):
+        list(ours.find({"agnet": "dqn"}))
+    with pytest.raises(
+        ConfigurationError, match=r"lr=3: the sweep has no such value \(values of lr: 0\.0001, 0\.5, '7'\)"
+    ):
+        list(ours.find({"lr": "3"}))
+
+
+def test_seeds_are_the_slowest_axis():
+    ours = grid("lr=1,2", seeds=3)
+    assert [ours[index] for index in ours][:3] == [("seed=0", "lr=1"), ("seed=0", "lr=2"), ("seed=1", "lr=1")]
+    assert ours.values(5) == {"seed": "2", "lr": "2"}
+    with pytest.raises(ConfigurationError, match="seed is an axis of the sweep already"):
+        grid("++seed=1", seeds=3)
+    with pytest.raises(ConfigurationError, match="seeds=0"):
+        with_seeds([], 0)
+
+
+def test_zipped_keys_vary_together_where_the_first_of_them_stood():
+    ours = grid("a=1,2", "b=x,y", "+c=p,q", "d=5", zip=[["c", "a"]])
+    assert [ours[index] for index in ours] == [
+        ("+c=p", "a=1", "b=x", "d=5"),
+        ("+c=p", "a=1", "b=y", "d=5"),
+        ("+c=q", "a=2", "b=x", "d=5"),
+        ("+c=q", "a=2", "b=y", "d=5"),
+    ]
+    assert ours.varying == ("+c", "a", "b")
+    assert ours.values(2) == {"c": "q", "a": "2", "b": "x"}
+    assert list(ours.find({"c": "q"})) == [2, 3]
+    assert grid("a=1,2", "b=x,y", "c=p,q", zip=[["a", "b"], ["b", "c"]])[1] == ("a=2", "b=y", "c=q")
+
+
+@pytest.mark.parametrize("group", [["a"], ["a", "a"]])
+def test_a_key_that_is_zipped_with_itself_stays_as_it_is(group):
+    axes = (Axis(("a",), (("1",), ("2",))), Axis(("b",), (("3",), ("4",))))
+    assert zipped(axes, [group]) == axes
+
+
+def test_keys_of_other_lengths_cannot_be_zipped():
+    with pytest.raises(ConfigurationError, match=r"zip=a,b: .*as many values each; a has 2, b has 3"):
+        grid("a=1,2", "b=range(0,3)", zip=[["a", "b"]])
+    with pytest.raises(ConfigurationError, match=r"zip=a,agnt: the sweep has no axis agnt; did you mean 'agent'\?"):
+        grid("a=1,2", "agent=x,y", zip=[["a", "agnt"]])
+
+
+def test_a_job_that_is_left_out_leaves_its_number_free():
+    ours = grid("agent=ppo,dqn", "lr=1,2,3", without=[{"agent": "ppo", "lr": 2.0}, {"lr": "3"}])
+    assert list(ours) == [0, 3, 4]
+    assert ours[3] == ("agent=dqn", "lr=1")
+    assert list(ours.find({"agent": "ppo"})) == [0]
+    for combination, said in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
+        with pytest.raises(ConfigurationError, match=said):
+            grid("agent=ppo,dqn", "lr=1,2,3", without=[combination])
+
+
+def test_values_that_are_left_out_may_be_those_of_yaml():
+    ours = grid(
+        "deep=true,false", "net=null,[1,2]", without=[{"deep": True, "net": None}, {"net": [1, 2], "deep": False}]
+    )
+    assert list(ours) == [1, 2]
+
+
+def test_the_fingerprint_tells_grids_apart_and_nothing_else():
+    first = grid("lr=1,2", "seed=range(0,3)")
+    assert first.fingerprint == grid("lr=choice(1,2)", "seed=0,1,2").fingerprint
+    others = [
+        grid("lr=2,1", "seed=0,1,2"),
+        grid("seed=0,1,2", "lr=1,2"),
+        grid("lr=1,2", "seed=0,1,2", without=[{"lr": 1}]),
+    ]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def recorded(ours, spec=()):
+    record = SweepRecord(spec=list(spec))
+    record.set_grid(ours)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (["lr=1,2", "b=3,4"], ["lr=1,2,3", "b=3,4"]),
+        (["lr=1", "b=3,4"], ["lr=1,2", "b=3,4"]),
+        (["agent=dqn", "lr=1,2", "b=3,4"], ["agent=dqn", "lr=1,2,3", "b=3,4"]),
+        (["lr=1,2"], ["lr=1,2"]),
+        ([], []),
+    ],
+    ids=["first key", "first key had one value", "key after those that do not vary", "same", "nothing varies"],
+)
+def test_a_sweep_grows_at_the_end_of_its_slowest_key(tmp_path, then, now):
+    before, after = grid(*then), grid(*now)
+    assert recorded(before).going_on(after, now, tmp_path) is not None
+    assert [after[index] for index in before] == [before[index] for index in before]
+
+
+def test_more_seeds_make_a_sweep_longer(tmp_path):
+    record = recorded(grid("lr=1,2", seeds=2))
+    assert record.going_on(grid("lr=1,2", seeds=5), ["lr=1,2"], tmp_path).size == 10
+
+
+def test_leaving_a_job_out_renumbers_nothing(tmp_path):
+    record = recorded(grid("lr=1,2,3"))
+    assert list(record.going_on(grid("lr=1,2,3", without=[{"lr": 2}]), ["lr=1,2,3"], tmp_path)) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (["lr=0,1,2", "b=3,4"], "its job 0 is 'lr=1 b=3' and would be 'lr=0 b=3'"),
+        (["lr=1,3", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be 'lr=3 b=3'"),
+        (["lr=1,2", "b=3,4,5"], "its job 2 is 'lr=2 b=3' and would be 'lr=1 b=5'"),
+        (["b=3,4", "lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'b=3 lr=1'"),
+        (["lr=1", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be gone"),
+        (["lr=1,2", "b=3,4", "c=5"], "its job 0 is 'lr=1 b=3' and would be 'lr=1 b=3 c=5'"),
+        (["lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'lr=1'"),
+    ],
+)
+def test_a_sweep_is_never_numbered_anew(tmp_path, now, said):
+    record = recorded(grid("lr=1,2", "b=3,4"))
+    with pytest.raises(ConfigurationError) as error:
+        record.going_on(grid(*now), now, tmp_path)
+    assert said in str(error.value)
+    assert str(tmp_path) in str(error.value)
+    assert "added at the end of its first key" in str(error.value)
+
+
+def test_a_shuffled_axis_keeps_its_order(tmp_path):
+    spec = ["lr=shuffle(range(0,50))", "a=1,2,3,4", "b=shuffle(5,6,7,8)"]
+    then, *more = (grid(*spec, seeds=seeds, zip=[["a", "b"]]) for seeds in (2, 2, 3))
+    recorded(then, spec).write(tmp_path)
+    record = SweepRecord.of(tmp_path)
+    for now in more:
+        after = record.going_on(now, spec, tmp_path)
+        assert after.size == now.size
+        assert [after[index] for index in then] == [then[index] for index in then]
+    with pytest.raises(ConfigurationError, match="its job 0 is "):
+        record.going_on(grid("lr=shuffle(range(1,51))", *spec[1:], seeds=2, zip=[["a", "b"]]), spec, tmp_path)
+    other = ["lr=" + ",".join(map(str, range(50))), *spec[1:]]  # typed in order, which is another sweep
+    with pytest.raises(ConfigurationError, match="its job "):
+        record.going_on(grid(*other, seeds=2, zip=[["a", "b"]]), other, tmp_path)
+
+
+def test_secrets_are_kept_out_of_the_record_and_change_nothing(tmp_path):
+    spec = ["db.password=hunter2,swordfish", "seed=0,1"]
+    then = grid(*spec, without=[{"db.password": "hunter2", "seed": 1}])
+    recorded(then).write(tmp_path)
+    held = (tmp_path / SWEEP).read_text()
+    assert "hunter2" not in held
+    assert "swordfish" not in held
+    assert SweepRecord.of(tmp_path).going_on(then, spec, tmp_path) == then
+
+
+def test_a_directory_without_a_sweep_is_said_to_have_none(tmp_path):
+    (tmp_path / "first").mkdir()
+    recorded(grid("a=1,2")).write(tmp_path / "first")
+    with pytest.raises(
+        ConfigurationError, match=r"holds no sweep, which would have a sweep\.json; there is one in first"
+    ):
+        SweepRecord.of(tmp_path)
+    (tmp_path / SWEEP).write_text('{"spec": [')
+    with pytest.raises(SerializationError, match=r"sweep\.json is damaged"):
+        SweepRecord.of(tmp_path)
+    with pytest.raises(ConfigurationError, match="this sweep has no grid"):
+        SweepRecord(spec=["a=1,2"]).the_grid()
