@@ -7,6 +7,7 @@ directory of the sweep, by default the one you are in, or else the newest below 
 
 Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
+  trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a description of PyExpUtils
   trieye sweep show 7                           what job 7 is
   trieye sweep index agent.lr=3e-4 seed=2       which jobs have that
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from trieye.sweeps.descriptions import Description
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
@@ -43,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     plan = actions.add_parser("plan", help="show the jobs of a sweep, and write them down with -o")
-    plan.add_argument("words", nargs="+", metavar="[PROGRAM] KEY=VALUES", help="module or file to run, and what varies")
+    plan.add_argument(
+        "words",
+        nargs="+",
+        metavar="[PROGRAM] KEY=VALUES",
+        help="module or file to run, and what varies; a description of PyExpUtils (.json) is as good as KEY=VALUES",
+    )
     plan.add_argument("--seeds", type=int, metavar="N", help="repeat all with the seeds 0 to N-1")
     plan.add_argument("--zip", action="append", default=[], metavar="KEY,KEY", help="keys that vary together")
     plan.add_argument("--without", action="append", default=[], metavar="KEY=VALUE,...", help="leave a combination out")
@@ -80,7 +87,8 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.sweeps.report import plan_table
     from trieye.sweeps.sweeper import grid_of
 
-    program, words = _program(options.words)
+    program, typed = _program(options.words)
+    words, hydras, descriptions = _typed(typed, options.seeds)
     given: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
@@ -90,13 +98,16 @@ def _plan(options: argparse.Namespace) -> int:
     if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
         grid = before.going_on(grid, words, options.out)
     plan_table(grid)
+    for description in descriptions:
+        place = "" if description.save_pattern is None else f", job 0 saves in {description.save_path(0)}"
+        print(f"{description.path}: experiment {description.name}{place}")
     if options.out is not None:
         own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
         record = SweepRecord(
             program=program,
             working_dir=str(Path.cwd()),
             spec=[redacted_text(word) for word in words],
-            own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own],
+            own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
         )
         record.set_grid(grid)
         record.write(options.out)
@@ -107,9 +118,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command of the program, if one is named first, and the overrides."""
     first, *rest = words
-    if first.endswith(".json"):
-        raise ConfigurationError(f"{first}: descriptions of PyExpUtils are not read yet; type the keys that vary")
-    if "=" in first or first.startswith("~"):
+    if "=" in first or first.startswith("~") or first.endswith(".json"):
         return [], list(words)
     if not rest:
         raise ConfigurationError(f"{first}: nothing varies; type KEY=VALUES after it, as in 'seed=range(0,5)'")
@@ -117,6 +126,26 @@ def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if program[0] == first and not Path(first).is_file():
         raise ConfigurationError(f"{first}: there is no such file")
     return [sys.executable, *program], rest
+
+
+def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[str], list[Description]]":
+    """Return the overrides, with what descriptions hold in their place; those of Hydra's own keys; the descriptions."""
+    from trieye.sweeps.descriptions import Description
+
+    spec: list[str] = []
+    own: list[str] = []
+    descriptions: list[Description] = []
+    for word in words:
+        if word.endswith(".json") and "=" not in word:
+            descriptions.append(Description.read(Path(word), runs=seeds or 1))
+            spec += descriptions[-1].words
+        elif word.lstrip("+").startswith(("hydra.sweep", "hydra/sweep", "hydra.mode")):
+            raise ConfigurationError(f"{word}: a plan says that by --seeds, --zip, --without and -o")
+        elif word.lstrip("+").startswith(("hydra.", "hydra/")):
+            own.append(word)
+        else:
+            spec.append(word)
+    return spec, own, descriptions
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trieye.config.hydra.axes import quoted_path
+from trieye.config.hydra.axes import quoted
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.record import SweepRecord
 
@@ -29,5 +29,5 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
         )
     own = [word for word in record.own if word.partition("=")[0].lstrip("+") not in _OURS]
     chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
-    place = f"hydra.sweep.dir={quoted_path(directory.resolve())}"
+    place = f"hydra.sweep.dir={quoted(str(directory.resolve()))}"
     return [*record.program, "-m", *own, *record.spec, place, *more, *chosen]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -65,9 +64,9 @@ def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> lis
     return items
 
 
-def quoted_path(path: Path) -> str:
-    """Return a path as a value of Hydra's grammar."""
-    return QuotedString(str(path), Quote.single).with_quotes()
+def quoted(text: str) -> str:
+    """Return a text as a value of Hydra's grammar."""
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 @dataclass(frozen=True, slots=True)

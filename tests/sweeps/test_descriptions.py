@@ -1,0 +1,192 @@
+"""Descriptions of PyExpUtils as sweeps, and where their jobs save."""
+
+import itertools
+import json
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.descriptions import Description
+from trieye.sweeps.grid import Grid
+from trieye.sweeps.sweeper import grid_of
+
+SARSA = {
+    "algorithm": "SARSA",
+    "environment": "MountainCar",
+    "metaParameters": {"alpha": [1.0, 0.5, 0.25, 0.125], "lambda": [1.0, 0.99, 0.98, 0.96]},
+}
+
+
+@pytest.fixture
+def described(tmp_path, monkeypatch):
+    """Return a function that writes a description below a project's directory, and reads it."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(held, name="experiments/MountainCar-v0/sarsa.json", **options):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(held if isinstance(held, str) else json.dumps(held))
+        return Description.read(path.relative_to(tmp_path), **options)
+
+    return read
+
+
+def grid(description, **options) -> Grid:
+    return grid_of(description.words, SweeperConfig(**options))
+
+
+def test_the_last_key_varies_fastest_and_runs_are_slowest(described):
+    description = described(SARSA, runs=2)
+    assert description.num_combinations == 16
+    assert description.values(0) == {"alpha": 1.0, "lambda": 1.0}
+    assert description.values(1) == {"alpha": 1.0, "lambda": 0.99}
+    assert description.values(15) == {"alpha": 0.125, "lambda": 0.96}
+    assert description.values(16) == {"alpha": 1.0, "lambda": 1.0}
+    jobs = grid(description, seeds=2)
+    assert jobs[1] == ("seed=0", "alpha=1.0", "lambda=0.99")
+    assert jobs[16] == ("seed=1", "alpha=1.0", "lambda=1.0")
+    for index in (-1, 32):
+        with pytest.raises(IndexError, match=f"job {index}: .*sarsa.json has the jobs 0 to 31"):
+            description.values(index)
+
+
+def test_nested_keys_are_dotted_and_lists_of_objects_are_structure(described):
+    swept = {
+        "optimizer": {"alpha": [0.1, 0.2], "name": "adam"},
+        "layers": [{"units": [16, 32]}, {"units": 8, "act": "relu"}],
+        "sizes": [[64, 64], [128]],
+        "+extra": [None, True],
+    }
+    description = described({"metaParameters": swept})
+    assert description.words == [
+        "optimizer.alpha=0.1,0.2",
+        "optimizer.name=adam",
+        "layers.0.units=16,32",
+        "layers.1.units=8",
+        "layers.1.act=relu",
+        "sizes=[64,64],[128]",
+        "+extra=null,true",
+    ]
+    assert grid(description)[3] == (
+        "optimizer.alpha=0.1", "optimizer.name=adam", "layers.0.units=16", "layers.1.units=8", "layers.1.act=relu",
+        "sizes=[128]", "+extra=True",
+    )  # fmt: skip
+    assert description.values(3)["extra"] is True
+    description.values(0)["sizes"].append(1)
+    assert description.values(0)["sizes"] == [64, 64]
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**6), 10**6),
+    st.floats(allow_nan=False),
+    st.text(st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="$\\"), max_size=8),
+    st.sampled_from(["true", "None", "null", "1e-4", "nan", "a,b", "it's", "[1]", "x y", "", "-", "C:\\dir", "\\'"]),
+)
+
+
+@given(st.lists(leaves | st.lists(leaves, max_size=2), min_size=1, max_size=3, unique_by=str))
+def test_every_value_reaches_a_job_as_it_was_written(tmp_path_factory, listed):
+    path = tmp_path_factory.getbasetemp() / "one.json"
+    path.write_text(json.dumps({"metaParameters": {"x": listed}}))
+    jobs = grid(Description.read(path))
+    (held,) = zip(*(OverridesParser.create().parse_overrides(list(jobs[index])) for index in jobs), strict=True)
+    got = [override.value() for override in held]
+    assert [(type(one), one) for one in got] == [(type(one), one) for one in listed]
+
+
+def test_several_blocks_vary_together(described):
+    description = described({**SARSA, "envParameters": {"noise": [0, 1]}}, blocks=("metaParameters", "envParameters"))
+    assert list(description.axes) == ["alpha", "lambda", "noise"]
+    assert description.num_combinations == 32
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"metaParameters": {"a": {"b": []}}}, "metaParameters.a.b is an empty list"),
+        ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a holds objects and values"),
+        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size cannot be the key of a config"),
+        ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a has 0.1 twice"),
+        ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "a.b is described twice"),
+        ('{"metaParameters": {"a": 1, "a": 2}}', "a is described twice"),
+        ({"metaparameters": {"a": [1]}}, "metaParameters, an object .* is missing; did you mean 'metaparameters'?"),
+        ({"metaParameters": [1]}, "metaParameters, an object with the values of each key, is missing"),
+        ("[1, 2]", "an object was expected"),
+        ('{"metaParameters": {', "this is no JSON: .*line 1"),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(described, held, said):
+    with pytest.raises(ConfigurationError, match=f"^experiments/MountainCar-v0/sarsa.json: {said}"):
+        described(held)
+
+
+def test_a_file_that_is_not_there_is_said_with_the_nearest(described):
+    described(SARSA)
+    with pytest.raises(ConfigurationError, match=r"srsa.json: there is no such file; did you mean 'sarsa.json'\?"):
+        Description.read(described(SARSA).path.with_name("srsa.json"))
+
+
+def test_a_name_is_its_own_or_that_of_its_directory(described, tmp_path):
+    assert described(SARSA).name == "MountainCar-v0"
+    assert described(SARSA, "experiments/a/b/x.json").name == "a/b"
+    assert described({**SARSA, "name": "mine"}).name == "mine"
+    assert described(SARSA, "experiments/x.json").name == "unnamed"
+    (tmp_path / "config.json").write_text('{"experiment_directory": "studies"}')
+    assert described(SARSA, "studies/deep/x.json").name == "deep"
+
+
+def test_a_job_saves_where_the_config_says(described, tmp_path):
+    (tmp_path / "config.json").write_text('{"save_path": "results/{name}/{environment}/{algorithm}/{params}"}')
+    description = described(SARSA)
+    assert description.save_path(1) == "results/MountainCar-v0/MountainCar/SARSA/alpha-1.0_lambda-0.99"
+    context = description.save_context(1, tmp_path)
+    assert context.ensure_exists().is_dir()
+    assert context.resolve("returns.npy") == tmp_path / description.save_path(1) / "returns.npy"
+    assert context.resolve("../../all.json") == tmp_path / "results/MountainCar-v0/MountainCar/all.json"
+    context.resolve("returns.npy").write_text("[]")
+    context.remove()
+    assert not context.directory.exists()
+    context.remove()
+
+
+def test_no_two_jobs_share_a_path(described):
+    swept = {"agent": {"lr": [0.1, 0.5]}, "env": ["a/b", "a_b"], "depth": 3}
+    description = described({"save_path": "{name}/{params}/{run}", "metaParameters": swept}, runs=3)
+    paths = [description.save_path(index) for index in range(12)]
+    assert len(set(paths)) == 12
+    assert paths[4] == "MountainCar-v0/agent.lr-0.1_depth-3_env-a%2Fb/1"
+    own = described({"save_path": "r/{agent.lr}-{env}/{run}", "metaParameters": swept}, runs=2)
+    assert [own.save_path(index) for index in (0, 7)] == ["r/0.1-a%2Fb/0", "r/0.5-a_b/1"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "runs", "said"),
+    [
+        ("{name}/{params}", 2, r"would share a path; it lacks \{run\}$"),
+        ("{name}/{alpha}", 1, r"would share a path; it lacks \{lambda\}, or \{params\} for all keys"),
+        ("{name}", 2, r"it lacks \{run\}, \{alpha\}, \{lambda\}, or"),
+        ("{param}/{run}", 1, r"\{param\} stands for nothing in .*; did you mean 'params'\?"),
+    ],
+)
+def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, said):
+    with pytest.raises(ConfigurationError, match=said):
+        described({**SARSA, "save_path": pattern}, runs=runs).save_path(0)
+
+
+def test_without_a_path_nothing_is_saved(described):
+    description = described(SARSA)
+    assert description.save_pattern is None
+    with pytest.raises(ConfigurationError, match="save_path is missing; write it there"):
+        description.save_context(0)
+
+
+def test_a_description_without_lists_has_one_job(described):
+    description = described({"metaParameters": {}})
+    assert (description.num_combinations, description.words, description.values(0)) == (1, [], {})
+    assert list(itertools.islice(grid(description), 2)) == [0]
