@@ -234,9 +234,12 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from trieye.sweeps.grid import short
+    from trieye.sweeps.report import headings
+
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("job", "state", *keys, "step", "objective", "attempt", "for", ""):
+    for name in ("job", "state", *headings(keys), "step", "objective", "attempt", "for", ""):
         table.add_column(name, justify="left" if name in ("state", "") else "right", overflow="fold")
     for job in jobs:
         record, note = job.record, job.problem or ""
@@ -249,7 +252,7 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
         table.add_row(
             str(job.index),
             Text(job.how, style=_COLORS[job.how]),
-            *(job.values.get(key, "") for key in keys),
+            *(short(job.values.get(key, "")) for key in keys),
             "" if record is None or record.step is None else f"{record.step:,}",
             "" if job.objective is None else f"{job.objective:g}",
             "" if record is None else str(record.attempt),
