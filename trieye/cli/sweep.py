@@ -23,6 +23,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +43,26 @@ _AGAIN = ("failed", "incomplete", "missing")
 _LONGEST = 80
 
 
+class _AnyOrder(argparse.ArgumentParser):
+    """Takes words before, between and after options, as one types them."""
+
+    _is_at_it = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._is_at_it:
+            return super().parse_known_args(args, namespace)
+        self._is_at_it = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_at_it = False
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=_AnyOrder
+    )
     plan = actions.add_parser("plan", help="show the jobs of a sweep, and write them down with -o")
     plan.add_argument(
         "words",
@@ -87,6 +106,8 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.sweeps.report import plan_table
     from trieye.sweeps.sweeper import grid_of
 
+    if options.seeds is not None and options.seeds < 1:
+        raise ConfigurationError(f"--seeds {options.seeds}: it has to be 1 or more")
     program, typed = _program(options.words)
     words, hydras, descriptions = _typed(typed, options.seeds)
     given: dict[str, Any] = {
@@ -111,7 +132,8 @@ def _plan(options: argparse.Namespace) -> int:
         )
         record.set_grid(grid)
         record.write(options.out)
-        print(f"written to {options.out}; run it: trieye sweep relaunch {options.out}")
+        then = f"run it: trieye sweep relaunch {options.out}" if program else "name a program first to have it run"
+        print(f"written to {options.out}; {then}")
     return 0
 
 
@@ -120,12 +142,33 @@ def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
     first, *rest = words
     if "=" in first or first.startswith("~") or first.endswith(".json"):
         return [], list(words)
+    from trieye.config.base import did_you_mean
+
     if not rest:
         raise ConfigurationError(f"{first}: nothing varies; type KEY=VALUES after it, as in 'seed=range(0,5)'")
-    program = [first] if first.endswith(".py") else ["-m", first]
-    if program[0] == first and not Path(first).is_file():
-        raise ConfigurationError(f"{first}: there is no such file")
-    return [sys.executable, *program], rest
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            near = did_you_mean(Path(first).name, [path.name for path in Path(first).parent.glob("*.py")])
+            raise ConfigurationError(f"{first}: there is no such file{near}")
+        return [sys.executable, first], rest
+    if not _is_module(first):
+        raise ConfigurationError(
+            f"{first}: there is no such module here; a program is named as in `python -m my_agent.train`, or by its "
+            "file"
+        )
+    return [sys.executable, "-m", first], rest
+
+
+def _is_module(name: str) -> bool:
+    """Tell whether `python -m name` would find a module, without importing what is around it."""
+    whole, *rest = name.split(".")
+    spec = PathFinder.find_spec(whole, [str(Path.cwd())]) or find_spec(whole)
+    for part in rest:
+        if spec is None:
+            break
+        whole = f"{whole}.{part}"
+        spec = PathFinder.find_spec(whole, spec.submodule_search_locations or [])
+    return spec is not None
 
 
 def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[str], list[Description]]":
@@ -173,8 +216,10 @@ def _index(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
     grid = SweepRecord.of(_directory(options.dir)).the_grid()
-    for index in grid.find(dict(map(_pair, options.values))):
-        print(index)
+    found = list(grid.find(dict(map(_pair, options.values))))
+    if not found:
+        raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
+    print(*found, sep="\n")
     return 0
 
 
@@ -271,7 +316,9 @@ def _relaunch(options: argparse.Namespace) -> int:
     wanted = [name.strip() for name in options.only.split(",")]
     for name in wanted:
         if name not in _AGAIN:
-            raise ConfigurationError(f"--only {name}: {did_you_mean(name, _AGAIN)} (one of: {', '.join(_AGAIN)})")
+            raise ConfigurationError(
+                f"--only {name}: jobs are not asked for by that{did_you_mean(name, _AGAIN)} (of: {', '.join(_AGAIN)})"
+            )
     directory = _directory(options.dir)
     record = SweepRecord.of(directory)
     jobs = [job for job in status_of(directory) if job.how in wanted]
@@ -314,6 +361,7 @@ def _directory(given: Path | None) -> Path:
     newest = max(Path("multirun").rglob(SWEEP), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise ConfigurationError("no sweep here, and none below multirun/; name its directory")
+    print(f"sweep in {newest.parent}", file=sys.stderr)
     return newest.parent
 
 

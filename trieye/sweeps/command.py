@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.config.hydra.axes import quoted
+from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.record import SweepRecord
 
@@ -20,12 +21,18 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
         only: Numbers of the jobs to run; None = all that are not completed.
 
     Raises:
-        ConfigurationError: It was planned without a program.
+        ConfigurationError: It was planned without a program, or has a secret.
     """
     if not record.program:
         raise ConfigurationError(
             f"{directory}: the sweep was planned without a program; plan it once more with one, as in "
             f"`trieye sweep plan my_agent.train {' '.join(record.spec)} -o {directory}`"
+        )
+    hidden = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
+    if hidden is not None:
+        raise ConfigurationError(
+            f"{directory}: {hidden}: a secret is not written down; take it from the environment, as in "
+            f"{hidden.partition('=')[0]}='${{oc.env:MY_SECRET}}', and begin the sweep with that"
         )
     own = [word for word in record.own if word.partition("=")[0].lstrip("+") not in _OURS]
     chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]

@@ -16,7 +16,6 @@ import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import JournalError, SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.hub.status import read_status
 
 STATUS, OUTPUT, RUN = "status.json", "output.log", "run"
 """The files of a job in its directory; `run` is a link to the directory of its run."""
@@ -216,6 +215,8 @@ class RunningJob:
 
     def _step(self) -> int | None:
         """Return the last step of its run, as far as it is known."""
+        from trieye.hub.status import read_status  # with NumPy, which those who only read records have no use for
+
         run_dir = self._directory / RUN
         with suppress(JournalError, OSError):
             metrics = read_status(run_dir).get("metrics", {}) if run_dir.is_dir() else {}

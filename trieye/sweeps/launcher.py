@@ -106,8 +106,11 @@ class Launching:
         self._repeats = repeats
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with RunLock(self.directory / LOCK), Progress(self.directory, size, self._shared.varying) as progress:
+        # some jobs in this process are a part of the sweep, of which a scheduler starts many at a time
+        is_part = self.options.isolate == "none" and self.options.only
+        locked = self.directory / str(min(self.options.only or [0])) if is_part else self.directory
+        locked.mkdir(parents=True, exist_ok=True)
+        with RunLock(locked / LOCK), Progress(self.directory, size, self._shared.varying) as progress:
             places = self._places()
             while True:
                 try:
@@ -272,8 +275,9 @@ def new_record(config: DictConfig) -> SweepRecord:
     overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
+    name = config.hydra.job.config_name
     return SweepRecord(
-        program=[sys.executable, *started, "--config-name", str(config.hydra.job.config_name)],
+        program=[sys.executable, *started, *([] if name is None else ["--config-name", str(name)])],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
+from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.grid import Grid
@@ -69,6 +70,9 @@ class SweepRecord(msgspec.Struct, kw_only=True):
             SerializationError: The file is damaged.
         """
         record = cls.read(directory)
+        if record is None and not directory.is_dir():
+            near = did_you_mean(directory.name, [other.name for other in directory.parent.glob("*/")])
+            raise ConfigurationError(f"{directory}: there is no such directory{near}")
         if record is None:
             below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))[:_SHOWN]
             hint = f"; there is one in {', '.join(below)}" if below else ""

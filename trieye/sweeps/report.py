@@ -16,9 +16,9 @@ _MOST = 10
 
 def plan_table(grid: Grid, console: Console | None = None) -> None:
     """Show which jobs a grid has: its axes, the first jobs and the last one."""
-    console = console or Console()
+    console, grid = console or Console(), grid.without_secrets()
     num = sum(1 for _ in grid) if grid.without else grid.size
-    console.print(f"{num} jobs, fingerprint {grid.fingerprint}", highlight=False)
+    console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("axis")
     table.add_column("values", justify="right")
@@ -28,11 +28,12 @@ def plan_table(grid: Grid, console: Console | None = None) -> None:
             shown = [" ".join(place) for place in axis.places]
             cut = shown if len(shown) <= _MOST else [*shown[: _MOST - 1], "...", shown[-1]]
             table.add_row(" ".join(map(bare, axis.keys)), str(len(shown)), ", ".join(cut))
-    console.print(table)
+    if table.rows:
+        console.print(table)
     constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
     if constant:
         console.print(f"the same in all: {' '.join(constant)}", highlight=False, markup=False)
-    for index in _few(grid):
+    for index in _few(grid) if table.rows else []:
         varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
         console.print(f"  job {index}: {varied}", highlight=False, markup=False)
 

@@ -1,0 +1,301 @@
+"""`trieye sweep`, with programs that run."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from trieye.cli import main
+from trieye.sweeps.jobs import STATUS
+from trieye.sweeps.record import SWEEP
+
+PROGRAM = """
+import os
+from pathlib import Path
+import hydra
+from hydra.core.config_store import ConfigStore
+
+@hydra.main(version_base="1.3", config_path=None, config_name="config")
+def main(cfg) -> float:
+    with open(Path(__file__).parent / "begun", "a") as file:
+        file.write(f"{cfg.seed} {cfg.lr} {os.getpid()} {os.getppid()}\\n")
+    if Path(__file__).with_name("broken").exists() and cfg.lr == 0.5:
+        raise ValueError("no luck with password=hunter2")
+    return cfg.lr * 10 + cfg.seed
+
+ConfigStore.instance().store("config", {"lr": 0.1, "seed": 0, "agent": "dqn"})
+if __name__ == "__main__":
+    main()
+"""
+TYPED = """
+import trieye
+
+@trieye.main(config_path="conf")
+def train(config: trieye.TrieyeConfig) -> float:
+    with trieye.Run(config) as run:
+        run.log({"loss": 1.0}, step=7)
+    return float(config.seed)
+
+if __name__ == "__main__":
+    train()
+"""
+HERE = "hydra.launcher.isolate=none"
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capfd):
+    """Return a function that runs `trieye sweep`, and gives its exit code and what it and its program print."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    def run(*words):
+        code = main(["sweep", *map(str, words)])
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def planned(sweep):
+    code, out, _ = sweep("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "3", "-o", "first", HERE)
+    assert code == 0
+    assert out.endswith("written to first; run it: trieye sweep relaunch first\n")
+    return sweep
+
+
+def begun(directory):
+    path = directory / "begun"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def states(sweep, directory="first"):
+    code, out, _ = sweep("status", directory, "--json")
+    told = json.loads(out)
+    assert sum(told["counts"].values()) == len(told["jobs"])
+    assert code == (0 if set(told["counts"]) <= {"completed"} else 1)
+    return [job["state"] for job in told["jobs"]]
+
+
+def test_a_plan_shows_the_jobs_and_writes_nothing_unless_asked(sweep, tmp_path):
+    code, out, _ = sweep("plan", "train.py", "lr=range(1,13)", "agent=dqn", "db.password=hunter2", "--seeds", "3")
+    assert code == 0
+    assert out.startswith("36 jobs, fingerprint ")
+    table = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert ["seed", "3", "0, 1, 2"] in [[word.strip() for word in row] for row in table]
+    assert "1, 2, 3, 4, 5, 6, 7, 8, 9, ..., 12" in out
+    assert "the same in all: agent=dqn" in out
+    assert "hunter2" not in out
+    assert "  job 1: seed=0 lr=2\n" in out
+    assert out.endswith("  job 35: seed=2 lr=12\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_plan_of_one_job_has_no_axes(sweep):
+    assert sweep("plan", "lr=1")[1].startswith("1 job, fingerprint ")
+
+
+def test_a_plan_is_never_replaced_by_one_that_numbers_anew(planned, tmp_path):
+    before = (tmp_path / "first" / SWEEP).read_bytes()
+    code, _, err = planned("plan", "train.py", "lr=0.1,0.3,0.5", "agent=dqn", "--seeds", "3", "-o", "first")
+    assert code == 2
+    assert "its job 1 is 'seed=0 lr=0.5 agent=dqn' and would be 'seed=0 lr=0.3 agent=dqn'" in err
+    assert (tmp_path / "first" / SWEEP).read_bytes() == before
+    assert planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "9", "-o", "first")[0] == 0
+    assert planned("show", 17, "-d", "first")[1] == "seed=8 lr=0.5 agent=dqn\n"
+
+
+def test_a_job_is_shown_and_found_by_its_values(planned, tmp_path, monkeypatch):
+    assert planned("show", "3", "-d", "first")[:2] == (0, "seed=1 lr=0.5 agent=dqn\n")
+    assert planned("index", "lr=5e-1", "-d", "first")[:2] == (0, "1\n3\n5\n")
+    assert planned("index", "lr=.1", "seed=2", "-d", "first")[:2] == (0, "4\n")
+    monkeypatch.chdir(tmp_path / "first")
+    assert planned("show", "0")[:2] == (0, "seed=0 lr=0.1 agent=dqn\n")
+
+
+def test_what_is_zipped_or_left_out_is_planned_so(sweep):
+    words = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--without", "lr=1,seed=1"]
+    assert sweep("plan", *words, "-o", "zipped")[1].startswith("3 jobs, ")
+    assert sweep("index", "agent=b", "-d", "zipped")[1] == "2\n3\n"
+    assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (left out)\n"
+    code, _, err = sweep("index", "agent=a", "seed=1", "-d", "zipped")
+    assert (code, "agent=a seed=1: all jobs with these values are left out" in err) == (2, True)
+
+
+def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
+    path = tmp_path / "experiments" / "car" / "sarsa.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"save_path": "r/{name}/{params}/{run}", "metaParameters": {"lr": [0.1, 0.5], "agent": "dqn"}}')
+    given = ["train.py", path.relative_to(tmp_path), HERE]
+    code, out, _ = sweep("plan", *given, "--seeds", "2", "-o", "car")
+    assert (code, out.startswith("4 jobs, ")) == (0, True)
+    assert "experiment car, job 0 saves in r/car/agent-dqn_lr-0.1/0\n" in out
+    assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
+    assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
+    path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
+    code, _, err = sweep("plan", *given, "--seeds", "2")
+    assert (code, "would share a path; it lacks {run}" in err) == (2, True)
+
+
+def test_jobs_run_one_after_another_in_one_process_below_this_one(planned, tmp_path):
+    code, _, err = planned("run", "-d", "first", "-i", "1", "--stride", "2")
+    assert code == 0
+    assert "3 done" in err
+    assert [line[:2] for line in begun(tmp_path)] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
+    assert {tuple(line[2:]) for line in begun(tmp_path)} == {(begun(tmp_path)[0][2], str(os.getpid()))}
+    assert states(planned) == ["missing", "completed"] * 3
+    held = json.loads((tmp_path / "first" / SWEEP).read_text())
+    assert (held["program"][1:], held["spec"]) == (["train.py"], ["lr=0.1,0.5", "agent=dqn"])
+    assert held["own"].count(HERE) == 1
+
+
+def test_tasks_of_a_scheduler_run_side_by_side(planned, tmp_path):
+    waits = "    while len(open('begun').readlines()) < 2:\n        __import__('time').sleep(0.02)\n    return cfg"
+    (tmp_path / "train.py").write_text(PROGRAM.replace("    return cfg", waits))
+    command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", "first", "-i"]
+    tasks = [
+        subprocess.Popen([*command, str(index)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for index in (0, 5)
+    ]
+    said = [task.communicate(timeout=60)[1] for task in tasks]  # each of them waits for the other
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert states(planned) == ["completed", *["missing"] * 4, "completed"]
+
+
+def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
+    (tmp_path / "broken").touch()
+    assert planned("run", "-d", "first", "-i", "0", "--stride", "3")[0] == 1
+    assert states(planned) == ["completed", "missing", "missing", "failed", "missing", "missing"]
+    code, out, _ = planned("status", "first")
+    assert code == 1
+    assert "6 jobs: 1 completed, 1 failed, 4 missing" in out
+    assert "ValueError: no luck with password=***" in out
+    assert "trieye sweep relaunch first" in out
+
+    code, out, _ = planned("relaunch", "first", "--only", "failed", "--dry-run")
+    assert code == 0
+    command = shlex.split(out.partition("the command: ")[2])
+    assert command[-2:] == [f"hydra.sweep.dir='{tmp_path / 'first'}'", "hydra.launcher.only=[3]"]
+    assert len(begun(tmp_path)) == 2
+
+    kept = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "first" / "0").rglob("*") if path.name != "sweep.lock"
+    }
+    assert planned("relaunch", "first", "--only", "missing,incomplete")[0] == 1  # those with lr=0.5 fail
+    assert states(planned) == ["completed", "failed"] * 3
+    (tmp_path / "broken").unlink()
+    assert planned("relaunch", "first")[0] == 0
+    assert states(planned) == ["completed"] * 6
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert kept
+    assert sorted(tuple(line[:2]) for line in begun(tmp_path)).count(("0", "0.1")) == 1
+    assert [json.loads((tmp_path / f"first/{index}/{STATUS}").read_text())["attempt"] for index in range(6)] == [
+        1, 2, 1, 2, 1, 2,
+    ]  # fmt: skip
+    code, out, _ = planned("relaunch", "first")
+    assert (code, out) == (0, "nothing to do: no job of first is failed or incomplete or missing\n")
+
+
+def test_a_sweep_of_trieye_main_is_planned_run_and_shown(sweep, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(
+        "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+    )
+    assert sweep("plan", "typed", "seed=0,1", "-o", "typed_sweep", HERE)[0] == 0
+    code, _, err = sweep("run", "-d", "typed_sweep", "-i", "0", "--stride", "1")
+    assert code == 0, err
+    told = json.loads(sweep("status", "typed_sweep", "--json")[1])
+    assert [(job["state"], job["objective"], job["step"]) for job in told["jobs"]] == [
+        ("completed", 0.0, 7), ("completed", 1.0, 7),
+    ]  # fmt: skip
+    assert (tmp_path / "typed_sweep" / "1" / "run").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "6", "-d", "first"], "job 6: the sweep has the jobs 0 to 5"),
+        (["run", "-i", "6", "-d", "first"], "-i 6: the sweep has the jobs 0 to 5"),
+        (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: it has to be 1 or more"),
+        (["index", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
+        (["index", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
+        (["index", "lr", "-d", "first"], "lr: this is not KEY=VALUE"),
+        (["status", "frist"], "frist: there is no such directory; did you mean 'first'?"),
+        (["status", "."], "holds no sweep, which would have a sweep.json; there is one in first"),
+        (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (of: failed, incomplete, missing)"),
+        (["plan", "tain.py", "lr=1,2"], "tain.py: there is no such file; did you mean 'train.py'?"),
+        (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: there is no such module here"),
+        (["plan", "train.py"], "train.py: nothing varies; type KEY=VALUES after it"),
+        (["plan", "train.py", "lr=1,2", "agent"], "agent: this is no override"),
+        (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: it has to be 1 or more"),
+        (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is an axis of the sweep already"),
+        (["plan", "lr=1,2", "--without", "lr"], "lr: this is not KEY=VALUE"),
+        (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan says that by"),
+        (["plan", "missing.json"], "missing.json: there is no such file"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_mistake_is_told_with_what_is_meant(planned, words, said):
+    code, out, err = planned(*words)
+    assert code == 2
+    assert (said in err, out) == (True, ""), err
+    assert err.startswith("error: ")
+
+
+def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
+    code, _, err = sweep("status")
+    assert (code, "no sweep here, and none below multirun/" in err) == (2, True)
+    for number, name in enumerate(("new", "old")):
+        sweep("plan", "lr=1,2", "-o", f"multirun/{name}")
+        os.utime(tmp_path / "multirun" / name / SWEEP, (9e8 - number, 9e8 - number))
+    code, out, err = sweep("index", "lr=2")
+    assert (code, out, err) == (0, "1\n", "sweep in multirun/new\n")
+
+
+def test_a_plan_without_a_program_says_what_is_missing(sweep):
+    assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; name a program first to have it run\n")
+    code, _, err = sweep("relaunch", "x")
+    assert (code, "planned without a program; plan it once more with one" in err) == (2, True)
+
+
+def test_a_secret_that_was_not_written_down_is_asked_for(sweep):
+    assert sweep("plan", "train.py", "db.password=hunter2", "lr=1,2", "-o", "x")[0] == 0
+    code, _, err = sweep("relaunch", "x")
+    assert (code, "hunter2" in err) == (2, False)
+    assert "db.password=***: a secret is not written down; take it from the environment" in err
+
+
+def test_a_directory_that_is_gone_is_told(planned, tmp_path):
+    path = tmp_path / "first" / SWEEP
+    path.write_text(path.read_text().replace(json.dumps(str(tmp_path)), json.dumps(str(tmp_path / "gone"))))
+    assert f"it was started in {tmp_path / 'gone'}, which is gone" in planned("relaunch", "first")[2]
+
+
+@pytest.mark.parametrize("action", ["plan", "show", "index", "run", "status", "relaunch"])
+def test_the_help_of_an_action_names_its_options(action, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sweep", action, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: trieye sweep {action} [-h]")
+    assert "DIR " in out
+
+
+def test_help_and_reading_load_nothing_heavy(planned):
+    code = "import sys\nfrom trieye.cli import main\n{}\nprint([m for m in {} if m in sys.modules])"
+    for words, heavy in (
+        (["plan", "--help"], ["pydantic", "numpy", "rich", "hydra"]),
+        (["show", "1", "-d", "first"], ["hydra", "omegaconf", "ray", "numpy", "torch", "mlflow", "pandas"]),
+        (["status", "first", "--json"], ["hydra", "omegaconf", "ray", "numpy", "torch", "mlflow", "pandas", "rich"]),
+        (["plan", "lr=1,2"], ["ray", "numpy", "torch", "mlflow", "pandas"]),
+    ):
+        called = f"try:\n    main({['sweep', *words]})\nexcept SystemExit:\n    pass"
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(called, heavy)], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "[]", words
