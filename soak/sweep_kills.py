@@ -150,7 +150,7 @@ def judge_whole(project: Path, jobs: int, steps: int, half: dict[int, dict[str, 
     sweep = project / "multirun/killed"
     records = held(sweep)
     for job in status(project)["jobs"]:
-        before, record = half[job["index"]], records[job["index"]]
+        before, record = half[job["index"]], records.get(job["index"], {"attempt": 0})
         if job["state"] != "completed":
             problems.append(f"job {job['index']} is {job['state']} in the end: {job['error']}")
         elif before["state"] == "completed" and record["attempt"] != before["attempt"]:
