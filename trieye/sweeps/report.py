@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -9,7 +10,9 @@ from rich.table import Table
 
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import JobStatus, status_of
+
+if TYPE_CHECKING:
+    from trieye.sweeps.status import JobStatus
 
 _MOST = 10
 
@@ -50,6 +53,8 @@ def _few(grid: Grid) -> list[int]:
 
 def final_table(directory: Path, record: SweepRecord, console: Console | None = None) -> None:
     """Show the best jobs of a sweep."""
+    from trieye.sweeps.status import status_of
+
     console = console or Console()
     jobs = [job for job in status_of(directory) if job.objective is not None]
     if not jobs:
@@ -66,7 +71,7 @@ def headings(keys: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
-def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> Table:
+def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
     """Return a table of jobs with what varies in them and what they returned."""
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} jobs", title_justify="left")
