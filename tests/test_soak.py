@@ -45,8 +45,6 @@ SOAKS = {
     "a killed training resumes bit for bit, also where only the ends of episodes can be saved":
         ("training_kills --kills 3 --steps 150 --fork --cases dqn_that_waits ppo_of_four",
          lambda told: all(run["updates"] > 20 for run in told["runs"].values())),
-    "a sweep of which jobs and then all was killed is run to its end":
-        ("sweep_kills --jobs 4 --kills 1 --raising 1 --steps 400", lambda told: told["from_checkpoints"] > 0),
     "a replay buffer killed while it is saved draws what it would have drawn":
         ("replay_kills --kills 3 --calm 0.2", bool),
     "a replay actor killed at work leaves a snapshot that draws what it would have drawn":

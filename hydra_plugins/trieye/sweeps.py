@@ -13,9 +13,11 @@ class TrieyeRayLauncher(Launcher):
     """Runs the jobs of a sweep on Ray."""
 
     def __init__(self, **options: Any) -> None:
+        from trieye.config.hydra.registration import refusing
         from trieye.sweeps.launcher import LauncherBody
 
-        self.body = LauncherBody(**options)
+        with refusing():
+            self.body = LauncherBody(**options)
 
     def setup(self, **given: Any) -> None:
         """Hear from Hydra what is to be run."""
@@ -23,16 +25,21 @@ class TrieyeRayLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return what became of each."""
-        return self.body.launch(job_overrides, initial_job_idx)
+        from trieye.config.hydra.registration import refusing
+
+        with refusing():
+            return self.body.launch(job_overrides, initial_job_idx)
 
 
 class TrieyeSweeper(Sweeper):
     """Runs a grid or a search."""
 
     def __init__(self, **options: Any) -> None:
+        from trieye.config.hydra.registration import refusing
         from trieye.sweeps.sweeper import SweeperBody
 
-        self.body = SweeperBody(**options)
+        with refusing():
+            self.body = SweeperBody(**options)
 
     def setup(self, **given: Any) -> None:
         """Hear from Hydra what is to be run."""
@@ -40,7 +47,10 @@ class TrieyeSweeper(Sweeper):
 
     def sweep(self, arguments: Sequence[str]) -> Any:
         """Run all jobs; return what became of each."""
-        return self.body.sweep(arguments)
+        from trieye.config.hydra.registration import refusing
+
+        with refusing():
+            return self.body.sweep(arguments)
 
 
 # the defaults of `trieye.config.launcher` and `trieye.config.sweeper`, whose import would cost every program with Hydra

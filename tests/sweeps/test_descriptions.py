@@ -12,7 +12,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.descriptions import Description
 from trieye.sweeps.grid import Grid
-from trieye.sweeps.sweeper import grid_of
+from trieye.sweeps.spec import grid_of
 
 SARSA = {
     "algorithm": "SARSA",

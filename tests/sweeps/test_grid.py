@@ -16,7 +16,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.grid import Axis, Grid, same_value, with_seeds, zipped
 from trieye.sweeps.record import SWEEP, SweepRecord
-from trieye.sweeps.sweeper import grid_of
+from trieye.sweeps.spec import grid_of
 
 PLAIN = SweeperConfig()
 

@@ -104,7 +104,7 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.config.sweeper import SweeperConfig
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.report import plan_table
-    from trieye.sweeps.sweeper import grid_of
+    from trieye.sweeps.spec import grid_of
 
     if options.seeds is not None and options.seeds < 1:
         raise ConfigurationError(f"--seeds {options.seeds}: it has to be 1 or more")

@@ -12,16 +12,17 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import axes_of, dimensions_of
+from trieye.config.hydra.axes import dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
-from trieye.sweeps.grid import Axis, Grid, bare, with_seeds, zipped
+from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.launcher import LauncherBody, Listed, new_record
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
+from trieye.sweeps.spec import grid_of
 from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
@@ -150,25 +151,6 @@ class SweeperBody:
             returned = self._launcher.launch([grid[index] for index in numbers], initial_job_idx=numbers[0])
             ended += map(_done, numbers, returned)
         return ended
-
-
-def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any = None) -> Grid:
-    """Return the grid of a command line.
-
-    Args:
-        overrides: As typed.
-        options: Seeds, what varies together, what is left out.
-        config_loader: Hydra's, which knows the options of groups.
-
-    Raises:
-        ConfigurationError: Something is no override, or a key has no axis.
-    """
-    axes = tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes_of(overrides, config_loader))
-    axes = zipped(axes, options.zip)
-    if options.seeds is not None:
-        axes = with_seeds(axes, options.seeds)
-    without = tuple({key: str(value) for key, value in combination.items()} for combination in options.without)
-    return Grid(axes, without)
 
 
 def _done(index: int, returned: JobReturn) -> Done:

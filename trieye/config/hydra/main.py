@@ -30,7 +30,7 @@ from trieye.config.hydra.launch import launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import print_tree, redact_records, sheltered
-from trieye.config.hydra.registration import Registration
+from trieye.config.hydra.registration import RefusedError, Registration
 from trieye.config.hydra.typed import resolved, typed
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
@@ -43,14 +43,6 @@ _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `Trie
 _LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-
-
-class _RefusedError(BaseException):
-    """Carries an expected error of a task through Hydra, which prints a traceback of every `Exception`."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ def run_command_line(
             _hand_over(source, _job_of(task, config_type, prepared.pinned), argv)
     except TrieyeError as error:
         _leave(error)
-    except _RefusedError as refusal:
+    except RefusedError as refusal:
         _leave(refusal.error)
     except RunInterrupted as interrupt:
         if interrupt.is_told:
@@ -292,7 +284,7 @@ def _job_of(
         except TrieyeError as error:
             if launch.is_multirun:
                 raise  # the launcher decides what becomes of the other jobs
-            raise _RefusedError(error) from error
+            raise RefusedError(error) from error
 
     return job
 

@@ -1,14 +1,38 @@
 """Registration: the config type that Hydra composes for in this process; importing it loads no Hydra."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from pydantic import ValidationError
+
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
+
+
+class RefusedError(BaseException):
+    """Carries an expected error through Hydra, which prints a traceback of every `Exception`, to `trieye.main`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Let `trieye.main`, if this is its process, tell expected errors of the block by their words alone."""
+    try:
+        yield
+    except (TrieyeError, ValidationError) as error:
+        if current is None:
+            raise
+        raise RefusedError(error) from error
+
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 OWN_CONFIGS = "pkg://trieye.conf"

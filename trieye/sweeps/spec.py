@@ -1,0 +1,27 @@
+"""From what is typed to a grid."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trieye.config.hydra.axes import axes_of
+from trieye.config.sweeper import SweeperConfig
+from trieye.sweeps.grid import Axis, Grid, with_seeds, zipped
+
+
+def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any = None) -> Grid:
+    """Return the grid of a command line.
+
+    Args:
+        overrides: As typed.
+        options: Seeds, what varies together, what is left out.
+        config_loader: Hydra's, which knows the options of groups.
+
+    Raises:
+        ConfigurationError: Something is no override, or a key has no axis.
+    """
+    axes = tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes_of(overrides, config_loader))
+    axes = zipped(axes, options.zip)
+    if options.seeds is not None:
+        axes = with_seeds(axes, options.seeds)
+    without = tuple({key: str(value) for key, value in combination.items()} for combination in options.without)
+    return Grid(axes, without)
