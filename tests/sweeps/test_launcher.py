@@ -118,9 +118,9 @@ def test_fail_fast_begins_nothing_after_a_failure_and_the_rest_runs_later(tmp_pa
     ("option", "said"),
     [
         ("hydra.launcher.num_cpu=2", "num_cpu"),
-        ("hydra.launcher.num_jobs=0", "num_jobs"),
-        ("hydra.launcher.isolate=proces", "isolate"),
-        ("hydra.sweeper.kind=gird", "kind"),
+        ("hydra.launcher.num_jobs=0", "hydra.launcher.num_jobs=0: an integer >= 1 or null is expected"),
+        ("hydra.launcher.isolate=proces", "did you mean 'process'"),
+        ("hydra.sweeper.kind=gird", "did you mean 'grid'"),
     ],
 )
 def test_an_option_that_is_wrong_is_refused_before_anything_runs(tmp_path, option, said):

@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from trieye.config.hydra.typed import of_hydra
 from trieye.config.launcher import LauncherConfig
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
@@ -197,7 +198,8 @@ class Launching:
         if self._varies:
             composed = self._shared.composed(job.index, job.overrides)
             held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-            options = LauncherConfig(**{key: value for key, value in held.items() if not key.startswith("_")})
+            given = {key: value for key, value in held.items() if not key.startswith("_")}
+            options = of_hydra("hydra.launcher", LauncherConfig, given)
         asked: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -244,7 +246,7 @@ class LauncherBody:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = LauncherConfig.model_validate(options)
+        self.options = of_hydra("hydra.launcher", LauncherConfig, options)
         self._given: tuple[HydraContext, TaskFunction, DictConfig] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

@@ -13,6 +13,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import dimensions_of
+from trieye.config.hydra.typed import of_hydra
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
@@ -43,7 +44,7 @@ class SweeperBody:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = SweeperConfig.model_validate(options)
+        self.options = of_hydra("hydra.sweeper", SweeperConfig, options)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import ValidationError
-
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
@@ -28,7 +26,7 @@ def refusing() -> Iterator[None]:
     """Let `trieye.main`, if this is its process, tell expected errors of the block by their words alone."""
     try:
         yield
-    except (TrieyeError, ValidationError) as error:
+    except TrieyeError as error:
         if current is None:
             raise
         raise RefusedError(error) from error

@@ -19,6 +19,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
+Part = TypeVar("Part", bound=BaseModel)
 _Place = tuple[str, ...]
 
 
@@ -88,6 +89,20 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
     made.persistence = made.persistence.anchored(working_dir)
     return made
+
+
+def of_hydra(node: str, model: type[Part], values: Mapping[str, Any]) -> Part:
+    """Return what stands at a node of Hydra's own, such as `hydra.launcher`, as the model of trieye that it is for.
+
+    Raises:
+        ConfigurationError: A value is not allowed; the message has a line for each mistake.
+    """
+    held: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
+    try:
+        return model.model_validate(held)
+    except ValidationError as error:
+        lines = (line if line.startswith(node) else f"{node}.{line}" for line in complaints(error, model, held, ()))
+        raise ConfigurationError("\n".join(lines)) from error
 
 
 def complete(config: DictConfig, config_type: type[BaseModel], choices: Mapping[str, Any]) -> None:
