@@ -1,0 +1,143 @@
+"""Sweeps: what a job costs beside its own work, and how fast a plan and a status are.
+
+A sweep of few and one of many trivial jobs, with each launcher in turns; the difference of the times by that of the
+numbers is the marginal cost of a job, without the start of Ray or of processes. Peers: Hydra's basic and joblib
+launcher, and hydra-ray-launcher in an environment of its own. Goals: at most 50 ms a job in reused workers; a plan of
+10,000 jobs at most 0.1 s; overrides of a number at most 1 us; the status of 1000 jobs at most 1 s. Prints one JSON
+line.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from peer.environments import installed
+
+from trieye.config.sweeper import SweeperConfig
+from trieye.sweeps.grid import Grid
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import status_of
+from trieye.sweeps.sweeper import grid_of
+
+GOALS = {"job_ms": 50.0, "plan_10k_s": 0.1, "overrides_us": 1.0, "status_1000_s": 1.0}
+STOCK = {"hydra_ray_launcher": ["hydra-ray-launcher==1.2.2"]}
+FEW, MANY = 4, 64
+APP = """
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+
+@hydra.main(version_base="1.3", config_path=None, config_name="config")
+def main(config: DictConfig) -> float:
+    return float(config.x)
+
+ConfigStore.instance().store("config", {"x": 0, "deep": {"lr": 0.1, "sizes": [64, 64]}})
+if __name__ == "__main__":
+    main()
+"""
+SIDES = {
+    "trieye_worker": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=worker"],
+    "trieye_process": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=process"],
+    "trieye_none": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=none"],
+    "basic": ["hydra/launcher=basic"],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "stock_ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
+}
+
+
+def sweep_s(python: str, words: list[str], num: int, root: str) -> float:
+    """Return the seconds of a sweep, with the start of its program."""
+    place = tempfile.mkdtemp(dir=root)
+    command = [python, f"{root}/app.py", "-m", f"x=range(0,{num})", f"hydra.sweep.dir={place}", *words]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    elapsed = time.perf_counter() - began
+    if done.returncode:
+        raise RuntimeError(done.stderr[-400:])
+    return elapsed
+
+
+def costs(rounds: int, skipped: dict[str, str]) -> dict[str, float]:
+    """Return the marginal ms of a job with each launcher, the median of rounds in which they take turns."""
+    pythons = dict.fromkeys(SIDES, sys.executable)
+    pythons["stock_ray"] = str(installed("sweeps", STOCK))
+    found: dict[str, list[float]] = {name: [] for name in SIDES}
+    with tempfile.TemporaryDirectory() as root:
+        Path(root, "app.py").write_text(APP)
+        for _ in range(rounds):
+            for name, words in SIDES.items():
+                if name in skipped:
+                    continue
+                try:
+                    few, many = (sweep_s(pythons[name], words, num, root) for num in (FEW, MANY))
+                except RuntimeError as error:
+                    skipped[name] = str(error)
+                else:
+                    found[name].append((many - few) / (MANY - FEW) * 1e3)
+    return {name: round(statistics.median(times), 1) for name, times in found.items() if times}
+
+
+def best_s(measured: Callable[[], object], rounds: int = 5) -> float:
+    """Return the shortest time of some."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        measured()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def planned() -> Grid:
+    """Return a grid of 10,000 jobs, and write its record."""
+    words = ["agent=dqn,ppo", "agent.lr=1e-4,3e-4,1e-3,3e-3,1e-2", "env=range(0,10)", "net=a,b,c,d,e,f,g,h,i,j"]
+    grid = grid_of(words, SweeperConfig(seeds=10))
+    record = SweepRecord(spec=words)
+    record.set_grid(grid)
+    with tempfile.TemporaryDirectory() as root:
+        record.write(Path(root))
+    return grid
+
+
+def status_s(num: int) -> float:
+    """Return the seconds of the status of a sweep of which half is completed, and the rest runs, failed or was lost."""
+    with tempfile.TemporaryDirectory() as root:
+        grid = grid_of(["lr=1e-4,3e-4", f"seed=range(0,{num // 2})"], SweeperConfig())
+        record = SweepRecord(spec=[])
+        record.set_grid(grid)
+        record.write(Path(root))
+        for index in grid:
+            job = JobRecord(index=index, overrides=list(grid[index]), process_began=1.0)
+            job.state = ("completed", "running", "completed", "failed")[index % 4]  # type: ignore[assignment]
+            job.write(Path(root, str(index)))
+        return best_s(lambda: status_of(Path(root)), 3)
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    skipped: dict[str, str] = {}
+    grid = planned()
+    figures = {
+        "plan_10k_s": round(best_s(planned), 4),
+        "overrides_us": round(best_s(lambda: [grid[index] for index in range(grid.size)]) / grid.size * 1e6, 3),
+        "status_1000_s": round(status_s(1000), 3),
+    }
+    jobs = costs(options.rounds, skipped)
+    reached = {**figures, "job_ms": jobs.get("trieye_worker", float("inf"))}
+    met = {name: reached[name] <= goal for name, goal in GOALS.items()}
+    print(json.dumps({"job_ms": jobs, **figures, "skipped": skipped, "goals": GOALS, "met": met}))
+
+
+if __name__ == "__main__":
+    main()
