@@ -5,7 +5,9 @@ import os
 import textwrap
 
 import pytest
+from hydra.core.singleton import Singleton
 from hydra.test_utils.launcher_common_tests import LauncherTestSuite
+from hydra.version import VersionBase
 
 from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from tests.sweeps.programs import started
@@ -20,6 +22,12 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=worker"])])
 class TestAsHydraWantsIt(LauncherTestSuite):
     """In workers of Ray."""
+
+    @pytest.fixture(autouse=True)
+    def _as_in_a_fresh_process(self, hydra_restore_singletons):
+        state = Singleton.get_state()
+        state["instances"].pop(VersionBase, None)  # which other tests of this process have set
+        Singleton.set_state(state)
 
 
 def test_the_defaults_that_every_program_with_hydra_sees_are_those_of_the_models():
