@@ -1,0 +1,83 @@
+"""A sweep on a cluster of two nodes, one of which is killed while jobs run on both; prints what became of it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+PROGRAM = """
+import time
+import trieye
+
+class Agent:
+    done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+@trieye.main(config_path="conf")
+def main(config: trieye.TrieyeConfig) -> float:
+    import ray
+    agent = Agent()
+    with trieye.Run(config) as run:
+        node = run.dir / "node"
+        node.write_text((node.read_text() if node.exists() else "") + ray.get_runtime_context().get_node_id() + " ")
+        run.restore(agent=agent)
+        for step in run.steps(TOTAL):
+            agent.done += 1
+            time.sleep(0.1)
+            if step % 5 == 0:
+                run.save(agent=agent)
+        return float(agent.done)
+
+if __name__ == "__main__":
+    main()
+"""
+TOTAL = 60
+
+
+def main(directory: Path) -> None:
+    """Run the sweep, and kill the second node when a job of it has a checkpoint."""
+    (directory / "program.py").write_text(PROGRAM.replace("TOTAL", str(TOTAL)))
+    (directory / "conf").mkdir()
+    (directory / "conf/train.yaml").write_text(
+        "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+    )
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", f"hydra.launcher.address={cluster.address}"]
+    words += ["seed=range(0,3)", "hydra.sweep.dir=s"]
+    sweep = subprocess.Popen(
+        [sys.executable, "program.py", *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until, victim = time.monotonic() + 90, None
+    while victim is None and time.monotonic() < until and sweep.poll() is None:
+        time.sleep(0.1)
+        for job in (directory / "s").glob("[0-9]"):
+            begun = job / "run" / "node"
+            saved = any((job / "run" / "checkpoints").glob("checkpoint_step_*"))
+            if saved and begun.is_file() and begun.read_text().split() == [second.node_id]:
+                victim = job.name
+    nodes = {path.read_text() for path in (directory / "s").glob("*/run/node")}
+    if victim is not None:
+        cluster.remove_node(second, allow_graceful=False)
+    printed = sweep.communicate(timeout=120)[0]
+    records = {path.parent.name: json.loads(path.read_text()) for path in (directory / "s").glob("*/status.json")}
+    run = json.loads((directory / "s" / str(victim) / "run/run.json").read_text()) if victim is not None else {}
+    cluster.shutdown()
+    told = {"nodes": len(nodes), "victim": victim, "code": sweep.returncode, "jobs": records, "run": run}
+    sys.stdout.write(json.dumps(told | {"printed": printed[-3000:]}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
