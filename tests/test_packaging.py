@@ -52,7 +52,10 @@ def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
 def test_the_wheel_is_typed_and_installs_nothing_beside_trieye_and_its_plugin(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert "trieye/py.typed" in names
-    assert {name for name in names if not name.startswith("trieye/")} == {"hydra_plugins/trieye/__init__.py"}
+    assert {name for name in names if not name.startswith("trieye/")} == {
+        "hydra_plugins/trieye/__init__.py",
+        "hydra_plugins/trieye/sweeps.py",
+    }
     assert not any("__pycache__" in name for name in names)
 
 

@@ -46,6 +46,8 @@ FILES = {
     "conf/experiment/ppo_lunarlander.yaml",
     "conf/experiment/ppo_pendulum.yaml",
     "conf/experiment/sac_pendulum.yaml",
+    "conf/hparams_search/dqn.yaml",
+    "conf/hparams_search/ppo.yaml",
     "conf/local/README.md",
     "conf/metrics/agent.yaml",
     "conf/persistence/default.yaml",
