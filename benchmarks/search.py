@@ -1,8 +1,8 @@
 """How busy the slots of a search are whose jobs last differently long, beside batches that wait for the slowest.
 
-16 jobs, of which every fourth lasts ten times as long as the others, on two slots: an Optuna search of ours, which has a
-new job for a slot the moment that it is free, and the same number of jobs in batches of two, as Hydra's sweepers launch
-them. Utilisation: the time that jobs ran, of the time that the slots were there. Prints one JSON line.
+16 jobs, of which every fourth lasts ten times as long as the others, on two slots: an Optuna search of ours, which has
+a new job for a slot the moment that it is free, and the same number of jobs in batches of two, as Hydra's sweepers
+launch them. Utilisation: the time that jobs ran, of the time that the slots were there. Prints one JSON line.
 """
 
 import argparse
