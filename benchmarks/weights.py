@@ -28,7 +28,8 @@ import torch
 from torch import nn
 
 from trieye.training.exploring.collective import CollectiveTransport
-from trieye.training.exploring.in_ray import ObjectStoreTransport, RayBoard, own_address
+from trieye.training.exploring.in_ray import ObjectStoreTransport, own_address
+from trieye.training.exploring.ray_board import RayBoard
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, Transport, as_arrays, load_weights
 

@@ -43,7 +43,7 @@ HOMES = {
         "hub/actor_arguments.py",
         "hub/*ray*.py",
         "replay/remote/actor.py",
-        "training/exploring/in_ray.py",
+        "training/exploring/*ray*.py",
         "sweeps/in_ray.py",
     },
     "torch": {

@@ -1,13 +1,14 @@
 """The board of versions: whole, growing, and heard of at once."""
 
 import statistics
+import sys
 import threading
 import time
 
 import pytest
 
 from trieye.exceptions import ConfigurationError
-from trieye.training.exploring.synchronizer import Published, Synchronizer
+from trieye.training.exploring.synchronizer import Handle, Published, Synchronizer
 
 
 def test_publish_atomic_under_readers():
@@ -74,10 +75,13 @@ def test_a_wait_is_over_when_its_time_is():
 def test_wait_newer_in_ray_is_woken_and_a_killed_synchronizer_knows_the_next_version(ray_cluster):
     import ray
 
-    from trieye.training.exploring.in_ray import RayBoard
+    from trieye.training.exploring.ray_board import RayBoard
 
     board = RayBoard()
-    board.publish(Published(0))
+    board.publish(Published(0, handle=Handle(serial=1, version=0)))
+    assert not ray.get(
+        board._actor.__ray_call__.remote(lambda _: "torch" in sys.modules)
+    )  # it takes long to start with
     took = []
     for version in range(1, 20):
         waiting = board._actor.wait_newer.remote(version - 1, 10.0)  # its own

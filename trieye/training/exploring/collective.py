@@ -18,10 +18,12 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, Literal
 
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # it is public, and not marked so
+from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]  # see rendezvous
 
 from trieye.process.progress import say
 from trieye.training.exploring.flat import Flat, Layout, layout_of
+from trieye.training.exploring.rendezvous import MOST_AT_ONCE, Rendezvous, Visitor
+from trieye.training.exploring.synchronizer import Handle
 from trieye.training.exploring.transports import SupersededError, Weights
 
 Backend = Literal["gloo", "nccl"]
@@ -31,16 +33,6 @@ _FORM_S = 10.0
 _ANSWER_S = 2.0
 """How much longer its result may take to arrive."""
 _FETCH_S = 120.0
-_MOST_AT_ONCE = 1024
-"""Explorers that come at the same moment; more of them have to try again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Names weights: the version, and a number that a version which was published again does not share."""
-
-    serial: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +55,22 @@ class _Answer:
 
 
 class _Group:
-    """A process group of one epoch; it is let go only when no broadcast is under way, since that would wait for it."""
+    """A process group of one epoch; it is let go only when no broadcast is under way, since that would wait for it.
 
-    def __init__(self, backend: Backend, store: TCPStore, rank: int, size: int) -> None:
+    Args:
+        backend: Which library.
+        store: Where members find one another.
+        host: Address of this machine, where the others reach it.
+        rank: Of this process.
+        size: How many processes there are.
+    """
+
+    def __init__(self, backend: Backend, store: Store, host: str, rank: int, size: int) -> None:
         self._backend: Backend = backend
-        self._store: TCPStore | None = store  # which has to be there as long as the group
+        self._store: Store | None = store  # which has to be there as long as the group
         self._group: Any
         if backend == "gloo":
-            self._group = ProcessGroupGloo(store, rank, size, timedelta(seconds=_FORM_S))
+            self._group = ProcessGroupGloo(store, rank, size, _gloo_options(host))
         else:
             from torch.distributed import ProcessGroupNCCL  # which builds for CPUs do not have
 
@@ -113,9 +113,25 @@ class _Group:
             pause.wait(0.0005)
 
 
-def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
+def _gloo_options(host: str) -> Any:
+    """Return options with this address: torch's default asks DNS for that of the host's name, which may be no use."""
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public way
+    options._timeout = timedelta(seconds=_FORM_S)  # noqa: SLF001
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
+    return options
+
+
+def _nccl_store(host: str, port: int, *, is_master: bool) -> TCPStore:
+    """Return the store of torch's own, since NCCL's threads use more of it than a `Rendezvous` has."""
     limit = timedelta(seconds=_FORM_S)
     return TCPStore(host, port, None, is_master=is_master, timeout=limit, wait_for_workers=False)
+
+
+def _address_of(line: Connection) -> str:
+    """Return the address of this machine that a line goes out from."""
+    with socket.fromfd(line.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
+        found: str = same.getsockname()[0]
+        return found
 
 
 class Sender:
@@ -130,13 +146,13 @@ class Sender:
     def __init__(self, host: str, backend: Backend, device: torch.device) -> None:
         self._host, self._backend, self._device = host, backend, device
         self.key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), backlog=_MOST_AT_ONCE, authkey=self.key)
+        self._listener = Listener((host, 0), backlog=MOST_AT_ONCE, authkey=self.key)
         self.address: tuple[str, int] = self._listener.address
         self.epoch = 0
         self._lock = threading.Lock()  # guards all that follows
         self._members: list[Connection] = []
         self._group: _Group | None = None
-        self._store: TCPStore | None = None
+        self._store: Rendezvous | TCPStore | None = None
         self._serial = 0
         self._sent: tuple[Handle, Flat] | None = None
         self._spare: Flat | None = None
@@ -233,7 +249,9 @@ class Sender:
         store = self._store
         if store is None:
             self.epoch += 1
-            store = self._store = _store(self._host, 0, is_master=True)
+            is_gloo = self._backend == "gloo"
+            store = Rendezvous(self._host, self.key) if is_gloo else _nccl_store(self._host, 0, is_master=True)
+            self._store = store
         size = len(self._members) + 1
         for rank, member in enumerate(tuple(self._members), 1):
             try:
@@ -243,7 +261,7 @@ class Sender:
                 raise
         fault: Exception | None = None
         try:
-            self._group = self._group or _Group(self._backend, store, 0, size)
+            self._group = self._group or _Group(self._backend, store, self._host, 0, size)
             self._group.broadcast(flat)
         except RuntimeError as error:
             fault = error
@@ -293,6 +311,8 @@ class Sender:
     def _end_epoch(self) -> None:
         if self._group is not None:
             self._group.close()
+        if isinstance(self._store, Rendezvous):
+            self._store.close()
         self._group = self._store = None
 
 
@@ -310,6 +330,7 @@ class Receiver:
         self._address, self._key, self._backend, self._keep = address, key, backend, keep
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self.epoch = -1
+        self._host = ""
         self._group: _Group | None = None
         self._changed = threading.Condition()  # guards all that follows
         self._kept: dict[Handle, Flat] = {}  # the oldest first
@@ -357,6 +378,7 @@ class Receiver:
 
     def _serve(self, line: Connection) -> None:
         with line:
+            self._host = _address_of(line)
             while True:
                 order: Order = line.recv()
                 fault = None
@@ -377,8 +399,12 @@ class Receiver:
         if self._group is None or order.epoch != self.epoch:
             self._leave()
             self.epoch = order.epoch
-            store = _store(self._address[0], order.port, is_master=False)
-            self._group = _Group(self._backend, store, order.rank, order.size)
+            host = self._address[0]
+            is_gloo = self._backend == "gloo"
+            store = (
+                Visitor((host, order.port), self._key) if is_gloo else _nccl_store(host, order.port, is_master=False)
+            )
+            self._group = _Group(self._backend, store, self._host, order.rank, order.size)
         with self._changed:
             flat = next((free for free in self._free if free.layout == order.layout), None)
             self._free.clear()

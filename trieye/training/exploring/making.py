@@ -70,7 +70,7 @@ def make_explorers(
 def _make_board(*, in_threads: bool) -> Any:
     if in_threads:
         return Synchronizer()
-    from trieye.training.exploring.in_ray import RayBoard
+    from trieye.training.exploring.ray_board import RayBoard
 
     return RayBoard()
 

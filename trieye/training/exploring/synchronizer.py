@@ -25,6 +25,19 @@ class Published:
     session: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Names weights that are broadcast.
+
+    Attributes:
+        serial: A number that a version which was published again does not share.
+        version: As in `Published`.
+    """
+
+    serial: int
+    version: int
+
+
 class Board(Protocol):
     """Where versions are announced; one in this process, or the way to that of another one."""
 
