@@ -24,10 +24,12 @@ from tests.waiting import wait_until
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
+    ProcessingError,
     RunClosedError,
     RunLockedError,
 )
 from trieye.history.table import read_history
+from trieye.hub.logic import ActorLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 
@@ -81,6 +83,49 @@ def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kin
         with trieye.Run(make_config(runtime={"kind": kind}), sinks=[Lines(tmp_path / "lines.txt")]) as run:
             run.log("loss", 0.5, step=attempt)
     assert (tmp_path / "lines.txt").read_text() == "loss 1 0.5\nFINISHED\nloss 2 0.5\nFINISHED\n"
+
+
+class Broken(Lines):
+    """A sink with a mistake."""
+
+    def write(self, points):
+        if any(point.step >= 2 for point in points):
+            raise ZeroDivisionError("in write")
+        super().write(points)
+
+
+@pytest.mark.parametrize("ends_by", ["flush", "save", "close"])
+def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path, request, ends_by):
+    config = make_config(sinks={"required": ["lines"]}, runtime={"kind": "local"})
+    seen = []
+    fails = pytest.raises(ProcessingError, match=r"sinks.required names 'lines'.*in write.*test_run\.py")
+    with fails, trieye.Run(config, sinks=[Broken(tmp_path / "lines.txt")]) as run:
+        for step in run.steps(1000):
+            run.log("loss", 1.0, step=step)
+            if ends_by == "flush":
+                run.flush()
+            elif ends_by == "save":
+                run.save(agent=Agent())
+            elif step == 2:
+                run._opened().flusher.flush()
+                run._opened().hub.ask(ActorLogic.flush, 2)  # as `flush`, which would raise
+                wait_until(lambda: run.health()["sinks"][0]["error"])
+                break
+            time.sleep(0.02)
+            seen.append(step)
+    assert seen[0] == 1
+    assert record_of(run.dir).status == "FAILED"
+    with trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
+        pass  # what the sink lacked comes now
+    assert "loss 2 1.0\n" in (tmp_path / "lines.txt").read_text()
+
+
+def test_a_sink_that_is_required_and_not_there_is_said_at_once(make_config, tmp_path):
+    config = make_config(sinks={"required": ["lnes"]}, runtime={"kind": "local"})
+    fails = pytest.raises(ConfigurationError, match=r"no sink 'lnes'; did you mean 'lines'\? \(it has: lines\)")
+    with fails, trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
+        raise AssertionError
+    assert record_of(config.persistence.get_run_base_dir()).status == "FAILED"
 
 
 @pytest.mark.parametrize("is_typed", [False, True])

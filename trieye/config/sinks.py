@@ -64,6 +64,11 @@ class SinksConfig(StrictModel):
     without: list[str] = Field(
         default=[], description="Names of sinks that installed packages bring and this run leaves out."
     )
+    required: list[str] = Field(
+        default=[],
+        description="Names of sinks whose failure fails the run, at its next flush, evaluation or save, or at its end; "
+        "without it a run goes on, and a sink that works again gets what it lacks.",
+    )
 
     @field_validator("without")
     @classmethod

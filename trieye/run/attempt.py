@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import recorded, redacted, redactor
-from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, noted
+from trieye.exceptions import ConfigurationError, ProcessingError, RunInterrupted, RunLockedError, noted
 from trieye.files.atomic import relink
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub, settle
+from trieye.hub.logic import ActorLogic
 from trieye.process.lock import RunLock
 from trieye.process.output import OutputLog
 from trieye.process.progress import say
@@ -78,6 +80,7 @@ class Attempt:
         self._output: OutputLog | None = None
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
+        self._required = tuple(config.trieye.sinks.required)
         self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
         signing.check_key()
@@ -165,6 +168,30 @@ class Attempt:
         finally:
             self._close_output()
 
+    def check_sinks(self) -> None:
+        """Look at the sinks that this run cannot do without.
+
+        Raises:
+            ConfigurationError: There is none of that name.
+            ProcessingError: One does not work, or refused something.
+        """
+        if not self._required:
+            return
+        sinks = {sink["name"]: sink for sink in self.hub.ask(ActorLogic.health)["sinks"]}
+        for name in self._required:
+            if name not in sinks:
+                raise ConfigurationError(
+                    f"sinks.required: this run has no sink {name!r}{did_you_mean(name, sinks)} "
+                    f"(it has: {', '.join(sinks) or 'none'})"
+                )
+            sink = sinks[name]
+            if sink["error"] is not None or sink["refused"]:
+                what = sink["error"] or f"{sink['refused']} points and other things were refused, as the log says"
+                raise ProcessingError(
+                    f"run {self._name!r} ends here, since sinks.required names {name!r}, which does not work: {what}; "
+                    "what was logged is kept, and the next start delivers it"
+                )
+
     def keep_output(self, text: str) -> None:
         """Keep a text, such as a traceback that is not printed yet, with what the program prints."""
         if self._output is not None:
@@ -210,6 +237,8 @@ class Attempt:
         try:
             try:
                 self.flusher.close()
+                if status == "FINISHED":
+                    self.check_sinks()
             except Exception as error:
                 with noted(error, "a save"):
                     self.saves.report(wait=True)

@@ -120,7 +120,7 @@ class Run(Recorder):
         is closed, unless the program has handlers of its own.
 
         Raises:
-            ConfigurationError: The directory cannot be used.
+            ConfigurationError: The directory cannot be used, or the run has no sink that `sinks.required` names.
             RunLockedError: Another process writes to the run.
         """
         if self._attempt is None:
@@ -132,6 +132,11 @@ class Run(Recorder):
                 raise
             self._use(self._attempt.flusher, self._forget)
             atexit.register(self._close_at_exit)
+            try:
+                self._attempt.check_sinks()
+            except BaseException as error:
+                self._close_after(error, "FAILED")
+                raise
         return self
 
     def close(self, status: RunStatus = "FINISHED", *, at_once: bool = False) -> None:
@@ -227,11 +232,13 @@ class Run(Recorder):
         """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged.
 
         Raises:
-            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does.
+            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does. Or a sink of
+                `sinks.required` does not work.
         """
         attempt = self._opened()
         attempt.flusher.flush()
         attempt.hub.ask(ActorLogic.flush, self.step)
+        attempt.check_sinks()
 
     def best(self, name: str | None = None, mode: Literal["max", "min"] | None = None) -> float:
         """Return the best logged point of a metric, over all attempts; of the objective, what a sweep wants to know.
@@ -319,6 +326,7 @@ class Run(Recorder):
 
         Raises:
             CheckpointError: An earlier save failed; this one was begun all the same.
+            ProcessingError: A sink of `sinks.required` does not work; likewise.
             ConfigurationError: `replay` is something else than `run.replay`, which is in use; or the step is negative.
             TypeError: The step is no integer.
         """
@@ -340,6 +348,7 @@ class Run(Recorder):
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
         saves.report(wait=False, but=handle)
+        attempt.check_sinks()
         return handle
 
     def rate(self, step: int, objective: float | None) -> "Future[None]":

@@ -22,7 +22,16 @@ _MAX_REFUSALS_TOLD = 100
 _SPREAD = 0.25
 """Keeps the runs of a sweep from hitting a server that comes back all at once."""
 _MAX_MARKS = 1000
-_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """Of the code of a sink rather than of the world around it: their texts alone say too little."""
 
 

@@ -1,6 +1,9 @@
 """What goes wrong anywhere in a training with explorers reaches the caller, and costs no checkpoint."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +98,47 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     wait_until(
         lambda: not [one for kind in ("Explorer", "Synchronizer", "Replay") for one in processes(f"{kind}Actor")]
     )
+
+
+def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    config = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        explorer={"num": 1},
+        persistence={"checkpoint_save_freq_steps": 20, "mlflow_tracking_uri": f"sqlite:///{tmp_path}/file/mlflow.db"},
+        loop={"env_steps": 100_000},
+        sinks={"mlflow": {"enabled": True}, "required": ["mlflow"]},
+        runtime={"kind": "local"},
+    )
+    with pytest.raises(trieye.ProcessingError, match=r"sinks.required names 'mlflow', which does not work: .*file"):
+        trieye.run_experiment(DQN, config)
+    run_dir = config.persistence.get_run_base_dir()
+    assert RunRecord.read(run_dir / "run.json").status == "FAILED"
+    assert trieye.load_checkpoint(run_dir, "latest").step % 20 < 10
+
+
+def test_a_program_whose_explorer_fails_ends_with_an_exit_code(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import trieye
+from tests.training.algorithms import DQN, TrainConfig
+
+@trieye.main('pkg://trieye.conf', 'trieye')
+def train(config: TrainConfig):
+    trieye.run_experiment(DQN, config)
+
+train()
+""")
+    given = [
+        "runtime=local",
+        "explorer.num=1",
+        "explorer.max_restarts=0",
+        "agent.rollout_steps=8",
+        "loop.env_steps=100000",
+    ]
+    given += ["env.id=tests.training.worlds:FailsLater-v0", f"persistence.root_data_dir={tmp_path}"]
+    places = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, program, *given]
+    done = subprocess.run(command, cwd=tmp_path, env=places, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "ZeroDivisionError: the world ended" in done.stderr
