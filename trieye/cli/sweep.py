@@ -13,12 +13,14 @@ Examples:
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           goes on from checkpoints; completed jobs are never run again
+  trieye sweep slurm --hours 3 --gigs 4 --per-task 10 --submit
 """
 
 import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ _COLORS = {
 }  # fmt: skip
 _AGAIN = ("failed", "incomplete", "missing")
 _LONGEST = 80
+_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 
 class _AnyOrder(argparse.ArgumentParser):
@@ -82,8 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif name == "index":
             action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values to look for")
         else:
-            action.add_argument("-i", "--index", type=int, required=True, metavar="I", help="number of the job")
+            action.add_argument("-i", "--index", required=True, metavar="I", help="number of the job, or as in 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also jobs I+K, I+2K, and so on")
+            action.add_argument("--at-once", type=int, default=1, metavar="N", help="so many of them side by side (1)")
     status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     status.add_argument("--json", action="store_true", help="as JSON, for scripts")
@@ -91,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     again.add_argument("--only", default=",".join(_AGAIN), metavar="HOW,...", help=f"of {', '.join(_AGAIN)} (all)")
     again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
+    add_slurm(actions, _AGAIN)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
 
 
@@ -225,16 +231,22 @@ def _index(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.slurm import numbers
 
     directory = _directory(options.dir)
     record = SweepRecord.of(directory)
     grid = record.the_grid()
-    if not 0 <= options.index < grid.size:
+    indices = numbers(options.index)
+    if max(indices) >= grid.size:
         raise ConfigurationError(f"-i {options.index}: the sweep has the jobs 0 to {grid.size - 1}")
-    if options.stride is not None and options.stride < 1:
-        raise ConfigurationError(f"--stride {options.stride}: it has to be 1 or more")
-    indices = range(options.index, grid.size, options.stride) if options.stride else [options.index]
-    return _start(record, directory, "hydra.launcher.isolate=none", only=list(indices))
+    for name, value in (("stride", options.stride), ("at-once", options.at_once)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} {value}: it has to be 1 or more")
+    if options.stride:
+        indices = [index for first in indices for index in range(first, grid.size, options.stride)]
+    one_by_one = options.at_once == 1
+    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
+    return _start(record, directory, where, only=indices)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -308,8 +320,35 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
 
 
 def _relaunch(options: argparse.Namespace) -> int:
-    from trieye.config.base import did_you_mean
     from trieye.sweeps.command import command_of
+
+    directory, record, jobs = _unfinished(options)
+    if not jobs:
+        return 0
+    only = [job.index for job in jobs]
+    if options.dry_run:
+        from rich.console import Console
+
+        Console().print(_table(jobs))
+        print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
+        return 0
+    return _start(record, directory, only=only)
+
+
+def _slurm(options: argparse.Namespace) -> int:
+    from trieye.sweeps.command import command_of
+
+    directory, record, jobs = _unfinished(options)
+    if not jobs:
+        return 0
+    only = [job.index for job in jobs]
+    command_of(record, directory, only=only)  # which says now what would be wrong later
+    return write_script(options, directory, only, record.working_dir)
+
+
+def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
+    """Return the sweep, and its jobs that `--only` asks for; say so if there are none."""
+    from trieye.config.base import did_you_mean
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
 
@@ -324,15 +363,7 @@ def _relaunch(options: argparse.Namespace) -> int:
     jobs = [job for job in status_of(directory) if job.how in wanted]
     if not jobs:
         print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}")
-        return 0
-    only = [job.index for job in jobs]
-    if options.dry_run:
-        from rich.console import Console
-
-        Console().print(_table(jobs))
-        print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
-        return 0
-    return _start(record, directory, only=only)
+    return directory, record, jobs
 
 
 def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
@@ -343,11 +374,16 @@ def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[in
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
     process = subprocess.Popen(command, cwd=record.working_dir, env=os.environ)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # it has heard that, too, and knows what to do
-            continue
+    before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in _FORWARDED}
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # it has heard that, too, and knows what to do
+                continue
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _directory(given: Path | None) -> Path:
@@ -365,4 +401,12 @@ def _directory(given: Path | None) -> Path:
     return newest.parent
 
 
-_ACTIONS = {"plan": _plan, "show": _show, "index": _index, "run": _run, "status": _status, "relaunch": _relaunch}
+_ACTIONS = {
+    "plan": _plan,
+    "show": _show,
+    "index": _index,
+    "run": _run,
+    "status": _status,
+    "relaunch": _relaunch,
+    "slurm": _slurm,
+}

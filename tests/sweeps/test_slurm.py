@@ -1,0 +1,198 @@
+"""What `trieye sweep slurm` writes: a bash that reads it, and an sbatch that runs its tasks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.waiting import wait_until
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.slurm import Asked, memory_text, numbers, ranges, script_of, time_text
+from trieye.sweeps.status import status_of
+
+PROGRAM = """
+import time
+from pathlib import Path
+import trieye
+
+@trieye.main("pkg://trieye.conf", "trieye")
+def train(config: trieye.TrieyeConfig) -> float:
+    with trieye.Run(config) as run:
+        run.restore()
+        for step in run.steps(20):
+            run.log("loss", 1.0 / step)
+            if config.tags.get("slow") and not run.resumed:
+                Path("begun").touch()
+                time.sleep(0.2)
+            if run.save_due:
+                run.save()
+        return run.step + (100.0 if run.resumed else 0.0)
+
+if __name__ == "__main__":
+    train()
+"""
+SBATCH = """#!{python}
+import json, os, subprocess, sys
+from pathlib import Path
+*options, script = sys.argv[1:]
+assert options == ["--parsable"], options
+text = Path(script).read_text()
+here = Path(__file__).parent
+if (here / "refusal").exists():
+    sys.exit((here / "refusal").read_text())
+subprocess.run(["bash", "-n", script], check=True)
+(here / "submitted").write_text(script)
+print("4711;cluster")
+"""
+SCONTROL = '#!/bin/bash\necho "$@" >> "$(dirname "$0")/requeued"\n'
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Return a directory with an sbatch and a scontrol, which are on the path."""
+    there = tmp_path / "bin"
+    there.mkdir()
+    for name, text in (("sbatch", SBATCH.replace("{python}", sys.executable)), ("scontrol", SCONTROL)):
+        (there / name).write_text(text)
+        (there / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{there}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return there
+
+
+def plan(*words):
+    Path("train.py").write_text(PROGRAM)
+    quick = ["runtime=local", "sinks=[]", "persistence.root_data_dir=data"]
+    assert main(["sweep", "plan", "train.py", *quick, *words, "-o", "sweep"]) == 0
+
+
+def task(number):
+    """Start a task of the array that was written, as Slurm does."""
+    known = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
+    with Path("said").open("a") as file:
+        return subprocess.Popen(["bash", "sweep/slurm.sh"], env=known, stdout=file, stderr=file)
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"), [(3, "2:59:59"), (1, "0:59:59"), (0.5, "0:29:59"), (100, "99:59:59"), (1 / 60, "0:00:59")]
+)
+def test_a_time_limit_ends_a_second_below_so_many_hours(hours, text):
+    assert time_text(hours) == text
+
+
+def test_memory_is_told_in_whole_units():
+    assert [memory_text(gigs) for gigs in (4, 4.0, 0.5, 1.5)] == ["4G", "4G", "512M", "1536M"]
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_numbers_are_told_in_ranges(indices):
+    assert numbers(ranges(sorted(indices))) == sorted(indices)
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "1,,2", "-1"])
+def test_what_names_no_jobs_is_refused(text):
+    with pytest.raises(ConfigurationError, match="named by their numbers, as in 7, or 0-9,12"):
+        numbers(text)
+
+
+def test_the_script_asks_for_what_its_jobs_need(tmp_path):
+    asked = Asked(
+        hours=3, gigs=2, cpus=2, gpus=0.25, per_task=8, at_once=4, most_tasks=5, name="it's one", options=["qos=long"]
+    )
+    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], asked, working_dir="/some where")
+    found = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
+    assert found["array"] == "0-2%5"
+    assert (found["time"], found["mem"], found["cpus-per-task"], found["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
+    assert (found["signal"], found["requeue"], found["qos"]) == ("B:USR1@120", "", "long")
+    assert "jobs=(0-2,5,7-10 11-18 19)\n" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hours", "0"], r"--hours 0: it has to be between a minute"),
+        (["--hours", "1", "--per-task", "0"], r"--per-task 0: it has to be 1 or more"),
+        (["--hours", "1", "--at-once", "2"], r"--at-once 2: a task has --per-task 1"),
+        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: it has to be above 0"),
+        (["--hours", "0.02", "--signal", "120"], r"--signal 120: it has to be below the 0.02 h"),
+        (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': it is KEY=VALUE or KEY"),
+        (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
+    ],
+)
+def test_mistakes_are_named(slurm, capfd, words, message):
+    plan("seed=1,2")
+    assert main(["sweep", "slurm", "sweep", *words]) == 2
+    assert re.search(message, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "--account"),
+        ("sbatch: error: invalid partition specified: gpus\n", "`sinfo -s` lists"),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some",
+            "less",
+        ),
+        ("sbatch: error: Memory specification can not be satisfied", "lower --gigs"),
+        ("sbatch: error: Batch job submission failed: Invalid job array specification", "raise --per-task"),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", "try again later"),
+        ("something new", "refused the script: something new"),
+    ],
+)
+def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, said, hint):
+    plan("seed=1,2")
+    (slurm / "refusal").write_text(said)
+    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
+    told = capfd.readouterr().err
+    assert hint in told
+    assert said.removeprefix("sbatch: error: ").strip() in told
+
+
+def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
+    plan("seed=1,2")
+    (slurm / "sbatch").unlink()
+    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
+    assert "there is no sbatch on this machine; submit it where there is one: sbatch " in capfd.readouterr().err
+
+
+def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
+    plan("seed=0,1,2,3")
+    assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
+    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
+    said = capfd.readouterr().out
+    assert "3 jobs in 2 tasks, 2 core-hours at most" in said
+    assert "submitted as 4711: squeue -j 4711" in said
+    assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
+    tasks = [task(0), task(1)]
+    assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
+    assert [(job.how, job.record.attempt) for job in status_of(Path("sweep"))] == [("completed", 1)] * 4
+    assert main(["sweep", "slurm", "sweep", "--hours", "1"]) == 0
+    assert "nothing to do" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, number):
+    plan("seed=0,1", "+tags.slow=yes")
+    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2"]) == 0
+    first = task(0)
+    wait_until(lambda: Path("begun").exists())
+    time.sleep(0.3)
+    first.send_signal(number)
+    assert first.wait(60) != 0, Path("said").read_text()
+    assert (slurm / "requeued").exists() == (number == signal.SIGUSR1)  # else Slurm does it by itself
+    assert [job.how for job in status_of(Path("sweep"))] == ["incomplete", "missing"]
+    assert task(0).wait(120) == 0, Path("said").read_text()
+    records = [JobRecord.read(Path("sweep") / str(index)) for index in (0, 1)]
+    assert [(record.state, record.attempt) for record in records] == [("completed", 2), ("completed", 1)]
+    assert records[0].objective == 120.0
