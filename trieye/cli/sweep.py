@@ -14,6 +14,7 @@ Examples:
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           goes on from checkpoints; completed jobs are never run again
   trieye sweep slurm --hours 3 --gigs 4 --per-task 10 --submit
+  trieye sweep merge                            brings runs from other machines' disks here, and into MLflow
 """
 
 import argparse
@@ -30,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
 
@@ -97,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--only", default=",".join(_AGAIN), metavar="HOW,...", help=f"of {', '.join(_AGAIN)} (all)")
     again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
     add_slurm(actions, _AGAIN)
+    add_merge(actions)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
 
 
@@ -346,6 +349,13 @@ def _slurm(options: argparse.Namespace) -> int:
     return write_script(options, directory, only, record.working_dir)
 
 
+def _merge(options: argparse.Namespace) -> int:
+    from trieye.sweeps.record import SweepRecord
+
+    directory = _directory(options.dir)
+    return merge(options, directory, SweepRecord.of(directory))
+
+
 def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
     """Return the sweep, and its jobs that `--only` asks for; say so if there are none."""
     from trieye.config.base import did_you_mean
@@ -409,4 +419,5 @@ _ACTIONS = {
     "status": _status,
     "relaunch": _relaunch,
     "slurm": _slurm,
+    "merge": _merge,
 }

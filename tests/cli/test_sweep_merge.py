@@ -1,0 +1,90 @@
+"""A sweep on nodes that have disks of their own, and one directory that all see."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tests.waiting import wait_until
+from trieye.cli import main
+from trieye.sweeps.jobs import JobRecord
+
+PROGRAM = """
+import time
+import trieye
+
+@trieye.main("pkg://trieye.conf", "trieye")
+def train(config: trieye.TrieyeConfig) -> float:
+    with trieye.Run(config) as run:
+        run.restore()
+        for step in run.steps(30):
+            run.log("loss", 1.0 / step)
+            if config.tags.get("slow") and not run.resumed:
+                time.sleep(0.1)
+            if run.save_due:
+                run.save()
+        return float(run.resumed)
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """Return the directory that all nodes see, with a sweep of two jobs that was planned there."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    Path("train.py").write_text(PROGRAM)
+    kept = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{place}/mirror"]
+    kept += ["persistence.mirror_every_s=1", "persistence.checkpoint_save_freq_steps=5"]
+    words = ["runtime=local", "sinks=[]", "app_name=nodes", *kept, "seed=0,1", "+tags.slow=yes"]
+    assert main(["sweep", "plan", "train.py", *words, "-o", "sweep"]) == 0
+    return place
+
+
+def node(disk, job):
+    """Run a job as a node does that has a disk of its own."""
+    command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", "sweep", "-i", str(job)]
+    return subprocess.Popen(command, env=os.environ | {"DISK": str(disk)})
+
+
+def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, capfd):
+    one, two = tmp_path / "one", tmp_path / "two"
+    first = node(one, 0)
+    saved = shared / "mirror" / "nodes"
+    wait_until(lambda: list(saved.glob("*/checkpoints/*/MANIFEST.json")))
+    os.kill(JobRecord.read(shared / "sweep" / "0").pid, signal.SIGKILL)
+    first.wait()
+    shutil.rmtree(one)  # with the node
+    assert node(two, 0).wait(120) == 0
+    assert JobRecord.read(shared / "sweep" / "0").objective == 1.0  # it went on
+    shutil.rmtree(two)
+    assert main(["sweep", "merge", "sweep"]) == 0
+    assert "1 of 1 runs are in .trieye_data" in capfd.readouterr().out
+    assert node(two, 1).wait(120) == 0
+    for _ in range(2):
+        assert main(["sweep", "merge", "sweep"]) == 0
+        assert "2 of 2 runs are in .trieye_data" in capfd.readouterr().out
+    client = MlflowClient(f"sqlite:///{shared}/.trieye_data/nodes/mlruns/mlflow.db")
+    (experiment,) = [found for found in client.search_experiments() if found.name == "nodes"]
+    runs = [run for run in client.search_runs([experiment.experiment_id]) if "loss" in run.data.metrics]
+    assert len(runs) == 2
+    for run in runs:
+        points = sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss"))
+        assert points == [(step, pytest.approx(1.0 / step)) for step in range(1, 31)]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+
+    shutil.rmtree(next(saved.glob("*_0")))
+    assert main(["sweep", "merge", "sweep"]) == 1
+    said = capfd.readouterr().out
+    assert "job 0: run 'sweep_0' is not in file://" in said
+    assert "1 of 2 runs are in .trieye_data" in said
+    assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
+    assert "a mirror begins with its scheme" in capfd.readouterr().err
