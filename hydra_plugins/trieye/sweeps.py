@@ -56,7 +56,7 @@ class TrieyeSweeper(Sweeper):
 # the defaults of `trieye.config.launcher` and `trieye.config.sweeper`, whose import would cost every program with Hydra
 LAUNCHER: dict[str, Any] = {
     "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
-    "fail_fast": False, "isolate": "process", "address": None, "only": None,
+    "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,

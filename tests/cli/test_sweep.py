@@ -299,3 +299,18 @@ def test_help_and_reading_load_nothing_heavy(planned):
             [sys.executable, "-c", code.format(called, heavy)], capture_output=True, text=True, check=True
         )
         assert done.stdout.splitlines()[-1] == "[]", words
+
+
+def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_again(sweep, tmp_path):
+    (tmp_path / "broken").touch()
+    words = ["hydra/sweeper=trieye", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "seed=1,2", "lr=0.1,0.5"]
+    command = [sys.executable, "train.py", "-m", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "2 of 4 jobs failed; job 1 said" in done.stderr
+    code, said, _ = sweep("status", "sweep", "--json")
+    assert (code, json.loads(said)["counts"]) == (1, {"completed": 2, "failed": 2})
+    (tmp_path / "broken").unlink()
+    assert sweep("relaunch", "sweep")[0] == 0
+    assert sweep("status", "sweep")[0] == 0
+    begun = [line.split()[:2] for line in (tmp_path / "begun").read_text().splitlines()]
+    assert sorted(begun) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]

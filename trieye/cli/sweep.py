@@ -249,7 +249,7 @@ def _run(options: argparse.Namespace) -> int:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.at_once == 1
     where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
-    return _start(record, directory, where, only=indices)
+    return _start(record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
 
 def _status(options: argparse.Namespace) -> int:

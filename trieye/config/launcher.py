@@ -31,4 +31,8 @@ class LauncherConfig(StrictModel):
     address: str | None = Field(
         default=None, description="Ray to join, such as `auto` or `ray://head:10001`; null = one that is started here."
     )
+    is_part: bool = Field(
+        default=False,
+        description="Whether others run other jobs of the sweep at the same time, as a batch system does.",
+    )
     only: list[int] | None = Field(default=None, description="Numbers of the jobs to run; null = all.")

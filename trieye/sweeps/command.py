@@ -8,6 +8,7 @@ from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.record import SweepRecord
 
+_LAUNCHER = "hydra/launcher=trieye_ray"
 _OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")
 
 
@@ -35,6 +36,9 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
             f"{hidden.partition('=')[0]}='${{oc.env:MY_SECRET}}', and begin the sweep with that"
         )
     own = [word for word in record.own if word.partition("=")[0].lstrip("+") not in _OURS]
+    of_others = any(word.startswith("hydra/launcher=") and word != _LAUNCHER for word in own)
+    if of_others and only is not None:  # which such a launcher cannot be told
+        own = [*(word for word in own if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
     chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
     place = f"hydra.sweep.dir={quoted(str(directory.resolve()))}"
     return [*record.program, "-m", *own, *record.spec, place, *more, *chosen]

@@ -86,10 +86,6 @@ class Launching:
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
-        # some jobs in this process are a part of the sweep, of which a scheduler starts many at a time
-        is_part = options.isolate == "none" and options.only
-        locked = self.directory / str(min(options.only or [0])) if is_part else self.directory
-        self.lock = RunLock(locked / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
         self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
@@ -97,31 +93,29 @@ class Launching:
         self._ended: dict[int, Done] = {}
         self._again: deque[Job] = deque()
         self._hopeless: dict[int, float] = {}
-        self._repeats = False
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
         self._orphans_until: float | None = None
 
-    def run(self, source: Source, size: int | None, *, repeats: bool = False) -> list[Done]:
+    def run(self, source: Source, size: int | None) -> list[Done]:
         """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
+
+        The caller holds the lock of the sweep.
 
         Args:
             source: Where they come from.
             size: How many there will be; None if nobody knows.
-            repeats: Whether jobs run again that were completed when the sweep ran the last time.
 
         Raises:
             ConfigurationError: A job was another one when the sweep was started the last time.
-            RunLockedError: Another process runs the sweep.
             RunInterrupted: A signal; what ran has ended, or has been stopped.
         """
-        self._repeats = repeats
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
         try:
-            with self.lock, Progress(self.directory, size, self._shared.varying) as progress:
+            with Progress(self.directory, size, self._shared.varying) as progress:
                 places = self._places()
                 try:
                     self._run(source, places, progress)
@@ -210,9 +204,9 @@ class Launching:
             if not places.has_room(wanted):
                 self._again.appendleft(job)
                 return
+            progress.began(job)
             places.begin(job.index, job.overrides, wanted)
             self._running[job.index] = job
-            progress.began(job)
 
     def ended_before(self, job: Job) -> Done | None:
         """Return what became of a job that was completed when the sweep ran the last time.
@@ -231,7 +225,7 @@ class Launching:
             )
         if record.is_alive:
             record = self._record_of_orphan(job)
-        if self._repeats or record.state not in ("completed", "pruned"):
+        if record.state not in ("completed", "pruned"):
             return None
         return Done(job.index, record.objective, is_pruned=record.state == "pruned")
 
@@ -308,6 +302,9 @@ class LauncherBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
         self._given = (hydra_context, task_function, config)
+        directory = Path(str(config.hydra.sweep.dir)).resolve()
+        part = str(min(self.options.only or [0])) if self.options.is_part else "."
+        self.lock = lock_of(directory / part)
 
     def launching(self, varying: Sequence[str]) -> Launching:
         """Return what runs the jobs of this sweep, in which some keys differ."""
@@ -320,15 +317,20 @@ class LauncherBody:
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         launching = self.launching(sorted(varying))
-        with launching.lock:
+        with self.lock:
             for job in jobs:
                 launching.ended_before(job)  # before one begins
             record = SweepRecord.read(launching.directory) or new_record(launching.config)
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(launching.directory)
-            ended = launching.run(Listed(jobs), len(jobs), repeats=True)  # as other launchers do
+            ended = launching.run(Listed(jobs), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
+
+
+def lock_of(directory: Path) -> RunLock:
+    """Return what keeps a sweep, or a part of it, from being run twice at a time."""
+    return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
 
 
 def new_record(config: DictConfig) -> SweepRecord:

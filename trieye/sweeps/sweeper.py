@@ -1,6 +1,8 @@
 """The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
 
 import math
+import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,16 +16,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import dimensions_of
 from trieye.config.hydra.typed import plugin_options
+from trieye.config.redaction import redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.launcher import LauncherBody, Listed, new_record
+from trieye.sweeps.launcher import LauncherBody, Listed, lock_of, new_record
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
 from trieye.sweeps.spec import grid_of
+from trieye.sweeps.status import status_of
 from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
@@ -49,50 +53,49 @@ class SweeperBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
         self._config, self._context = config, hydra_context
+        self._directory = Path(str(config.hydra.sweep.dir)).resolve()
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        body = getattr(self._launcher, "body", None)
+        self._ours = body if isinstance(body, LauncherBody) else None
 
     def sweep(self, arguments: Sequence[str]) -> list[Done]:
         """Run the sweep; return what became of each job, in the order of their numbers.
 
         Raises:
             ConfigurationError: The sweep cannot be run like this.
+            RunLockedError: Another process runs it.
             SweepError: Some of the jobs failed.
         """
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
-        fresh, before = new_record(self._config), SweepRecord.read(directory)
-        fresh.mode = self.options.mode or fresh.mode
-        ended = (
-            self._of_grid(words, fresh, before)
-            if self.options.kind == "grid"
-            else self._of_search(words, fresh, before)
-        )
+        record = new_record(self._config)
+        record.mode = self.options.mode or record.mode
+        run = self._of_grid if self.options.kind == "grid" else self._of_search
         if self.options.dry_run:
-            return []
-        self._sum_up(directory, fresh, ended)
+            return run(words, record, SweepRecord.read(self._directory))
+        with lock_of(self._directory) if self._ours is None else self._ours.lock:
+            ended = run(words, record, SweepRecord.read(self._directory))
+            self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
-            raise SweepError(_about_failed(failed, len(ended), directory))
+            raise SweepError(_about_failed(failed, len(ended), self._directory))
         return ended
 
     def _of_grid(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         grid = grid_of(words, self.options, self._context.config_loader)
         if before is not None:
-            grid = before.going_on(grid, words, directory)
+            grid = before.going_on(grid, words, self._directory)
             record.follow(before)
         if self.options.dry_run:
             plan_table(grid)
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        self._begin(record, directory)
+        self._begin(record)
         return self._run(grid)
 
     def _of_search(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
             raise ConfigurationError(
@@ -106,59 +109,68 @@ class SweeperBody:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
-        launcher = getattr(self._launcher, "body", None)
-        if not isinstance(launcher, LauncherBody):
+        if self._ours is None:
             raise ConfigurationError(
                 "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
             )
         record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
         if before is not None:
             record.follow(before)
-        self._begin(record, directory)
-        read = (JobRecord.read(directory / str(index)) for index in range(num))
+        self._begin(record)
+        read = (JobRecord.read(self._directory / str(index)) for index in range(num))
         begun = {held.index: held.overrides for held in read if held is not None}
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        return launcher.launching(record.varying).run(Searching(search, num, begun, directory, objective), num)
+        searching = Searching(search, num, begun, self._directory, objective)
+        return self._ours.launching(record.varying).run(searching, num)
 
-    def _begin(self, record: SweepRecord, directory: Path) -> None:
-        record.write(directory)
-        OmegaConf.save(self._config, directory / "multirun.yaml")
+    def _begin(self, record: SweepRecord) -> None:
+        record.write(self._directory)
+        OmegaConf.save(self._config, self._directory / "multirun.yaml")
 
-    def _sum_up(self, directory: Path, record: SweepRecord, ended: Sequence[Done]) -> None:
-        """Write down and show what the sweep has found."""
-        numbers = {done.index: done.number for done in ended if done.number is not None and math.isfinite(done.number)}
-        record.summary = {
-            "completed": sum(done.error is None and not done.is_pruned for done in ended),
-            "failed": sum(done.error is not None for done in ended),
-            "pruned": sum(done.is_pruned for done in ended),
-        }
+    def _sum_up(self, record: SweepRecord) -> None:
+        """Write down and show what the sweep has found, in this start and in those before."""
+        jobs = status_of(self._directory)
+        numbers = {job.index: job.objective for job in jobs if job.objective is not None}
+        numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
+        counts = Counter(job.how for job in jobs)
+        record.summary = {how: counts[how] for how in ("completed", "failed", "pruned")}
         if numbers:
             best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
             record.summary |= {"best": best, "objective": numbers[best]}
-        record.write(directory)
-        show_in_mlflow(directory, record)
-        final_table(directory, record)
+        record.write(self._directory)
+        show_in_mlflow(self._directory, record)
+        final_table(self._directory, record)
 
     def _run(self, grid: Grid) -> list[Done]:
-        launcher = getattr(self._launcher, "body", None)
-        if isinstance(launcher, LauncherBody):
-            jobs = (Job(index, grid[index]) for index in grid)
-            return launcher.launching([bare(key) for key in grid.varying]).run(
-                Listed(jobs), sum(1 for _ in grid) if grid.without else grid.size
+        if self._ours is not None:
+            listed = Listed(Job(index, grid[index]) for index in grid)
+            return self._ours.launching([bare(key) for key in grid.varying]).run(
+                listed, sum(1 for _ in grid) if grid.without else grid.size
             )
         ended: list[Done] = []
-        for _, run in groupby(enumerate(grid), lambda pair: pair[1] - pair[0]):  # such a launcher counts by itself
-            numbers = [index for _, index in run]
-            returned = self._launcher.launch([grid[index] for index in numbers], initial_job_idx=numbers[0])
-            ended += map(_done, numbers, returned)
+        left = (index for index in grid if not self._is_completed(index))
+        for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # such a launcher counts by itself
+            jobs = [Job(index, grid[index]) for _, index in run]
+            returned = self._launcher.launch([job.overrides for job in jobs], initial_job_idx=jobs[0].index)
+            ended += map(self._noted, jobs, returned)
         return ended
 
+    def _is_completed(self, index: int) -> bool:
+        record = JobRecord.read(self._directory / str(index))
+        return record is not None and record.state == "completed"
 
-def _done(index: int, returned: JobReturn) -> Done:
-    try:
-        return Done(index, returned.return_value, returned=returned)
-    except Exception as error:  # noqa: BLE001 - what the job raised
-        return Done(index, error=error, returned=returned)
+    def _noted(self, job: Job, returned: JobReturn) -> Done:
+        """Write down what became of a job of another launcher."""
+        record = JobRecord(index=job.index, overrides=[redacted_text(word) for word in job.overrides])
+        try:
+            done = Done(job.index, returned.return_value, returned=returned)
+        except Exception as error:  # noqa: BLE001 - what the job raised
+            done = Done(job.index, error=error, returned=returned)
+            record.fail(f"{type(error).__name__}: {error}")
+        else:
+            record.state, record.objective, record.ended = "completed", done.number, time.time()
+        record.write(self._directory / str(job.index))
+        return done
 
 
 def _about_failed(failed: Sequence[Done], num: int, directory: Path) -> str:
