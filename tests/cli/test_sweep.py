@@ -314,3 +314,15 @@ def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_a
     assert sweep("status", "sweep")[0] == 0
     begun = [line.split()[:2] for line in (tmp_path / "begun").read_text().splitlines()]
     assert sorted(begun) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]
+
+
+def test_a_relaunch_finds_the_configs_where_the_sweep_found_them(sweep, tmp_path):
+    (tmp_path / "more" / "group").mkdir(parents=True)
+    (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")
+    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye_ray", HERE, "hydra.sweep.dir=sweep"]
+    command = [sys.executable, "train.py", "-m", *words, "seed=1,2", "+group=new"]
+    assert subprocess.run(command, check=False).returncode == 0
+    (tmp_path / "sweep" / "1" / STATUS).unlink()
+    assert sweep("relaunch", "sweep")[0] == 0
+    code, said, _ = sweep("status", "sweep", "--json")
+    assert (code, [job["objective"] for job in json.loads(said)["jobs"]]) == (0, [71.0, 72.0])

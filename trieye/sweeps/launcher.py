@@ -1,5 +1,6 @@
 """The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
 
+import argparse
 import contextlib
 import signal
 import sys
@@ -340,12 +341,26 @@ def new_record(config: DictConfig) -> SweepRecord:
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
     name = config.hydra.job.config_name
     return SweepRecord(
-        program=[sys.executable, *started, *([] if name is None else ["--config-name", str(name)])],
+        program=[sys.executable, *started, *([] if name is None else ["--config-name", str(name)]), *_config_places()],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
         mode=str(OmegaConf.select(config, "loop.mode", default="max")),
     )
+
+
+def _config_places() -> list[str]:
+    """Return the options by which the program was told where configs are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for short, long in (("-cp", "--config-path"), ("-cd", "--config-dir")):
+        parser.add_argument(short, long)
+    given = vars(parser.parse_known_args(sys.argv[1:])[0])
+    words = []
+    for name, place in given.items():
+        if place is not None:
+            is_local = name == "config_dir" or Path(place).is_absolute()  # the other is relative to the program
+            words += [f"--{name.replace('_', '-')}", str(Path(place).absolute()) if is_local else place]
+    return words
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:
