@@ -83,12 +83,12 @@ class Rendezvous(Store):
     def _serve(self, line: Connection) -> None:
         with line, contextlib.suppress(EOFError, OSError, RuntimeError):  # it has all, or is gone; or there is no group
             while True:
-                key, value = line.recv()
-                if value is not None:
+                key, value = line.recv_bytes().decode(), line.recv_bytes()
+                if value:
                     self.set(key, value)
                     continue
                 self.wait([key], _LIMIT)
-                line.send(self._values[key])
+                line.send_bytes(self._values[key])
 
 
 class Visitor(Store):
@@ -101,7 +101,7 @@ class Visitor(Store):
 
     def set(self, key: str, value: Any) -> None:
         """Leave bytes."""
-        self._line.send((key, bytes(value)))
+        self._say(key, bytes(value))
 
     def get(self, key: str) -> bytes:
         """Return what was waited for."""
@@ -111,13 +111,13 @@ class Visitor(Store):
         """Wait until somebody left something under each of the keys; raise RuntimeError where it takes too long."""
         for key in keys:
             try:
-                self._line.send((key, None))
+                self._say(key, b"")
                 if not self._line.poll(timeout.total_seconds()):
                     raise RuntimeError("not all explorers joined the group")
-                self._values[key] = self._line.recv()
+                self._values[key] = self._line.recv_bytes()
             except (EOFError, OSError) as error:
                 raise RuntimeError(f"the learner gave up the group: {error}") from error
 
-    def close(self) -> None:
-        """Go."""
-        self._line.close()
+    def _say(self, key: str, value: bytes) -> None:
+        self._line.send_bytes(key.encode())
+        self._line.send_bytes(value)  # nothing: that is what it wants to have
