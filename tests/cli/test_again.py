@@ -6,14 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trieye
-from tests.curves import mlflow_runs
 from trieye.cli import main
+from trieye.cli.again import LOAD, Made, Program
+from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
 
@@ -239,14 +241,7 @@ def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(co
     assert listed == {"first": None, "first_fork": "agents/first@6"}
 
 
-def test_a_fork_with_the_same_values_repeats_its_parent_and_another_seed_does_not(command, project):
-    assert command("fork", "first", "--at", "step:6", "run_name=same")[0] == 0
-    assert np.array_equal(weights_of(project, "same", 10), weights_of(project, "first", 10))
-    assert command("fork", "first", "--at", "step:6", "run_name=other", "seed=7")[0] == 0
-    assert np.array_equal(weights_of(project, "other", 6), weights_of(project, "first", 6))
-    assert not np.array_equal(weights_of(project, "other", 10), weights_of(project, "first", 10))
-
-
+@pytest.mark.slow
 def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_parent(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
     changed(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
@@ -264,8 +259,10 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
     assert record.forked_from.name == "agents/parent@6"  # still, though its last attempt went on from its own
 
 
-def test_a_fork_of_a_fork_knows_where_both_began_after_the_first_is_gone(command, project):
+@pytest.mark.slow
+def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(command, project):
     assert command("fork", "first", "--at", "step:6", "run_name=second")[0] == 0
+    assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
     assert command("fork", "second", "--at", "last", "run_name=third", "loop.steps=12")[0] == 0
     shutil.rmtree(runs_of(project) / "second")
     assert record_of(project, "third").forked_from.line == "agents/second@10, which began from agents/first@6"
@@ -283,6 +280,7 @@ def test_another_architecture_is_refused_before_anything_is_made(command, projec
     assert names(project) == ["first"]
 
 
+@pytest.mark.slow
 def test_a_fork_into_another_app_takes_the_checkpoint_by_its_path(command, project):
     code, out, err = command("fork", "first", "--at", "step:6", "app_name=others", "run_name=first")
     assert code == 2  # the name is taken beside its parent, whatever the app is
@@ -351,6 +349,55 @@ def test_a_name_that_several_runs_have_is_asked_for_with_its_app(command, projec
     assert "agents/first, others/first" in err
 
 
+def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command, project):
+    shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
+    changed(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
+    file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    code, _, err = command("fork", "cut", "--at", "step:6")
+    assert code == 1
+    assert "nothing is made" in err
+    assert file.name in err
+    assert names(project) == ["cut", "first"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-m", "my.train", "a=1", "-m"], ["-m", "my.train"]),
+        (["python", "-X", "dev", "-u", "train.py", "a=1", "--multirun"], ["-X", "dev", "-u", "train.py"]),
+        (["python", "/bin/my-train", "--config-name", "other", "a=1"], ["/bin/my-train", "--config-name", "other"]),
+        (
+            ["python", "train.py", "--config-path=elsewhere", "a=1", "-cd", "x"],
+            ["train.py", "--config-path=elsewhere", "-cd", "x"],
+        ),
+    ],
+)
+def test_the_program_of_a_run_is_its_command_without_overrides(command, words, project):
+    made = Made.of(runs_of(project) / "first")
+    held = made.provenance.model_copy(update={"command": command, "overrides": ["a=1"]})
+    program = Program.of(replace(made, provenance=held))
+    assert (program.words, program.overrides) == ([sys.executable, *words], ["a=1"])
+
+
+@pytest.mark.parametrize("command", [["python", "-c", "print()"], ["python"], ["python", "-"]])
+def test_what_was_typed_at_a_prompt_is_no_program(command, project):
+    made = Made.of(runs_of(project) / "first")
+    held = made.provenance.model_copy(update={"command": command})
+    with pytest.raises(ConfigurationError, match="names no program"):
+        Program.of(replace(made, provenance=held))
+
+
+def test_overrides_take_the_place_of_the_same_keys_and_secrets_have_to_be_typed_again(project):
+    program = Program([], project, ["agent=dqn", "+agent.lr=1", "db.password=***", "run_name=x", f"{LOAD}=best"])
+    with pytest.raises(ConfigurationError, match=r"db\.password=.*oc\.env:MY_SECRET"):
+        program.with_overrides("x", [], [], {})
+    given = ["agent.lr=2", "db.password=${oc.env:P}", "run_name=typed"]
+    assert program.with_overrides("x", given, ["agent"], {"run_name": "it's 1"}) == [
+        "agent.lr=2", "db.password=${oc.env:P}", r"run_name='it\'s 1'",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("file", ["run.json", "configs.json"])
 def test_a_damaged_run_is_said_to_be(file, command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "broken")
@@ -361,27 +408,17 @@ def test_a_damaged_run_is_said_to_be(file, command, project):
         assert file in err
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_is_run_again_and_forked_as_a_run_of_its_own(command, project):
     started(project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
     job = (project / "multirun" / "lr" / "1" / "run").resolve().name
-    code, out, err = command("fork", job, "--at", "step:2", "run_name=alone")
+    code, out, err = command("fork", job, "--at", "step:2", "run_name=alone", "--dry-run")
     assert code == 0, err
     assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
-    record = record_of(project, "alone")
-    assert (record.group, record.forked_from.run_name) == (None, job)
     code, out, err = command("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
     assert code == 0, err
     assert "agent.lr=0.25 loop.steps=4 run_name=" in out
     shutil.rmtree(project / "multirun")
-
-
-def test_mlflow_shows_where_a_fork_began(command, project):
-    code, _, err = command("fork", "first", "--at", "best", "sinks.mlflow.enabled=true", "run_name=shown")
-    assert code == 0, err
-    (shown,) = mlflow_runs(runs_of(project) / "shown")[1]
-    tags = shown.data.tags
-    assert tags["trieye.forked_from"] == "agents/first@6"
-    assert tags["trieye.forked_from_run_id"] == record_of(project, "first").run_id
 
 
 def test_two_runs_are_compared_as_a_table_and_as_json(command, project):

@@ -179,6 +179,10 @@ class Program:
         """Return the command that starts it."""
         return [*self.words, *overrides]
 
+    def line(self, overrides: Sequence[str]) -> str:
+        """Return the command as one would type it."""
+        return f"cd {shlex.quote(str(self.directory))} && {shlex.join(self.command(overrides))}"
+
     def rehearse(self, overrides: Sequence[str], stage: Stage, *, asked: str) -> Rehearsed:
         """Start it for what it says of itself; it makes nothing that stays.
 
@@ -343,10 +347,10 @@ def check_free(run_dir: Path) -> None:
         return
     if is_alive(run_dir):
         raise ConfigurationError(f"run_name={run_dir.name}: there is such a run, and it is alive; choose another name")
-    held = _last_provenance(run_dir)
-    begun = (
-        "" if held is None else f"; to go on with it: cd {shlex.quote(held.directory)} && {shlex.join(held.command)}"
-    )
+    begun = ""
+    with suppress(ConfigurationError, SerializationError):
+        program = Program.of(made := Made.of(run_dir))
+        begun = f"; to go on with it: {program.line(made.provenance.overrides if made.provenance else ())}"
     raise ConfigurationError(f"run_name={run_dir.name}: there is such a run already; choose another name{begun}")
 
 

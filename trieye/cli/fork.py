@@ -17,7 +17,6 @@ Examples:
 """
 
 import argparse
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         overrides[-1] = begins_from(f"{made.run_dir.name}:step:{entry.step}")
     quality = "" if entry.objective is None else f", objective {entry.objective:g}"
     print(f"run {run_dir.name!r} begins from {made.name} at step {entry.step}{quality}; the command, also to go on:")
-    print(f"cd {shlex.quote(str(program.directory))} && {shlex.join(program.command(overrides))}", flush=True)
+    print(program.line(overrides), flush=True)
     return 0 if options.dry_run else program.start(overrides)
 
 

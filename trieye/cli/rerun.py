@@ -14,7 +14,6 @@ Examples:
 """
 
 import argparse
-import shlex
 
 from trieye.cli.arguments import add_again
 
@@ -37,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
     found = program.rehearse(overrides, "config", asked=asked)
     check_free(place_of(found, program))
     show_drift(made, found, options.overrides)
-    print(f"cd {shlex.quote(str(program.directory))} && {shlex.join(program.command(overrides))}", flush=True)
+    print(program.line(overrides), flush=True)
     return 0 if options.dry_run else program.start(overrides)
