@@ -268,7 +268,7 @@ def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved
     ("run_name", "asked", "said"),
     [
         ("now", "best", "has no best checkpoint, since none says how good it is.*latest, step:10"),
-        ("now", "step:7", r"no checkpoint of step 7 \(steps: 5, 10\)"),
+        ("now", "step:7", r"no checkpoint of step 7; the nearest is step:5 \(steps: 5, 10\)"),
         ("fresh", "nobody:best", "app 'app' has no run 'nobody'"),
         ("fresh", "nwo:best", "did you mean 'now'"),
         ("fresh", "empty:latest", "run 'empty' has no checkpoint"),

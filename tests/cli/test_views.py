@@ -8,7 +8,8 @@ from rich.console import Console
 
 import trieye
 from tests.waiting import wait_until
-from trieye.cli.views import duration, read_view, render_run
+from trieye.cli.found_runs import duration
+from trieye.cli.views import read_view, render_run
 from trieye.exceptions import ConfigurationError
 from trieye.hub.status import read_status
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import trieye
+from tests.curves import mlflow_runs
 from trieye.checkpoints.store import CheckpointStore
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
@@ -358,6 +359,61 @@ def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, m
     )
     result = trieye.run_experiment(Walk, config)
     assert (result.objective, result.best_checkpoint.name) == (-5.0, "checkpoint_step_35")
+
+
+@pytest.fixture
+def forked(loop_config, make_config):
+    """Return a function that begins a run from step 10 of another one of twenty steps, and returns its result."""
+    trieye.run_experiment(Walk, loop_config(steps=20, evaluate_every_steps=10))
+
+    def make(name, **settings):
+        persistence = {"load_checkpoint_path": "run:step:10", "checkpoint_save_freq_steps": 10}
+        config = make_config(run_name=name, loop={"steps": 20}, persistence=persistence, **settings)
+        return trieye.run_experiment(Walk, config)
+
+    return make
+
+
+def position_at(run_dir, step):
+    return trieye.load_checkpoint(run_dir, step).objects["experiment"]["state"]["position"]
+
+
+def test_a_run_that_begins_from_another_one_keeps_what_it_took_over_as_its_own_first_checkpoint(forked):
+    result = forked("second")
+    assert saved_steps(result) == [10, 20]
+    assert trieye.load_checkpoint(result.run_dir, 10).objective is None  # the parent's is not its own
+    assert np.array_equal(position_at(result.run_dir, 10), position_at(result.run_dir.with_name("run"), 10))
+
+
+def test_only_another_seed_lets_a_fork_draw_other_numbers_than_its_parent(forked):
+    same, other = forked("same"), forked("other", seed=7)
+    parent = same.run_dir.with_name("run")
+    for result in (same, other):
+        assert np.array_equal(position_at(result.run_dir, 10), position_at(parent, 10))
+    assert np.array_equal(position_at(same.run_dir, 20), position_at(parent, 20))
+    assert not np.array_equal(position_at(other.run_dir, 20), position_at(parent, 20))
+
+
+def test_mlflow_and_the_record_say_where_a_fork_began_and_a_later_attempt_does_not_forget_it(forked):
+    enabled = {"mlflow": {"enabled": True}}
+    result = forked("second", sinks=enabled)
+    parent = RunRecord.read(result.run_dir.with_name("run") / "run.json")
+    (shown,) = mlflow_runs(result.run_dir)[1]
+    assert shown.data.tags["trieye.forked_from"] == "app/run@10"
+    assert shown.data.tags["trieye.forked_from_run_id"] == parent.run_id
+    shutil.rmtree(result.run_dir.with_name("run"))
+    shutil.rmtree(result.run_dir / "checkpoints" / "checkpoint_step_20")
+    again = forked("second", sinks=enabled)  # the same config, from its own first checkpoint
+    record = RunRecord.read(again.run_dir / "run.json")
+    assert (record.attempt, record.forked_from.run_id) == (2, parent.run_id)
+    assert record.resumed_from == str(again.run_dir / "checkpoints" / "checkpoint_step_10")
+
+
+def test_a_run_that_begins_anew_after_all_is_no_fork(forked, make_config):
+    result = forked("second")
+    shutil.rmtree(result.run_dir / "checkpoints")
+    trieye.run_experiment(Walk, make_config(run_name="second", loop={"steps": 3}))
+    assert RunRecord.read(result.run_dir / "run.json").forked_from is None
 
 
 def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop_config):

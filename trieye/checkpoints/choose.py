@@ -142,6 +142,26 @@ def choose_buffer(
     return None
 
 
+def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
+    """Return the checkpoint of a run that is called `best`, `latest` (or `last`) or `step:1200`; nothing is changed.
+
+    Args:
+        files: File names of the run.
+        which: What it is called.
+        asked: What asks for it, for the message.
+
+    Raises:
+        ConfigurationError: It is called by something else, or there is none of that kind.
+        CheckpointError: Those that there are are damaged.
+    """
+    reference = checkpoint_reference("latest" if which == "last" else which)
+    if reference is None or reference.run_name is not None:
+        hint = did_you_mean(which, ("best", "last", "step"))
+        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; say best, last or step:N")
+    choice = _Choice(files, files.persist_config, strict=True, read=lambda _: None, changes_nothing=True)
+    return choice.called(files, reference, asked=asked)
+
+
 class _Choice:
     """What a run may go on from.
 
@@ -260,14 +280,14 @@ class _Choice:
             )
         return _saved(entry)
 
-    def called(self, files: RunFiles, reference: CheckpointReference) -> CheckpointEntry:
+    def called(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
         """Return the best or newest whole checkpoint of a run, or that of a step, as the reference says.
 
         Raises:
             ConfigurationError: There is none of that kind.
             CheckpointError: Those that there are are damaged.
         """
-        which, asked = reference.which, f"persistence.{self._asked}: run {files.run_base_dir.name!r}"
+        which, asked = reference.which, f"{asked or f'persistence.{self._asked}'}: run {files.run_base_dir.name!r}"
         store = self._store(files, files.checkpoint_dir, CHECKPOINT_PREFIX)
         entries = store.entries()
         if not entries and store.latest() is None:  # which raises if there are only damaged ones
@@ -280,7 +300,8 @@ class _Choice:
         if isinstance(which, int):
             near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
             shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
-            raise ConfigurationError(f"{asked} has no checkpoint of step {which} (steps: {shown or 'none'})")
+            hint = f"; the nearest is step:{near[0]}" if near else ""
+            raise ConfigurationError(f"{asked} has no checkpoint of step {which}{hint} (steps: {shown or 'none'})")
         if ranked:
             names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
             raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {names} are damaged")

@@ -11,10 +11,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from trieye.cli.arguments import AnyOrder
 from trieye.exceptions import TrieyeError
 
 COMMANDS = {
     "new": "make a new project",
+    "runs": "list runs, with status, step, best objective, time and size",
+    "rerun": "begin a run like another one, and see what has changed since",
+    "fork": "begin a run from a checkpoint of another one",
+    "diff": "compare two runs: config, commit, packages, metrics",
     "watch": "live view of a run: metrics, rates, sinks, checkpoints",
     "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
     "checkpoints": "list what a run has saved",
@@ -75,7 +80,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(run=None, when_interrupted="interrupted")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=AnyOrder)
     for name, text in COMMANDS.items():
         command = commands.add_parser(
             name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

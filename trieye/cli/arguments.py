@@ -1,10 +1,30 @@
 """Arguments that several commands have; importing them loads nothing, so that `--help` is there at once."""
 
 import argparse
+import re
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class AnyOrder(argparse.ArgumentParser):
+    """Takes words before, between and after options, as one types them."""
+
+    _is_at_it = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what was typed, and what nobody knows."""
+        if self._is_at_it or self._subparsers is not None:  # of a command with actions, each takes its own words
+            return super().parse_known_args(args, namespace)
+        self._is_at_it = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_at_it = False
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -41,3 +61,25 @@ def add_removal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted, and delete nothing")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     parser.set_defaults(when_interrupted="interrupted; what was not deleted yet is still there")
+
+
+def age(text: str) -> float:
+    """Return the seconds of an age such as `30d`.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age; give a number with s, m, h, d or w, such as 30d")
+    return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
+
+
+def add_again(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands have that begin a run like another one."""
+    add_run_argument(parser)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of the new run")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="KEY", help="leave out the override that RUN had of KEY"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what differs and the command, and start nothing")

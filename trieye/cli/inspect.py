@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.given_run import CONFIGS, is_alive, recorded_config, sinks_of
+from trieye.cli.found_runs import CONFIGS, is_alive
+from trieye.cli.given_run import recorded_config, sinks_of
 from trieye.cli.saved import Saved, saved_in
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError

@@ -15,19 +15,16 @@ Examples:
 import argparse
 import re
 import time
-from datetime import timedelta
 from pathlib import Path
 
-from trieye.cli.arguments import add_removal, add_root
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+from trieye.cli.arguments import add_removal, add_root, age
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("app", metavar="APP", help="name of the app below --root, or its directory")
     parser.add_argument(
-        "--older-than", required=True, type=_seconds, metavar="AGE", help="a number with s, m, h, d or w, such as 30d"
+        "--older-than", required=True, type=age, metavar="AGE", help="a number with s, m, h, d or w, such as 30d"
     )
     parser.add_argument(
         "--keep", action="append", default=[], type=_kept, metavar="WHICH:N", help="leave the best:N or the newest:N"
@@ -53,13 +50,6 @@ def run(options: argparse.Namespace) -> int:
         kept |= {held.run_dir for held in ranked[:count]}
     before = time.time() - options.older_than
     return carry_out([held for held in runs if held.last_used <= before and held.run_dir not in kept], options)
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no age; give a number with s, m, h, d or w, such as 30d")
-    return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
 
 
 def _kept(text: str) -> tuple[str, int]:

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from trieye.cli.given_run import config_of, is_alive
+from trieye.cli.found_runs import is_alive
+from trieye.cli.given_run import config_of
 from trieye.cli.saved import disk_bytes
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean

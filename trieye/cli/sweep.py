@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trieye.cli.arguments import AnyOrder
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
@@ -49,25 +50,10 @@ _LONGEST = 80
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 
-class _AnyOrder(argparse.ArgumentParser):
-    """Takes words before, between and after options, as one types them."""
-
-    _is_at_it = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._is_at_it:
-            return super().parse_known_args(args, namespace)
-        self._is_at_it = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._is_at_it = False
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=_AnyOrder
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
     plan = actions.add_parser("plan", help="show the jobs of a sweep, and write them down with -o")
     plan.add_argument(

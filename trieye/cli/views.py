@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
-from trieye.cli.given_run import is_alive
+from trieye.cli.found_runs import RUN_COLORS, duration, is_alive
 from trieye.cli.inspect import RunCheck, SinkPlace
 from trieye.cli.saved import Saved
 from trieye.exceptions import ConfigurationError, JournalError
@@ -34,7 +34,6 @@ MIN_METRICS = 3
 MAX_ERROR = 80
 """Characters of an error; that of a server that is away has hundreds."""
 
-RUN_COLORS = {"RUNNING": "green", "FINISHED": "cyan", "FAILED": "red", "KILLED": "yellow"}
 SAVED_COLORS = {
     "whole": "green", "sizes fit": "", "partial": "yellow", "damaged": "red", "link": "red", "set aside": "yellow",
     "0.1.5": "yellow",
@@ -131,6 +130,8 @@ def _headline(view: RunView) -> Text:
         text.append(f"\nno process writes to it, the last sign of life was {ago} ago: {advice}", "red")
     elif record.status == "RUNNING" and now - seen > STALE_AFTER_S:
         text.append(f"\nnothing new for {ago}", "yellow")
+    if record.forked_from is not None:
+        text.append(f"\nforked from {record.forked_from.line}", "dim")
     return text
 
 
@@ -321,15 +322,3 @@ def _short(error: str) -> str:
 
 def _date(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words, in two units."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -243,12 +243,19 @@ class _Loop:
                 self._at.best = None
                 run.step = run.saved_step = self._at.counted()[self._limits.axis]
                 self._at.evaluated_step = min(self._at.evaluated_step, run.step)  # it may have counted otherwise
+                self._keep_as_own()
         self._resume_evaluation()
         reason = self._reason_to_stop()
         if reason is not None:
             say(finished_sentence(run.name, reason))
             return reason
         return self._train()
+
+    def _keep_as_own(self) -> None:
+        """Save what another run had saved, so that this one goes on without it: that one may be deleted, or change."""
+        if self._experiment.can_save:  # else the first save that is due does it
+            self._objective, self._run.saved_step = None, -1
+            self._save()
 
     def result(self, stop_reason: str) -> Result:
         """Return how the training ended; the run is closed."""

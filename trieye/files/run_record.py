@@ -42,6 +42,48 @@ class MetricSummary(TypedDict):
     step: int
 
 
+class ForkPoint(BaseModel):
+    """The checkpoint of another run that a run began from; it says so for ever, also when that run is deleted.
+
+    Attributes:
+        app_name: App of the other run.
+        run_name: Its name.
+        run_id: Its identity; None if it has none, as runs of trieye 0.1.5.
+        mlflow_run_id: Its MLflow run.
+        step: Global step of the checkpoint; None where only the content of a 0.1.5 file knows it.
+        objective: Value of the objective that the checkpoint was saved with.
+        checkpoint: Where the checkpoint was.
+        before: What the other run began from itself.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    app_name: str
+    run_name: str
+    run_id: str | None = None
+    mlflow_run_id: str | None = None
+    step: int | None = None
+    objective: float | None = None
+    checkpoint: str
+    before: "ForkPoint | None" = None
+
+    @property
+    def name(self) -> str:
+        """App, run and step: `agents/first@1200`."""
+        return f"{self.app_name}/{self.run_name}" + ("" if self.step is None else f"@{self.step}")
+
+    @property
+    def line(self) -> str:
+        """Its name, and those of what came before it."""
+        return self.name if self.before is None else f"{self.name}, which began from {self.before.line}"
+
+    def tags(self) -> dict[str, str]:
+        """Return what sinks are told of it."""
+        found = {"trieye.forked_from": self.name, "trieye.forked_from_run_id": self.run_id}
+        found["trieye.forked_from_mlflow_run_id"] = self.mlflow_run_id
+        return {name: text for name, text in found.items() if text}
+
+
 class RunRecord(BaseModel):
     """The identity of a run, kept across its attempts; all times are Unix seconds.
 
@@ -55,6 +97,7 @@ class RunRecord(BaseModel):
         went_back_to: The own checkpoint to which an attempt went back, as the user called it; None if the last one that
             was restored did not.
         went_back_in: That attempt.
+        forked_from: The checkpoint of another run that this run began from; None if it began at step 0.
         config_hash: Hash of what must not differ for a checkpoint to fit.
         group: The sweep that the run belongs to.
         git_sha: Commit of the code.
@@ -78,6 +121,7 @@ class RunRecord(BaseModel):
     status_before: RunStatus | None = None
     went_back_to: str | None = None
     went_back_in: int | None = None
+    forked_from: ForkPoint | None = None
     config_hash: str | None = None
     group: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)

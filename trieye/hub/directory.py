@@ -217,9 +217,14 @@ class HubFiles:
     def note_restored(self, restored: Restored | None) -> None:
         """Remember where the state of this attempt comes from; nothing if the run begins anew."""
         if restored is None:
+            if self.record.forked_from is not None:  # of an attempt that left no checkpoint
+                with self._changed_record() as record:
+                    record.forked_from = None
             return
         with self._changed_record() as record:
             record.resumed_from = restored.origin["path"]
+            if restored.fork is not None:
+                record.forked_from = restored.fork
             if restored.went_back_to is not None:
                 record.went_back_to, record.went_back_in = restored.went_back_to, record.attempt
             elif record.went_back_to != self._config.persistence.load_checkpoint_path:

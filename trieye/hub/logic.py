@@ -310,6 +310,8 @@ class ActorLogic:
             self._ledger.keep()
         else:
             self.set_state({} if restored is None else restored.hub_state, key=key)
+        if restored is not None and restored.fork is not None:
+            self.tracking.set_tags(restored.fork.tags())
 
     @request("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:

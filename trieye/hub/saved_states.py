@@ -20,7 +20,8 @@ from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrai
 from trieye.checkpoints.store import CheckpointStore, Mode, Retention
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.files.run_files import BUFFER_PREFIX, RunFiles
+from trieye.files.run_files import BUFFER_PREFIX, RUN_RECORD, RunFiles
+from trieye.files.run_record import ForkPoint, RunRecord
 from trieye.hub.marks import unpack_state
 from trieye.snapshot.encode import EncodedState
 
@@ -47,8 +48,10 @@ class Restored:
         state: What was saved; None where the caller has read it already.
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own.
         identity: What tells this checkpoint from another of the same step.
-        origin: Where it comes from: `path`, `reason`, `run_name`, and whether that is this run: `is_own`.
+        origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, and the `seed` of
+            the run when it was saved; None if that is not known.
         went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
+        fork: What another run is called that the checkpoint belongs to; None for one of this run.
     """
 
     state: EncodedState | None
@@ -56,6 +59,7 @@ class Restored:
     identity: str
     origin: dict[str, Any]
     went_back_to: str | None
+    fork: ForkPoint | None
 
 
 class SavedStates:
@@ -251,8 +255,32 @@ class SavedStates:
             state=state,
             hub_state=hub_state() if is_own else {},
             identity=_identity(path) if is_own else "",
-            origin={"path": str(path), "reason": point.reason, "run_name": point.run_name, "is_own": is_own},
+            origin={
+                "path": str(path),
+                "reason": point.reason,
+                "run_name": point.run_name,
+                "is_own": is_own,
+                "seed": _metadata_of(path).get("seed"),
+            },
             went_back_to=point.went_back_to,
+            fork=None if is_own else self._fork_at(point),
+        )
+
+    def _fork_at(self, point: ResumePoint) -> ForkPoint:
+        path, step, _ = point.checkpoint
+        record = None
+        with contextlib.suppress(SerializationError):  # the checkpoint is whole, and that is what counts
+            record = RunRecord.read(path.parents[1] / RUN_RECORD)
+        known = (
+            {} if record is None else {name: getattr(record, name) for name in ("app_name", "run_id", "mlflow_run_id")}
+        )
+        return ForkPoint(
+            **{"app_name": self._config.app_name, **known},
+            run_name=point.run_name,
+            step=step,
+            objective=_metadata_of(path).get("objective"),
+            checkpoint=str(path),
+            before=None if record is None else record.forked_from,
         )
 
     def final(self, highest_step: int) -> str | None:
@@ -293,6 +321,11 @@ def _hub_state_in(path: Path) -> Mapping[str, Any]:
 def _identity(path: Path) -> str:
     manifest = read_manifest(path)
     return json.dumps([path.name, manifest.sequence, manifest.created])
+
+
+def _metadata_of(path: Path) -> Mapping[str, Any]:
+    """Return what was noted with a checkpoint; nothing for a file of 0.1.5."""
+    return read_manifest(path).metadata if path.is_dir() else {}
 
 
 def _mode_of(metadata: Mapping[str, Any]) -> Mode:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from trieye.config.hydra.compose import Application, Config, Result, application
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.run.rehearsal import end_if_rehearsed
 
 
 def main(
@@ -40,6 +41,7 @@ def check_start(config: TrieyeConfig) -> None:
     Raises:
         ConfigurationError: Something is missing; nothing was made or started.
         CheckpointError: What it should start from is damaged.
+        SystemExit: The program was started to see this and no more, as `trieye rerun` does.
     """
     config.check()
     if config.persistence.load_checkpoint_path is not None:
@@ -47,3 +49,17 @@ def check_start(config: TrieyeConfig) -> None:
         from trieye.files.run_files import RunFiles
 
         check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)
+    end_if_rehearsed("config", completed(config))
+
+
+def completed(config: TrieyeConfig) -> TrieyeConfig:
+    """Return the config with the defaults of `Run` where those of the drop-in API, whose models these are, differ."""
+    persistence, stats = config.persistence, config.stats
+    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
+    unset = {name: value for name, value in defaults.items() if name not in persistence.model_fields_set}
+    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
+    if unset.get("tensorboard_dir_name", persistence.tensorboard_dir_name) == "." and earlier.is_dir():
+        unset["tensorboard_dir_name"] = earlier.name
+    if stats.undeclared is None:
+        stats = stats.model_copy(update={"undeclared": "auto"})
+    return config.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})

@@ -27,7 +27,7 @@ from trieye.process.output import OutputLog
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
-from trieye.run.application import check_start
+from trieye.run.application import check_start, completed
 from trieye.run.flusher import flusher_of
 from trieye.run.provenance import Notes, command_line, commit_of_program, tags_of
 from trieye.run.saves import PendingSaves
@@ -71,7 +71,7 @@ class Attempt:
     """
 
     def __init__(self, config: TrieyeConfig, group: str | None, sinks: Sequence[Sink] = ()) -> None:
-        config = _completed(config)
+        config = completed(config)
         self.group = group or _sweep()
         self.config_hash = config_hash(config)
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
@@ -353,16 +353,3 @@ def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: S
     from trieye.hub.in_ray import RayHub
 
     return RayHub(config, extra_config, sinks)
-
-
-def _completed(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the config with the defaults of `Run` where those of the drop-in API, whose models these are, differ."""
-    persistence, stats = config.persistence, config.stats
-    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
-    unset = {name: value for name, value in defaults.items() if name not in persistence.model_fields_set}
-    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
-    if unset.get("tensorboard_dir_name", persistence.tensorboard_dir_name) == "." and earlier.is_dir():
-        unset["tensorboard_dir_name"] = earlier.name
-    if stats.undeclared is None:
-        stats = stats.model_copy(update={"undeclared": "auto"})
-    return config.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})

@@ -228,7 +228,8 @@ def _user() -> str:
 
 
 def _packages() -> dict[str, str]:
-    found = ((held.metadata["Name"], held.version) for held in distributions())
+    own = [place for place in sys.path if "thirdparty_files" not in place]  # what Ray brings for its workers only
+    found = ((held.metadata["Name"], held.version) for held in distributions(path=own))
     return dict(sorted((name, version) for name, version in found if name))
 
 

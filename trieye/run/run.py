@@ -25,6 +25,7 @@ from trieye.process.signals import LeaveOnSignal
 from trieye.run.attempt import Attempt
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
+from trieye.run.rehearsal import end_if_rehearsed, refuse_if_rehearsed
 from trieye.run.saves import SaveHandle
 from trieye.run.steps import key_metrics, steps
 from trieye.sinks.base import Sink
@@ -330,6 +331,7 @@ class Run(Recorder):
             ConfigurationError: `replay` is something else than `run.replay`, which is in use; or the step is negative.
             TypeError: The step is no integer.
         """
+        refuse_if_rehearsed("run.save()")
         attempt = self._opened()
         saves, hub, step, rated = attempt.saves, attempt.hub, self._step_to_save(step), objective is not None
         is_awaited = isinstance(objective, str)
@@ -343,6 +345,7 @@ class Run(Recorder):
         attempt.flusher.flush()
         hub_state = hub.ask(ActorLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
+        metadata["seed"] = self.config.seed
         metadata |= {"is_awaited": True} if is_awaited else {}
         begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
@@ -412,8 +415,10 @@ class Run(Recorder):
         misfit = restore_objects(held, objects, source=source, strict=strict, key_map=key_map)
         if misfit:
             say(f"run {self.name!r}: {source} fits in part: {misfit}")
+        end_if_rehearsed("restore", self.config, misfit=str(misfit))
         self.restored = held
-        restore_all(state["rng"])
+        if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
+            restore_all(state["rng"])  # a fork with another seed is to draw other numbers than its parent
         self.step = self.saved_step = state["step"]
         self.resumed, self.resumed_from_another = True, not origin["is_own"]
         say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
@@ -433,6 +438,7 @@ class Run(Recorder):
         Raises:
             RunInterrupted: A signal asked the run to stop.
         """
+        refuse_if_rehearsed("run.steps()")
         return steps(self, total, requeue_exit_code=self.config.runtime.requeue_exit_code)
 
     def key_metrics(self) -> Mapping[str, float]:

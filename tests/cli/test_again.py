@@ -1,0 +1,452 @@
+"""`trieye rerun`, `fork` and `diff`, with a program that runs."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trieye
+from trieye.cli import main
+from trieye.cli.again import LOAD, Made, Program
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.process.lock import RunLock
+
+CONFIG = """
+defaults: [trieye, _self_]
+app_name: agents
+runtime: {kind: local}
+sinks: {mlflow: {enabled: false}, tensorboard: {enabled: false}}
+loop: {steps: 10, evaluate_every_steps: 2}
+persistence: {checkpoint_save_freq_steps: 5, keep_last: 0}
+"""
+BY_CODE = """
+import trieye
+config = trieye.TrieyeConfig(
+    app_name="agents", run_name="by_code", runtime={"kind": "local"}, sinks={},
+    persistence={"root_data_dir": ".trieye_data"},
+)
+with trieye.Run(config) as run:
+    run.log({"loss": 1.0}, step=3)
+"""
+NEVER_RESTORES = """
+import trieye
+
+@trieye.main()
+def train(config: trieye.TrieyeConfig) -> None:
+    with trieye.Run(config) as run:
+        for step in run.steps(20):
+            run.log({"loss": 1.0})
+        run.save(a=1)
+
+train()
+"""
+
+
+def git(directory, *words):
+    own = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *own, *words], cwd=directory, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def started(directory, *words, program="train.py", code=0):
+    command = [sys.executable, program, *words]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory):
+    project = tmp_path_factory.mktemp("project")
+    (project / "conf").mkdir()
+    (project / "conf" / "train.yaml").write_text(CONFIG)
+    shutil.copy(Path(__file__).with_name("program_again.py"), project / "train.py")
+    (project / ".gitignore").write_text(".trieye_data\nbegun.txt\n")
+    git(project, "init", "-q", ".")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "first")
+    started(project, "run_name=first", "agent.lr=0.25")
+    return project
+
+
+@pytest.fixture
+def project(_made, monkeypatch):
+    """A project under git with the run `first` of ten steps, whose best one is 6; what a test adds goes afterwards."""
+    monkeypatch.chdir(_made)
+    monkeypatch.setenv("COLUMNS", "200")
+    yield _made
+    runs = _made / ".trieye_data" / "agents" / "runs"
+    for other in (path for path in runs.iterdir() if path.name != "first"):
+        shutil.rmtree(other)
+    (_made / "conf" / "train.yaml").write_text(CONFIG)
+
+
+@pytest.fixture
+def command(project, capfd):
+    """Return a function that runs a command of trieye in the project, and returns exit code, stdout and stderr."""
+
+    def run(*words):
+        code = main(list(map(str, words)))
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def runs_of(project):
+    return project / ".trieye_data" / "agents" / "runs"
+
+
+def names(project):
+    return sorted(path.name for path in runs_of(project).iterdir())
+
+
+def config_of(project, name):
+    return json.loads((runs_of(project) / name / "configs.json").read_text())
+
+
+def record_of(project, name):
+    return RunRecord.read(runs_of(project) / name / "run.json")
+
+
+def weights_of(project, name, step):
+    held = trieye.load_checkpoint(runs_of(project) / name, step)
+    return held.objects["experiment"]["state"]["net"]["weights"]
+
+
+def changed(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command, project):
+    code, out, err = command("rerun", "first")
+    assert code == 0, err
+    assert "nothing has changed since agents/first" in err
+    assert re.search(r"cd \S+ && \S+ train\.py agent\.lr=0\.25 run_name=first_rerun\n", out)
+    assert np.array_equal(weights_of(project, "first_rerun", 10), weights_of(project, "first", 10))
+    assert record_of(project, "first_rerun").forked_from is None
+
+
+def test_what_has_changed_since_is_shown_before_anything_starts(command, project):
+    (project / "conf" / "train.yaml").write_text(CONFIG.replace("steps: 10", "steps: 20"))
+    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
+    before = provenance.read_text()
+    held = json.loads(before)
+    changed(provenance, packages={**held["packages"], "numpy": "1.0.0"}, commit={**held["commit"], "is_dirty": True})
+    try:
+        code, out, err = command("rerun", "first", "agent.lr=0.125", "--dry-run", "run_name=second")
+    finally:
+        provenance.write_text(before)
+    assert code == 0, err
+    lines = err.splitlines()
+    assert "config: agent.lr: 0.25 -> 0.125  (asked for)" in lines
+    assert "config: loop.steps: 10 -> 20" in lines
+    assert f"packages: numpy: 1.0.0 -> {np.__version__}" in lines
+    assert "commit: the run had changes that were not committed; its changes were not kept" in lines
+    assert not any("run_name" in line for line in lines)
+    assert out.endswith(" train.py agent.lr=0.125 run_name=second\n")
+    assert names(project) == ["first"]
+
+
+def test_a_commit_that_was_made_since_is_shown(command, project):
+    sha = git(project, "rev-parse", "HEAD").strip()
+    git(project, "commit", "-q", "--allow-empty", "-m", "second")
+    try:
+        err = command("rerun", "first", "--dry-run")[2]
+    finally:
+        git(project, "reset", "-q", "--hard", sha)
+    assert f"commit: sha: {sha} -> " in err
+
+
+def test_overrides_that_the_program_knows_no_more_are_named_and_can_be_left_out(command, project):
+    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
+    before = provenance.read_text()
+    changed(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
+    try:
+        code, _, err = command("rerun", "first", "--dry-run")
+        assert (code, "nothing is made" in err) == (2, True)
+        assert "agent.learning_rate" in err
+        code, out, err = command("rerun", "first", "--without", "agent.learning_rate", "--dry-run")
+        assert code == 0, err
+        assert out.endswith(" train.py agent.lr=0.25 run_name=first_rerun\n")
+        err = command("rerun", "first", "--without", "agent.lrn")[2]
+        assert "--without agent.lrn: the run has no such override" in err
+    finally:
+        provenance.write_text(before)
+
+
+def test_a_run_made_without_hydra_and_one_without_provenance_say_why_and_what_to_do(command, project, tmp_path):
+    (tmp_path / "by_code.py").write_text(BY_CODE)
+    started(project, program=str(tmp_path / "by_code.py"))
+    code, _, err = command("rerun", "by_code")
+    assert code == 2
+    assert "made its config without Hydra" in err
+    assert "put @trieye.main above its function" in err
+    shutil.rmtree(runs_of(project) / "by_code" / "provenance")
+    code, _, err = command("fork", "by_code")
+    assert code == 2
+    assert "no checkpoint" in err
+    code, _, err = command("rerun", "by_code")
+    assert code == 2
+    assert "provenance/attempt-1.json" in err
+    assert "configs.json" in err
+
+
+def test_a_program_that_is_gone_is_said_to_be(command, project):
+    (project / "train.py").rename(project / "moved.py")
+    try:
+        code, _, err = command("rerun", "first")
+    finally:
+        (project / "moved.py").rename(project / "train.py")
+    assert code == 2
+    assert "train.py" in err
+    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
+    before = provenance.read_text()
+    changed(provenance, directory="/nowhere/at/all")
+    try:
+        code, _, err = command("rerun", "first")
+    finally:
+        provenance.write_text(before)
+    assert code == 2
+    assert "/nowhere/at/all, which is gone" in err
+    assert "train.py" in err
+
+
+def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(command, project):
+    code, out, err = command("fork", "first", "--at", "best", "agent.lr=0.5", "loop.steps=12")
+    assert code == 0, err
+    assert "begins from agents/first at step 6, objective -0" in out
+    assert "persistence.load_checkpoint_path=first:step:6" in out
+    assert err.splitlines()[:2] == [
+        "config: agent.lr: 0.25 -> 0.5  (asked for)",
+        "config: loop.steps: 10 -> 12  (asked for)",
+    ]
+    parent, fork = record_of(project, "first"), record_of(project, "first_fork")
+    assert fork.forked_from.name == "agents/first@6"
+    assert (fork.forked_from.run_id, fork.forked_from.objective) == (parent.run_id, 0.0)
+    assert config_of(project, "first_fork")["persistence"]["load_checkpoint_path"] == "first:step:6"
+    assert np.array_equal(weights_of(project, "first_fork", 6), weights_of(project, "first", 6))  # one of its own
+    assert fork.summary["eval/return"] == {"last": -6.0, "min": -6.0, "max": -2.0, "step": 12}  # not the parent's 0
+    assert fork.summary["progress/env_steps"]["last"] == 48.0
+    assert "forked from agents/first@6" in command("watch", "first_fork", "--once")[1]
+    listed = {found["name"]: found["forked_from"] for found in json.loads(command("runs", "--json")[1])["runs"]}
+    assert listed == {"first": None, "first_fork": "agents/first@6"}
+
+
+@pytest.mark.slow
+def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_parent(command, project):
+    shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
+    changed(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
+    code, out, _ = command("fork", "parent", "--at", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8")
+    assert code == -signal.SIGKILL
+    shutil.rmtree(runs_of(project) / "parent")
+    again = out.splitlines()[-1].partition(" && ")[2].split()  # the command that it said
+    done = subprocess.run(again, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert "goes on from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
+    done = subprocess.run([*again, "agent.kill_at=0"], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    record = record_of(project, "fork")
+    assert (record.attempt, record.summary["progress/env_steps"]["last"]) == (3, 120.0)
+    assert record.forked_from.name == "agents/parent@6"  # still, though its last attempt went on from its own
+
+
+@pytest.mark.slow
+def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(command, project):
+    assert command("fork", "first", "--at", "step:6", "run_name=second")[0] == 0
+    assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
+    assert command("fork", "second", "--at", "last", "run_name=third", "loop.steps=12")[0] == 0
+    shutil.rmtree(runs_of(project) / "second")
+    assert record_of(project, "third").forked_from.line == "agents/second@10, which began from agents/first@6"
+    overrides = json.loads((runs_of(project) / "third" / "provenance" / "attempt-1.json").read_text())["overrides"]
+    assert [word for word in overrides if "load_checkpoint" in word] == [
+        "persistence.load_checkpoint_path=second:step:10"
+    ]
+
+
+def test_another_architecture_is_refused_before_anything_is_made(command, project):
+    code, _, err = command("fork", "first", "--at", "best", "agent.width=4")
+    assert code == 1
+    assert "fork of agents/first --at best: nothing is made" in err
+    assert "weights of shape (3,) for a net of (4,)" in err
+    assert names(project) == ["first"]
+
+
+@pytest.mark.slow
+def test_a_fork_into_another_app_takes_the_checkpoint_by_its_path(command, project):
+    code, out, err = command("fork", "first", "--at", "step:6", "app_name=others", "run_name=first")
+    assert code == 2  # the name is taken beside its parent, whatever the app is
+    code, out, err = command("fork", "first", "--at", "step:6", "app_name=others", "run_name=elsewhere")
+    assert code == 0, err
+    assert f"load_checkpoint_path={runs_of(project)}/first/checkpoints/checkpoint_step_6" in out
+    record = RunRecord.read(project / ".trieye_data" / "others" / "runs" / "elsewhere" / "run.json")
+    assert record.forked_from.name == "agents/first@6"
+    shutil.rmtree(project / ".trieye_data" / "others")
+
+
+def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(command, project):
+    shutil.copytree(runs_of(project) / "first", runs_of(project) / "taken")
+    changed(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
+    with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(runs_of(project) / "taken" / "run.lock"):
+        code, _, err = command("fork", "first", "--at", "best", "--dry-run")
+        assert code == 0, err
+        code, _, err = command("fork", "first", "--at", "best", "run_name=taken")
+        assert (code, "run_name=taken: there is such a run, and it is alive" in err) == (2, True)
+    code, _, err = command("rerun", "first", "run_name=taken")
+    assert (code, "run_name=taken: there is such a run already" in err) == (2, True)
+    assert "to go on with it: cd " in err
+
+
+def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, project, tmp_path):
+    (project / "loops.py").write_text(NEVER_RESTORES)
+    try:
+        started(project, "run_name=loops", program="loops.py")
+        code, _, err = command("fork", "loops", "run_name=second")
+    finally:
+        (project / "loops.py").unlink()
+    assert code == 1
+    assert "without run.restore()" in err
+    assert names(project) == ["first", "loops"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["fork", "frist"], ("'frist'", "did you mean 'first'?")),
+        (["rerun", "frist"], ("'frist'", "did you mean 'first'?")),
+        (["diff", "first", "frist"], ("'frist'", "did you mean 'first'?")),
+        (["fork", "first", "--at", "step:7"], ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, ")),
+        (["fork", "first", "--at", "bset"], ("'bset' is no checkpoint", "did you mean 'best'?", "step:N")),
+        (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),
+        (["fork", "first", "--at", "best", "agent.lrn=1"], ("nothing is made", "agent.lrn", "agent.lr")),
+        (["fork", "first", "persistence.load_checkpoint_path=x"], ("--at",)),
+        (["rerun", "first", "run_name=a/b"], ("run_name", "a/b")),
+    ],
+)
+def test_a_mistake_is_answered_with_what_there_is_and_makes_nothing(words, told, command, project):
+    code, _, err = command(*words)
+    assert code == 2, err
+    assert all(part in err for part in told), err
+    assert names(project) == ["first"]
+
+
+def test_a_name_that_several_runs_have_is_asked_for_with_its_app(command, project):
+    other = project / ".trieye_data" / "others" / "runs" / "first"
+    shutil.copytree(runs_of(project) / "first", other)
+    try:
+        code, _, err = command("fork", "first", "--at", "best")
+    finally:
+        shutil.rmtree(project / ".trieye_data" / "others")
+    assert code == 2
+    assert "agents/first, others/first" in err
+
+
+def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command, project):
+    shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
+    changed(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
+    file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    code, _, err = command("fork", "cut", "--at", "step:6")
+    assert code == 1
+    assert "nothing is made" in err
+    assert file.name in err
+    assert names(project) == ["cut", "first"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-m", "my.train", "a=1", "-m"], ["-m", "my.train"]),
+        (["python", "-X", "dev", "-u", "train.py", "a=1", "--multirun"], ["-X", "dev", "-u", "train.py"]),
+        (["python", "/bin/my-train", "--config-name", "other", "a=1"], ["/bin/my-train", "--config-name", "other"]),
+        (
+            ["python", "train.py", "--config-path=elsewhere", "a=1", "-cd", "x"],
+            ["train.py", "--config-path=elsewhere", "-cd", "x"],
+        ),
+    ],
+)
+def test_the_program_of_a_run_is_its_command_without_overrides(command, words, project):
+    made = Made.of(runs_of(project) / "first")
+    held = made.provenance.model_copy(update={"command": command, "overrides": ["a=1"]})
+    program = Program.of(replace(made, provenance=held))
+    assert (program.words, program.overrides) == ([sys.executable, *words], ["a=1"])
+
+
+@pytest.mark.parametrize("command", [["python", "-c", "print()"], ["python"], ["python", "-"]])
+def test_what_was_typed_at_a_prompt_is_no_program(command, project):
+    made = Made.of(runs_of(project) / "first")
+    held = made.provenance.model_copy(update={"command": command})
+    with pytest.raises(ConfigurationError, match="names no program"):
+        Program.of(replace(made, provenance=held))
+
+
+def test_overrides_take_the_place_of_the_same_keys_and_secrets_have_to_be_typed_again(project):
+    program = Program([], project, ["agent=dqn", "+agent.lr=1", "db.password=***", "run_name=x", f"{LOAD}=best"])
+    with pytest.raises(ConfigurationError, match=r"db\.password=.*oc\.env:MY_SECRET"):
+        program.with_overrides("x", [], [], {})
+    given = ["agent.lr=2", "db.password=${oc.env:P}", "run_name=typed"]
+    assert program.with_overrides("x", given, ["agent"], {"run_name": "it's 1"}) == [
+        "agent.lr=2", "db.password=${oc.env:P}", r"run_name='it\'s 1'",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["run.json", "configs.json"])
+def test_a_damaged_run_is_said_to_be(file, command, project):
+    shutil.copytree(runs_of(project) / "first", runs_of(project) / "broken")
+    (runs_of(project) / "broken" / file).write_text("{")
+    for words in (["rerun", "broken"], ["fork", "broken"], ["diff", "first", "broken"]):
+        code, _, err = command(*words)
+        assert code in {1, 2}
+        assert file in err
+
+
+@pytest.mark.slow
+def test_a_job_of_a_sweep_is_run_again_and_forked_as_a_run_of_its_own(command, project):
+    started(project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
+    job = (project / "multirun" / "lr" / "1" / "run").resolve().name
+    code, out, err = command("fork", job, "--at", "step:2", "run_name=alone", "--dry-run")
+    assert code == 0, err
+    assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
+    code, out, err = command("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
+    assert code == 0, err
+    assert "agent.lr=0.25 loop.steps=4 run_name=" in out
+    shutil.rmtree(project / "multirun")
+
+
+def test_two_runs_are_compared_as_a_table_and_as_json(command, project):
+    assert command("rerun", "first", "agent.lr=0.5", "loop.steps=4", "run_name=second")[0] == 0
+    code, out, _ = command("diff", "first", "second")
+    assert code == 0
+    rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    for row in (
+        ["config", "agents/first", "agents/second"],
+        ["agent.lr", "0.25", "0.5"],
+        ["loop.steps", "10", "4"],
+        ["best eval/return", "0", "-2"],
+        ["progress/env_steps", "40", "16"],
+    ):
+        assert row in rows
+    assert rows.count(["no difference"]) == 2  # commit and packages
+    told = json.loads(command("diff", "first", "second", "--json")[1])
+    assert told["config"] == {"agent.lr": [0.25, 0.5], "loop.steps": [10, 4]}
+    assert (told["commit"], told["packages"]) == ({}, {})
+    assert told["metrics"]["progress/env_steps"] == [40.0, 16.0]
+    assert [run["run"] for run in told["runs"]] == ["agents/first", "agents/second"]
+
+
+def test_runs_that_were_killed_or_lack_provenance_are_compared_as_far_as_known(command, project, killed_run):
+    first = killed_run()
+    second = killed_run(where="other")
+    shutil.rmtree(second / "provenance", ignore_errors=True)
+    code, out, _ = command("diff", first, second)
+    assert code == 0
+    assert "of agents/first commit and packages are not known" in out
+    assert "loss" in out

@@ -1,0 +1,237 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+import trieye
+from trieye.cli import main
+from trieye.cli.found_runs import FoundRun
+from trieye.process.lock import RunLock
+
+LOADED = """
+import sys
+from trieye.cli import main
+main(["runs"])
+print([name for name in ("pydantic", "numpy", "torch", "mlflow", "ray", "hydra") if name in sys.modules])
+"""
+
+
+@pytest.fixture
+def make_run(make_config, tmp_path):
+    """Return a function that makes a run below .trieye_data, which has logged one return, and returns its directory."""
+
+    def make(name, best=1.0, *, app="agents", steps=5, age_s=0.0, **settings):
+        settings["persistence"] = {"root_data_dir": str(tmp_path / ".trieye_data"), **settings.get("persistence", {})}
+        with trieye.Run(make_config(app_name=app, run_name=name, **settings)) as run:
+            run.log({"eval/return": best, "loss": -best}, step=steps)
+        changed(run.dir, created=time.time() - age_s)
+        return run.dir
+
+    return make
+
+
+def changed(run_dir, **values):
+    path = run_dir / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, capsys):
+    """Return a function that runs `trieye runs` in a project, and returns what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        code = main(["runs", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return command
+
+
+def names(runs, *words):
+    code, out, _ = runs(*words, "--json")
+    assert code == 0
+    return [found["name"] for found in json.loads(out)["runs"]]
+
+
+def test_all_runs_of_the_project_are_listed_the_newest_first(runs, make_run, tmp_path, monkeypatch):
+    make_run("first", 3.0, age_s=7200)
+    make_run("second", app="others", steps=12_000)
+    code, out, err = runs()
+    assert (code, err) == (0, "")
+    heading, second, first = [line.split() for line in out.splitlines()]
+    assert heading == ["run", "status", "step", "eval/return", "took", "age", "size"]
+    assert second[:4] == ["others/second", "FINISHED", "12,000", "1"]
+    assert first[:4] == ["agents/first", "FINISHED", "5", "3"]
+    assert "2 h 00 min" in out
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    assert names(runs) == ["second", "first"]
+
+
+def test_a_root_that_a_config_of_the_project_names_is_looked_at(runs, make_run, tmp_path):
+    make_run("near")
+    make_run("far", persistence={"root_data_dir": str(tmp_path / "scratch")}, age_s=60)
+    (tmp_path / "conf" / "local").mkdir(parents=True)
+    (tmp_path / "conf/local/default.yaml").write_text("persistence:\n  root_data_dir: 'scratch'  # a large disk\n")
+    assert names(runs) == ["near", "far"]
+
+
+@pytest.mark.parametrize("where", ["agents", ".trieye_data", ".", ".trieye_data/agents", ".trieye_data/agents/runs/a"])
+def test_an_app_a_root_a_project_and_a_run_are_places(where, runs, make_run):
+    make_run("a")
+    assert names(runs, where) == ["a"]
+
+
+def test_the_runs_of_a_sweep_are_listed_and_a_job_whose_run_is_gone_is_named(runs, make_run, tmp_path):
+    sweep = tmp_path / "multirun" / "lr"
+    for number in (0, 2, 10):
+        (sweep / str(number)).mkdir(parents=True)
+        (sweep / str(number) / "run").symlink_to(make_run(f"lr_{number}", number, age_s=number))
+    make_run("another")
+    shutil.rmtree((sweep / "10" / "run").resolve())
+    assert names(runs, "lr") == names(runs, sweep) == ["lr_0", "lr_2"]
+    err = runs("lr")[2]
+    assert f"left out: {'multirun/lr/10'}: its run, " in err
+    assert "is gone" in err
+
+
+def test_runs_are_filtered_and_sorted(runs, make_run):
+    make_run("old", 2.0, age_s=86_400 * 3, seed=7)
+    make_run("best", 9.0, steps=3)
+    changed(make_run("bad", 4.0, steps=30, age_s=60), status="FAILED")
+    assert names(runs, "--status", "failed,killed") == ["bad"]
+    assert names(runs, "--newer-than", "2d") == ["best", "bad"]
+    assert names(runs, "--where", "seed=7") == ["old"]
+    assert names(runs, "--sort", "objective") == ["best", "bad", "old"]
+    assert names(runs, "--sort", "objective", "-n", "1") == ["best"]
+    assert names(runs, "--sort", "objective", "--metric", "loss", "--mode", "min", "-n", "2") == ["best", "bad"]
+    assert names(runs, "--sort", "step", "-r") == ["best", "old", "bad"]
+    assert names(runs, "--sort", "name") == ["bad", "best", "old"]
+    assert runs("--status", "killed")[1] == "none of 3 runs is like that\n"
+
+
+def test_what_has_no_objective_comes_last_either_way(runs, make_run):
+    make_run("good", 2.0)
+    changed(make_run("none", age_s=5), summary={"loss": {"last": 1.0, "min": 1.0, "max": 1.0, "step": 1}})
+    assert names(runs, "--sort", "objective") == names(runs, "--sort", "objective", "-r") == ["good", "none"]
+
+
+def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
+    run_dir = make_run("a", loop={"objective": "loss", "mode": "min"})
+    found = FoundRun.read(run_dir)
+    assert (found.metric, found.mode, found.best) == ("loss", "min", -1.0)
+    make_run("b", age_s=5)
+    assert "-1 loss" in runs()[1]  # several objectives: each says which
+
+
+def test_a_run_is_running_as_long_as_a_process_has_it_and_lost_afterwards(make_run, runs):
+    run_dir = make_run("a")
+    changed(run_dir, status="RUNNING", ended=None)
+    with RunLock(run_dir / "run.lock"):
+        assert FoundRun.read(run_dir).status == "RUNNING"
+    assert FoundRun.read(run_dir).status == "LOST"
+    assert names(runs, "--status", "lost") == ["a"]
+
+
+def test_a_run_that_was_killed_is_shown_as_far_as_it_came(killed_run, runs):
+    run_dir = killed_run()
+    found = FoundRun.read(run_dir, metric="loss", mode="min")
+    assert found.status == "LOST"
+    assert found.step is not None
+    assert found.step >= 150
+    assert found.best == pytest.approx(1 / (found.step + 1), rel=0.1)
+    assert found.took_s < 60
+
+
+def test_a_living_run_shows_what_it_has_logged(make_config, runs):
+    config = make_config(stats={"processing_interval_seconds": 0.01})
+    with trieye.Run(config) as run:
+        run.step = 3
+        run.log({"eval/return": 4.0})
+        run.flush()
+        deadline = time.monotonic() + 30
+        while (found := FoundRun.read(run.dir)).best is None:
+            assert time.monotonic() < deadline
+        assert (found.status, found.step, found.best) == ("RUNNING", 3, 4.0)
+
+
+@pytest.mark.parametrize("held", [b"", b"{", b'{"run_id": 3}', b"\xff\xfe", b"[]", b"[" * 100_000])
+def test_a_truncated_or_foreign_record_is_named_and_left_out(held, runs, make_run):
+    make_run("whole")
+    (make_run("broken") / "run.json").write_bytes(held)
+    code, out, err = runs()
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "whole"])
+    assert "left out: " in err
+    assert "broken: its run.json is no whole run record" in err
+
+
+def test_directories_without_a_record_are_named_and_more_than_some_are_counted(runs, make_run):
+    beside = make_run("whole").parent
+    for number in range(8):
+        (beside / f"empty{number}").mkdir()
+    (beside / ".tmp-whole~1").mkdir()
+    code, out, err = runs("--json")
+    assert code == 0
+    assert [one["reason"] for one in json.loads(out)["skipped"]] == ["it has no run.json"] * 8
+    assert err == ""
+    err = runs()[2]
+    assert err.count("it has no run.json") == 5
+    assert "left out: 3 more" in err
+
+
+def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_run):
+    (make_run("a") / "configs.json").write_text("{")
+    found = json.loads(runs("--json")[1])["runs"][0]
+    assert (found["name"], found["step"], found["objective"]["best"]) == ("a", 5, None)
+    assert json.loads(runs("--json", "--metric", "loss", "--mode", "min")[1])["runs"][0]["objective"]["best"] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["agent"], ("agent: there is no such app", "did you mean 'agents'?", "agents")),
+        (["nowhere/else"], ("nowhere/else", "no such app, sweep or directory")),
+        (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
+        (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),
+        (["--where", "seed"], ("seed: this is not KEY=VALUE",)),
+        (["-n", "0"], ("-n 0", "1 or more")),
+        (["--root", "nowhere"], ("--root nowhere", "no such directory")),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_what_there_is(words, told, runs, make_run):
+    make_run("first")
+    code, _, err = runs(*words)
+    assert code == 2
+    assert all(part in err for part in told), err
+
+
+def test_where_there_are_no_runs_it_says_so(runs, tmp_path):
+    assert runs()[:2] == (0, "no runs: there is no .trieye_data here nor above; name a directory with --root\n")
+    (tmp_path / "empty").mkdir()
+    assert runs("empty")[1] == "no runs in empty\n"
+
+
+def test_a_list_loads_neither_pydantic_nor_numpy_and_a_pipe_cuts_no_name(make_run, tmp_path):
+    name = "a_run_with_a_name_that_is_a_good_deal_longer_than_any_terminal_is_wide_" * 2
+    make_run(name)
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, check=True)
+    _, line, loaded = done.stdout.splitlines()
+    assert line.startswith(name)
+    assert loaded == "[]"
+
+
+def test_a_thousand_runs_are_listed_within_seconds(make_run, runs, monkeypatch, tmp_path):
+    source = make_run("r0")
+    for number in range(1, 1000):
+        run_dir = source.with_name(f"r{number}")
+        run_dir.mkdir()
+        for file in ("run.json", "configs.json"):
+            os.link(source / file, run_dir / file)
+    began = time.process_time()
+    assert len(names(runs)) == 1000
+    assert time.process_time() - began < 2  # 0.3 s on a machine that does nothing else

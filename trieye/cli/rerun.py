@@ -1,0 +1,40 @@
+"""`trieye rerun`: a run once more.
+
+Begin a run like another one: its program is started where it was started then, with the same overrides.
+
+The program composes its config as it is today, and what has changed since is shown before it starts: values of the
+config, the commit, packages. Overrides after RUN take the place of those of the same keys. The new run is called
+RUN_rerun, unless you give a run_name; it begins at step 0, or from the checkpoint of another run from which RUN began.
+
+Examples:
+  trieye rerun first
+  trieye rerun my_agent/first seed=7 run_name=first_seed7
+  trieye rerun first --dry-run                       what has changed, and the command
+  trieye rerun first --without persistence.old_key   an override that the program knows no more
+"""
+
+import argparse
+
+from trieye.cli.arguments import add_again
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add_again(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show what has changed, and start the run."""
+    from trieye.cli.again import RUN_NAME, Made, Program, check_free, new_name, place_of, show_drift
+    from trieye.cli.given_run import find_run
+
+    made = Made.of(find_run(options.run_name, options.root))
+    asked = f"rerun of {made.name}"
+    program = Program.of(made)
+    fixed = {RUN_NAME: new_name(made, options.overrides, "rerun")}
+    overrides = program.with_overrides(made.run_dir.name, options.overrides, options.without, fixed)
+    found = program.rehearse(overrides, "config", asked=asked)
+    check_free(place_of(found, program))
+    show_drift(made, found, options.overrides)
+    print(program.line(overrides), flush=True)
+    return 0 if options.dry_run else program.start(overrides)
