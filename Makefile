@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 SEED ?= 0
-FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats training)
+FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats sweeps sweeps/hydra_programs.py training)
 BIN := .venv/bin
 READY := .venv/.ready
 

@@ -346,10 +346,9 @@ def test_a_project_with_discrete_observations_trains(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["agent=dqn", "agent=ppo", "agent=sac env=pendulum agent.learning_starts=100"])
+@pytest.mark.parametrize("agent", ["agent=dqn", "agent=sac env=pendulum agent.learning_starts=100"])
 def test_a_profile_of_updates_is_in_the_directory_of_the_run(project, tmp_path, agent):
     typed = ["debug=profiler", *agent.split(), "loop.steps=100", "loop.profile_steps=2", "run_name=profiled"]
-    typed += ["agent.rollout_steps=64"] if agent == "agent=ppo" else []
     done = run(project, "-m", f"{SLUG}.train", *typed, f"persistence.root_data_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     table = (tmp_path / SLUG / "runs" / "profiled" / "profile_data" / "table.txt").read_text()

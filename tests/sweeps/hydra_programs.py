@@ -1,0 +1,25 @@
+"""Hydra's own tests of launchers that start programs, half a minute of them; `make test-matrix` runs them."""
+
+import shutil
+
+import pytest
+from hydra.test_utils.launcher_common_tests import IntegrationTestSuite
+
+_LATER = "ignore:\\s*Future Hydra versions will no longer change working directory:UserWarning"  # no version_base there
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [({}, ["-m", "hydra/launcher=trieye_ray", "hydra.launcher.isolate=none"])],
+)
+class TestProgramsInThisProcess(IntegrationTestSuite):
+    def generate_custom_cmd(self):
+        """Begin anew where a test starts two programs in one directory: the second one would have nothing to do."""
+
+        def command(words, filename):
+            del filename
+            shutil.rmtree("cli_dir", ignore_errors=True)
+            return words
+
+        return command
