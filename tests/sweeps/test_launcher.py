@@ -1,158 +1,182 @@
-"""The launcher: Hydra's own tests of launchers, what jobs get, how they fail, and what a second start does."""
+"""The launcher: what becomes of jobs that fail, are killed, or ran before, and what each gets of the machine."""
 
-import json
 import os
-import textwrap
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from hydra.core.singleton import Singleton
-from hydra.test_utils.launcher_common_tests import LauncherTestSuite
-from hydra.version import VersionBase
 
 from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
-from tests.sweeps.programs import started
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
-from trieye.sweeps.jobs import JobRecord
-from trieye.sweeps.status import status_of
-
-pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=worker"])])
-class TestAsHydraWantsIt(LauncherTestSuite):
-    """In workers of Ray."""
-
-    @pytest.fixture(autouse=True)
-    def _as_in_a_fresh_process(self, hydra_restore_singletons):
-        state = Singleton.get_state()
-        state["instances"].pop(VersionBase, None)  # which other tests of this process have set
-        Singleton.set_state(state)
+from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.process.lock import RunLock
+from trieye.sweeps.launcher import LOCK
+from trieye.sweeps.record import SweepRecord
 
 
-def test_the_defaults_that_every_program_with_hydra_sees_are_those_of_the_models():
+def done(cfg):
+    """Be a job that has nothing to do."""
+    del cfg
+    return 1
+
+
+def values(returned):
+    """Return what jobs returned, and the words of their errors."""
+    return [job._return_value if job.status.name == "COMPLETED" else str(job._return_value) for job in returned]
+
+
+def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep, ray_cluster):
+    class StubbornError(Exception):
+        def __init__(self, first, second):
+            super().__init__(f"{first} {second}")
+
+    def task(cfg):
+        print(f"printed by {cfg.what}")  # noqa: T201
+        print("to stderr", file=sys.stderr)  # noqa: T201
+        subprocess.run([sys.executable, "-c", "print('a child speaks')"], check=True)
+        if cfg.what == "raise":
+            raise ValueError("that is no number")
+        if cfg.what == "stubborn":
+            raise StubbornError("cannot be", "unpickled")
+        if cfg.what == "leave":
+            sys.exit(3)
+        return threading.Lock() if cfg.what == "lock" else 7
+
+    whats = ["raise", "fine", "stubborn", "leave", "lock", "well"]
+    returned = sweep.launch(task, [f"what={what}" for what in whats])
+    found = values(returned)
+    assert found[1] == found[5] == 7
+    assert found[0] == "that is no number"
+    assert "StubbornError: cannot be unpickled" in found[2]
+    assert "3" in found[3]
+    assert found[4] is None
+    assert sweep.states(6) == ["failed", "completed", "failed", "failed", "completed", "completed"]
+    assert sweep.record(0).error == "ValueError: that is no number"
+    assert sweep.record(5).objective == 7.0
+    logs = [(sweep.directory / str(index) / "output.log").read_text() for index in range(6)]
+    for what, log in zip(whats, logs, strict=True):
+        assert f"printed by {what}" in log
+        assert "to stderr" in log
+        assert "a child speaks" in log
+    assert "Traceback" in logs[0]
+    assert "ValueError: that is no number" in logs[0]
+    assert "cannot be pickled" in logs[4]
+
+
+def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep, ray_cluster):
+    def task(cfg):
+        del cfg
+
+    returned = sweep.launch(task, ["what=fine", "whta=x"])
+    assert sweep.states(2) == ["completed", "failed"]
+    assert "whta" in values(returned)[1]
+    assert "whta" in (sweep.directory / "1" / "output.log").read_text()
+
+
+def test_fail_fast_begins_no_other_job(sweep, ray_cluster):
+    def task(cfg):
+        raise ValueError(cfg.what)
+
+    sweep.launch(task, [f"what={n}" for n in range(4)], "hydra.launcher.fail_fast=true", "hydra.launcher.num_jobs=1")
+    assert sweep.states(4) == ["failed", None, None, None]
+
+
+def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(sweep, ray_cluster):
+    def task(cfg):
+        if cfg.what == "always" or not Path("been_here").exists():
+            Path("been_here").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1
+
+    options = ["hydra.launcher.retries=1", "hydra.job.chdir=true"]
+    returned = sweep.launch(task, ["what=once", "what=always"], *options)
+    once, always = sweep.record(0), sweep.record(1)
+    assert (once.state, once.attempt, once.deaths) == ("completed", 2, 1)
+    assert (always.state, always.attempt, always.deaths) == ("failed", 2, 2)
+    assert "killed 2 times" in always.error
+    assert values(returned)[0] == 1
+    assert "killed 2 times" in values(returned)[1]
+
+
+def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep, ray_cluster):
+    def task(cfg):
+        import ray
+
+        return ray.get_runtime_context().get_assigned_resources()["CPU"]
+
+    jobs = ["cpus=1", "cpus=2", "cpus=0.5", "cpus=1000"]
+    returned = sweep.launch(task, jobs, "hydra.launcher.num_cpus='${cpus}'")
+    assert values(returned)[:3] == [1.0, 2.0, 0.5]
+    assert "hydra.launcher.num_cpus=1000: this machine has 2" in values(returned)[3]
+    assert sweep.states(4) == ["completed"] * 3 + ["failed"]
+    assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep.directory).own
+
+
+def test_a_fraction_of_a_gpu_is_asked_of_ray(sweep, ray_cluster):
+    returned = sweep.launch(print, ["what=x"], "hydra.launcher.num_gpus=0.25")
+    assert "hydra.launcher.num_gpus=0.25: this machine has 0" in values(returned)[0]
+
+
+def test_no_more_jobs_run_at_once_than_are_allowed(sweep, ray_cluster):
+    def task(cfg):
+        began = time.time()
+        time.sleep(0.2)
+        return began, time.time()
+
+    options = ["hydra.launcher.num_jobs=2", "hydra.launcher.num_cpus=0.25"]
+    times = values(sweep.launch(task, [f"what={n}" for n in range(5)], *options))
+    assert max(sum(began <= moment < ended for began, ended in times) for moment, _ in times) == 2
+
+
+@pytest.mark.parametrize(("isolate", "num_processes"), [("process", 3), ("worker", 1)])
+def test_jobs_have_a_process_each_or_share_one(sweep, ray_cluster, isolate, num_processes):
+    def pid(cfg):
+        del cfg
+        return os.getpid()
+
+    options = [f"hydra.launcher.isolate={isolate}", "hydra.launcher.num_jobs=1"]
+    pids = values(sweep.launch(pid, [f"what={n}" for n in range(3)], *options))
+    assert len(set(pids)) == num_processes
+    assert os.getpid() not in pids
+
+
+def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):
+    def task(cfg):
+        with (sweep.directory / "ran").open("a") as file:
+            file.write(f"{cfg.what} ")
+        if cfg.what == "1" and len((sweep.directory / "ran").read_text().split()) == 2:
+            raise ValueError("the first time")
+        return float(cfg.what)
+
+    alone, jobs = "hydra.launcher.isolate=none", ["what='0'", "what='1'"]
+    sweep.launch(task, jobs, alone)
+    assert sweep.states(2) == ["completed", "failed"]
+    assert values(sweep.launch(task, jobs, alone)) == [0.0, 1.0]
+    assert (sweep.directory / "ran").read_text() == "0 1 1 "
+    assert (sweep.record(1).attempt, sweep.record(1).deaths, sweep.record(1).state) == (2, 0, "completed")
+
+
+def test_a_job_that_would_be_another_one_is_refused_before_any_begins(sweep):
+    alone = "hydra.launcher.isolate=none"
+    sweep.launch(done, ["what=a", "what=b"], alone)
+    (sweep.directory / "0" / "status.json").unlink()
+    with pytest.raises(ConfigurationError, match="job 1 was 'what=b' and would be 'what=c'"):
+        sweep.launch(done, ["what=a", "what=c"], alone)
+    assert sweep.states(2) == [None, "completed"]
+
+
+def test_a_second_driver_of_a_sweep_is_refused_and_changes_nothing(sweep):
+    sweep.directory.mkdir()
+    with RunLock(sweep.directory / LOCK), pytest.raises(RunLockedError, match=r"sweep 'sweep' .*hydra.sweep.dir"):
+        sweep.launch(done, ["what=a"], "hydra.launcher.isolate=none")
+    assert sorted(path.name for path in sweep.directory.iterdir()) == [LOCK]
+
+
+def test_the_defaults_of_the_plugins_are_those_of_their_models():
     assert LauncherConfig().model_dump() == LAUNCHER
     assert SweeperConfig().model_dump() == SWEEPER
-
-
-PROGRAM = textwrap.dedent("""
-    import os, sys, signal, subprocess, time, pathlib
-    import hydra
-    from hydra.core.config_store import ConfigStore
-    ConfigStore.instance().store("config", {"what": "good", "cpus": 1})
-    @hydra.main(config_path=None, config_name="config", version_base="1.3")
-    def main(cfg):
-        here = pathlib.Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-        before = len(list(here.glob("began*")))
-        (here / f"began{before}").write_text(str(os.getpid()))
-        what = cfg.what
-        print("printed", what, flush=True)
-        print("told", what, file=sys.stderr, flush=True)
-        subprocess.run(["echo", f"child {what}"], check=True)
-        if what == "raise": raise ZeroDivisionError("no luck")
-        if what == "odd": raise type("Odd", (Exception,), {"__reduce__": lambda self: 1 / 0})("odd one")
-        if what == "unpicklable": return lambda: 1
-        if what == "dies" and not before: os.kill(os.getpid(), signal.SIGKILL)
-        if what == "mortal": os.kill(os.getpid(), signal.SIGKILL)
-        if what == "cpus":
-            import ray
-            return ray.get_runtime_context().get_assigned_resources()["CPU"]
-        return 1.5
-    main()
-""")
-EVERY = "what=good,raise,odd,unpicklable,dies,mortal"
-RAY = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.sweep.dir=s"]
-
-
-def told(tmp_path):
-    return {job.values.get("what", job.index): job for job in status_of(tmp_path / "s")}
-
-
-@pytest.mark.slow
-def test_jobs_fail_and_die_without_harm_to_others(tmp_path):
-    done = started(tmp_path, PROGRAM, *RAY, EVERY, "hydra.launcher.retries=1", "hydra.launcher.isolate=worker")
-    assert done.returncode == 1
-    assert "3 of 6 jobs failed" in done.stderr
-    jobs = told(tmp_path)
-    assert {what: job.how for what, job in jobs.items()} == {
-        "good": "completed", "raise": "failed", "odd": "failed", "unpicklable": "completed", "dies": "completed",
-        "mortal": "failed",
-    }  # fmt: skip
-    assert (jobs["good"].objective, jobs["dies"].objective) == (1.5, 1.5)
-    assert jobs["raise"].record.error == "ZeroDivisionError: no luck"
-    assert "Odd: odd one" in jobs["odd"].record.error
-    assert (jobs["dies"].record.attempt, jobs["dies"].record.deaths) == (2, 1)
-    assert "killed 2 times" in jobs["mortal"].record.error
-    printed = {what: (tmp_path / "s" / str(job.index) / "output.log").read_text() for what, job in jobs.items()}
-    for what, text in printed.items():
-        assert all(f"{word} {what}" in text for word in ("printed", "told", "child"))
-    assert "in main" in printed["raise"]  # a traceback
-    assert "printed" not in done.stdout
-
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/status.json")}
-    again = started(tmp_path, PROGRAM, *RAY, EVERY, "hydra.launcher.isolate=none", "hydra.launcher.only=[0,1,2,3]")
-    assert "2 failed, 2 skipped" in again.stderr
-    touched = {int(path.parent.name) for path, then in kept.items() if path.stat().st_mtime_ns != then}
-    assert touched == {1, 2}
-
-    other = started(tmp_path, PROGRAM, *RAY, "what=raise,good")
-    assert other.returncode == 1
-    assert "its job " in other.stderr
-
-
-@pytest.mark.slow
-def test_each_job_gets_the_resources_that_it_asks_for_and_a_process_of_its_own(tmp_path):
-    own = ["what=cpus", "cpus=1,2", "hydra.launcher.num_cpus=${cpus}", "hydra.launcher.num_jobs=2"]
-    done = started(tmp_path, PROGRAM, *RAY, *own)
-    assert done.returncode == 0, done.stderr
-    assert [job.objective for job in status_of(tmp_path / "s")] == [1.0, 2.0]
-    pids = {path.read_text() for path in (tmp_path / "s").glob("*/began0")}
-    assert len(pids) == 2
-
-
-@pytest.mark.slow
-def test_fail_fast_begins_nothing_after_a_failure_and_the_rest_runs_later(tmp_path):
-    words = [*RAY, "hydra.launcher.isolate=none", "what=good,raise,fine"]
-    first = started(tmp_path, PROGRAM, *words, "hydra.launcher.fail_fast=true")
-    assert first.returncode == 1
-    assert {what: job.how for what, job in told(tmp_path).items()} == {
-        "good": "completed", "raise": "failed", "fine": "missing",
-    }  # fmt: skip
-    second = started(tmp_path, PROGRAM, *words)
-    assert "1 done, 1 failed, 1 skipped" in second.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("hydra.launcher.num_cpu=2", "num_cpu"),
-        ("hydra.launcher.num_jobs=0", "hydra.launcher.num_jobs=0: an integer >= 1 or null is expected"),
-        ("hydra.launcher.isolate=proces", "did you mean 'process'"),
-        ("hydra.sweeper.kind=gird", "did you mean 'grid'"),
-    ],
-)
-def test_an_option_that_is_wrong_is_refused_before_anything_runs(tmp_path, option, said):
-    done = started(tmp_path, PROGRAM, *RAY, "what=good", option)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_job_is_known_to_be_dead_by_its_process(tmp_path):
-    process = started(tmp_path, "import psutil; print(psutil.Process().create_time(), psutil.Process().pid)")
-    began, pid = process.stdout.split()
-    record = JobRecord(index=0, overrides=["a=1"], pid=int(pid), process_began=float(began))
-    record.write(tmp_path / "0")
-    assert JobRecord.read(tmp_path / "0").state_now == "lost"
-    import psutil
-
-    record.pid, record.process_began = os.getpid(), psutil.Process().create_time()
-    assert record.state_now == "running"
-    record.process_began -= 100  # another process had the number
-    assert record.state_now == "lost"
-    record.host, record.heartbeat = "elsewhere", record.started
-    assert record.state_now == "running"
-    record.heartbeat -= 1000
-    assert record.state_now == "lost"
-    held = json.loads((tmp_path / "0" / "status.json").read_text())
-    assert (held["state"], held["overrides"]) == ("running", ["a=1"])

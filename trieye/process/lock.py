@@ -33,10 +33,16 @@ class RunLock:
     """Holds a run against other writers, on this machine and on others that share the file system.
 
     The kernel releases it when the holding process dies, however it dies. Who holds it stands in `<path>.holder`.
+
+    Args:
+        path: The file of the lock, in the directory of what it guards.
+        of: What it guards, for the message to whoever cannot have it.
+        instead: What to do in place of waiting, for the same message.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, of: str = "run", instead: str = "choose another run_name") -> None:
         self.path = path
+        self._of, self._instead = of, instead
         # not thread-local: the hub may release it in another thread than the one that took it
         self._lock = FileLock(path, thread_local=False)
         self._holder_path = path.with_name(path.name + ".holder")
@@ -87,7 +93,9 @@ class RunLock:
         except Timeout:
             raise RunLockedError(self.refusal()) from None  # it says who has the lock, and its cause does not
         except OSError as error:
-            raise ConfigurationError(f"the run's lock {self.path} cannot be made: {error.strerror or error}") from error
+            raise ConfigurationError(
+                f"the {self._of}'s lock {self.path} cannot be made: {error.strerror or error}"
+            ) from error
         place = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
         holder = {"kind": "driver", **_about, **place}
         self._holder_path.unlink(missing_ok=True)
@@ -118,21 +126,21 @@ class RunLock:
 
     def refusal(self) -> str:
         """Return what to tell somebody who cannot have the run: who holds it, and what can be done."""
-        run = self.path.parent.name
-        advice = "wait for it, stop it, or choose another run_name"
+        run = f"{self._of} {self.path.parent.name!r}"
+        advice = f"wait for it, stop it, or {self._instead}"
         if (found := self.holder()) is None:
-            return f"run {run!r} is being written by another process ({self.path} is locked); {advice}"
+            return f"{run} is being written by another process ({self.path} is locked); {advice}"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found.get("started") or 0)))
         if getattr(multiprocessing.current_process(), "_inheriting", False) and found.get("pid") == os.getppid():
             return (
-                f"run {run!r} is being written by the process that started this one, which by `spawn` runs the same "
+                f"{run} is being written by the process that started this one, which by `spawn` runs the same "
                 'program anew: put what starts the run below `if __name__ == "__main__":`'
             )
         who = f"process {found.get('pid')} on {found.get('host')} since {since}"
         if (found.get("pid"), found.get("host")) == (os.getpid(), socket.gethostname()):
             return (
-                f"run {run!r} is being written by {who}, which is this one: close it first, with run.close() or by "
-                "leaving its `with` block, or choose another run_name"
+                f"{run} is being written by {who}, which is this one: close it first, with run.close() or by "
+                f"leaving its `with` block, or {self._instead}"
             )
         if self.is_of_hub and found.get("actor"):
             who = f"a hub, the Ray actor {found['actor']!r} at {found.get('address')}: {who}"
@@ -141,7 +149,7 @@ class RunLock:
             )
         if found.get("host") != socket.gethostname():
             advice = f"{advice}; if that machine is gone for good, delete {self.path}"
-        return f"run {run!r} is being written by {who}; {advice}"
+        return f"{run} is being written by {who}; {advice}"
 
     def __enter__(self) -> Self:
         return self.acquire()

@@ -1,6 +1,5 @@
 """Places for jobs: tasks of Ray."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +7,13 @@ import ray
 
 from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
+from trieye.exceptions import ConfigurationError
 from trieye.hub.ray_start import join_ray
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.places import Died, Outcome
 from trieye.sweeps.working import Shared, work
 
+_ROUNDING = 1e-6
 _STOP_S = 30.0
 """How long jobs that are stopped may take to save."""
 
@@ -26,29 +27,41 @@ class RayPlaces:
         self._options, self._shared = options, ray.put(shared)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
         self._running: dict[Any, int] = {}
+        self._taken: dict[int, dict[str, float]] = {}
+        self._ended: list[Outcome] = []
 
-    @property
-    def room(self) -> int:
-        """How many jobs may be begun before one has ended."""
-        total: dict[str, float] = ray.cluster_resources()
-        limits = [
-            total.get(name, 0.0) / wanted
-            for name, wanted in (("CPU", self._options.num_cpus), ("GPU", self._options.num_gpus))
-            if wanted
-        ]
-        most = max(1, math.floor(min(limits, default=total.get("CPU", 1.0))))
-        return min(most, self._options.num_jobs or most) - len(self._running)
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Tell whether a job that asks for these resources may be begun before another one has ended.
+
+        What else runs on a cluster does not count: Ray lets the job wait for that.
+        """
+        if self._options.num_jobs is not None and len(self._taken) >= self._options.num_jobs:
+            return False
+        total = ray.cluster_resources()
+        return not self._taken or all(
+            sum(taken.get(name, 0.0) for taken in self._taken.values()) + wanted <= total.get(name, 0.0) + _ROUNDING
+            for name, wanted in _named(resources).items()
+        )
 
     def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Begin a job as soon as there is room for what it asks for."""
+        self._taken[index] = _named(resources)
+        if self._options.address is None and (refusal := _refusal(self._taken[index])) is not None:
+            self._ended.append(Done(index, error=ConfigurationError(refusal)))
+            return
         self._running[self._task.options(**resources).remote(self._shared, index, overrides)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return the jobs that have ended, at once if there are some, else within the time."""
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
-        if ready and len(self._running) > 1:
-            ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
-        return [self._outcome(reference) for reference in ready]
+        ended, self._ended = self._ended, []
+        waiting = list(self._running)
+        ready = ray.wait(waiting, timeout=0 if ended else timeout_s)[0] if waiting else []
+        if ready and len(waiting) > 1:
+            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        ended += [self._outcome(reference) for reference in ready]
+        for outcome in ended:
+            del self._taken[outcome.index]
+        return ended
 
     def _outcome(self, reference: Any) -> Outcome:
         index = self._running.pop(reference)
@@ -71,9 +84,28 @@ class RayPlaces:
     def stop(self) -> None:
         """Stop all jobs: as by Ctrl-C, and after a while by force."""
         waiting = list(self._running)
+        self._running.clear()
+        self._taken.clear()
         for reference in waiting:
             ray.cancel(reference, force=False)
-        ray.wait(waiting, num_returns=len(waiting), timeout=_STOP_S) if waiting else None
-        for reference in waiting:
-            ray.cancel(reference, force=True) if self._options.isolate == "process" else None
-        self._running.clear()
+        late = ray.wait(waiting, num_returns=len(waiting), timeout=_STOP_S)[1] if waiting else []
+        for reference in late:
+            ray.cancel(reference, force=True)
+
+
+def _named(resources: Mapping[str, Any]) -> dict[str, float]:
+    """Return what options of a task ask for, by the names that the nodes of Ray offer it under."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    own: dict[str, float] = resources.get("resources", {})
+    return {name: resources[key] for key, name in names.items() if resources.get(key)} | own
+
+
+def _refusal(wanted: Mapping[str, float]) -> str | None:
+    """Return what to say of a job that asks for more than a Ray on this machine alone has, else None."""
+    total = ray.cluster_resources()
+    for name, number in wanted.items():
+        if number > total.get(name, 0.0) + _ROUNDING:
+            keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+            key = f"hydra.launcher.{keys.get(name, f'resources.{name}')}"
+            return f"{key}={number:g}: this machine has {total.get(name, 0.0):g} of these in all; ask for less"
+    return None

@@ -134,6 +134,11 @@ class JobRecord(msgspec.Struct, kw_only=True):
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / STATUS, msgspec.json.format(msgspec.json.encode(self)))
 
+    def fail(self, error: str) -> None:
+        """Note why it failed, now."""
+        self.state, self.error = "failed", redacted_text(error)[:_LONGEST_ERROR]
+        self.ended = time.time()
+
     @property
     def is_alive(self) -> bool:
         """Whether its process runs."""
@@ -169,7 +174,7 @@ class RunningJob:
             process_began=psutil.Process().create_time(),
         )
         if before is not None:
-            died = before.state in ("running", "lost")
+            died = before.state == "running"  # and nobody was there to note it
             self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
             self._record.step = before.step
         self._lock = threading.Lock()
@@ -199,11 +204,10 @@ class RunningJob:
         """Note how it ended."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
-            self._record.ended = self._record.heartbeat = time.time()
             self._record.objective = objective
             if error is not None:
-                said = redacted_text(f"{type(error).__name__}: {error}")
-                self._record.error = said[:_LONGEST_ERROR]
+                self._record.fail(f"{type(error).__name__}: {error}")
+            self._record.ended = self._record.heartbeat = time.time()
             self._record.write(self._directory)
 
     def _beat(self) -> None:

@@ -1,8 +1,10 @@
 """The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
 
+import contextlib
+import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +14,16 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.typed import of_hydra
+from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.lock import RunLock
+from trieye.process.progress import say
+from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.places import Died, Places, ThisProcess
+from trieye.sweeps.jobs import GONE_AFTER_S, Done, Job, JobRecord
+from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.working import Shared
@@ -82,15 +86,22 @@ class Launching:
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
+        # some jobs in this process are a part of the sweep, of which a scheduler starts many at a time
+        is_part = options.isolate == "none" and options.only
+        locked = self.directory / str(min(options.only or [0])) if is_part else self.directory
+        self.lock = RunLock(locked / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
         self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
         self._running: dict[int, Job] = {}
-        self._again: deque[Job] = deque()
         self._ended: dict[int, Done] = {}
+        self._again: deque[Job] = deque()
         self._hopeless: dict[int, float] = {}
-        self._deaths: dict[int, int] = {}
-        self._stops = self._repeats = False
+        self._repeats = False
+        self._deaths: Counter[int] = Counter()
+        self._exit_code: int | None = None
+        self._fails = False
+        self._orphans_until: float | None = None
 
     def run(self, source: Source, size: int | None, *, repeats: bool = False) -> list[Done]:
         """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
@@ -102,69 +113,76 @@ class Launching:
 
         Raises:
             ConfigurationError: A job was another one when the sweep was started the last time.
-            KeyboardInterrupt: Ctrl-C; what runs has ended then.
+            RunLockedError: Another process runs the sweep.
+            RunInterrupted: A signal; what ran has ended, or has been stopped.
         """
         self._repeats = repeats
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        # some jobs in this process are a part of the sweep, of which a scheduler starts many at a time
-        is_part = self.options.isolate == "none" and self.options.only
-        locked = self.directory / str(min(self.options.only or [0])) if is_part else self.directory
-        locked.mkdir(parents=True, exist_ok=True)
-        with RunLock(locked / LOCK), Progress(self.directory, size, self._shared.varying) as progress:
-            places = self._places()
-            while True:
+        size = size if self.options.only is None else len(self.options.only)
+        try:
+            with self.lock, Progress(self.directory, size, self._shared.varying) as progress:
+                places = self._places()
                 try:
-                    self._begin(source, places, progress)
-                    if not self._running:
-                        break
-                    self._hear(source, places, progress)
-                    progress.show()
-                except KeyboardInterrupt:
-                    if self._stops:
-                        places.stop()
-                        raise
-                    self._stops = True
-                    progress.stopping(len(self._running))
-            if self._stops and not self.options.fail_fast:
-                raise KeyboardInterrupt
-            return [self._ended[index] for index in sorted(self._ended)]
+                    self._run(source, places, progress)
+                except BaseException:  # the second Ctrl-C, or what no job is to blame for
+                    places.stop()
+                    raise
+            if self._exit_code is None:
+                return [self._ended[index] for index in sorted(self._ended)]
+        except KeyboardInterrupt as error:
+            if isinstance(error, RunInterrupted):  # of a job in this process
+                error.tell(say)
+            self._exit_code = getattr(error, "exit_code", exit_code_of(signal.SIGINT))
+        interrupt = RunInterrupted(
+            f"the sweep was stopped; what is not completed goes on with: trieye sweep relaunch {self.directory}",
+            self._exit_code,
+        )
+        interrupt.tell(say)
+        raise interrupt
 
-    def _begin(self, source: Source, places: Places, progress: Progress) -> None:
-        """Begin jobs as long as there is room for them."""
-        while not self._stops and places.room > 0:
-            job = self._again.popleft() if self._again else source.next()
-            if job is None:
-                return
-            if self.options.only is not None and job.index not in self.options.only:
-                continue
-            before = self._ended_before(job)
-            if before is not None:
-                self._ended[job.index] = before
-                source.ended(job, before)
-                progress.skipped(job, before)
-                continue
-            places.begin(job.index, job.overrides, self._resources(job))
-            self._running[job.index] = job
-            progress.began(job)
+    def _run(self, source: Source, places: Places, progress: Progress) -> None:
+        with self._signals():
+            while True:
+                self._begin(source, places, progress)
+                if not self._running:
+                    return
+                self._hear(source, places, progress)
+                if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
+                    places.stop()  # a scheduler, which does not wait for jobs to finish
+                    return
+                progress.show()
 
     def _hear(self, source: Source, places: Places, progress: Progress) -> None:
         """Wait for jobs that end, and stop those that a search gives up."""
         for outcome in places.wait(_LOOK_S):
             job = self._running.pop(outcome.index)
-            if isinstance(outcome, Died) and self._is_to_live(job, outcome):
-                self._again.append(job)
-                progress.died(job, outcome.reason)
-                continue
             done = self._judged(job, outcome)
+            if done is None:
+                self._again.append(job)
+                progress.died(job, outcome.reason if isinstance(outcome, Died) else "")
+                continue
             self._ended[job.index] = done
             source.ended(job, done)
             progress.ended(job, done)
-            self._stops |= self.options.fail_fast and done.error is not None
+            self._fails |= self.options.fail_fast and done.error is not None
         for index, value in source.hopeless(list(self._running.values())).items():
             if index not in self._hopeless:
                 self._hopeless[index] = value
                 places.cancel(index)
+
+    def _signals(self) -> contextlib.AbstractContextManager[Any]:
+        """Let the first signal end the beginning of jobs; one that runs in this process minds its signals itself."""
+        if self.options.isolate == "none":
+            return contextlib.nullcontext()
+        code = OmegaConf.select(self.config, "runtime.requeue_exit_code", default=None)
+        message = (
+            "no other job begins; those that run finish, or, after a second Ctrl-C or another signal, save and stop"
+        )
+        return StopSignals(self._on_signal, message, requeue_exit_code=code)
+
+    def _on_signal(self, exit_code: int) -> None:
+        self._exit_code = exit_code
 
     def _places(self) -> Places:
         if self.options.isolate == "none":
@@ -173,8 +191,35 @@ class Launching:
 
         return RayPlaces(self._shared, self.options)
 
-    def _ended_before(self, job: Job) -> Done | None:
-        """Return what became of a job that was completed when the sweep ran the last time."""
+    def _begin(self, source: Source, places: Places, progress: Progress) -> None:
+        """Begin jobs as long as there is room for them."""
+        usual = {} if self._varies else self._resources(self.options)
+        while self._exit_code is None and not self._fails and places.has_room(usual):
+            job = self._again.popleft() if self._again else source.next()
+            if job is None:
+                return
+            if self.options.only is not None and job.index not in self.options.only:
+                continue
+            before = self.ended_before(job)
+            if before is not None:
+                self._ended[job.index] = before
+                source.ended(job, before)
+                progress.skipped(job, before)
+                continue
+            wanted = self._resources_of(job) if self._varies else usual
+            if not places.has_room(wanted):
+                self._again.appendleft(job)
+                return
+            places.begin(job.index, job.overrides, wanted)
+            self._running[job.index] = job
+            progress.began(job)
+
+    def ended_before(self, job: Job) -> Done | None:
+        """Return what became of a job that was completed when the sweep ran the last time.
+
+        Raises:
+            ConfigurationError: It was another one then, or still runs.
+        """
         record = JobRecord.read(self.directory / str(job.index))
         if record is None:
             return None
@@ -185,54 +230,65 @@ class Launching:
                 f"{' '.join(overrides)!r}; for another sweep leave hydra.sweep.dir out, or name another directory"
             )
         if record.is_alive:
-            raise ConfigurationError(
-                f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
-                "wait for it, or end it"
-            )
+            record = self._record_of_orphan(job)
         if self._repeats or record.state not in ("completed", "pruned"):
             return None
         return Done(job.index, record.objective, is_pruned=record.state == "pruned")
 
-    def _resources(self, job: Job) -> dict[str, Any]:
-        options = self.options
-        if self._varies:
-            composed = self._shared.composed(job.index, job.overrides)
-            held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-            given = {key: value for key, value in held.items() if not key.startswith("_")}
-            options = of_hydra("hydra.launcher", LauncherConfig, given)
+    def _record_of_orphan(self, job: Job) -> JobRecord:
+        """Return the record of a job when its process is gone; that ends soon after a driver that was killed."""
+        if self._orphans_until is None:
+            self._orphans_until = time.monotonic() + GONE_AFTER_S
+        while True:
+            record = JobRecord.read(self.directory / str(job.index))
+            assert record is not None  # noqa: S101 - nobody deletes them
+            if not record.is_alive:
+                return record
+            if time.monotonic() > self._orphans_until:
+                raise ConfigurationError(
+                    f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
+                    "wait for it, or end it"
+                )
+            time.sleep(_LOOK_S)
+
+    def _resources_of(self, job: Job) -> dict[str, Any]:
+        composed = self._shared.composed(job.index, job.overrides)
+        held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
+        return self._resources(plugin_options("hydra.launcher", LauncherConfig, held, job.overrides))
+
+    @staticmethod
+    def _resources(options: LauncherConfig) -> dict[str, Any]:
         asked: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
         return {name: value for name, value in asked.items() if value is not None}
 
-    def _is_to_live(self, job: Job, died: Died) -> bool:
-        """Count a death; tell whether the job gets another process."""
-        self._deaths[job.index] = self._deaths.get(job.index, 0) + 1
+    def _judged(self, job: Job, outcome: Outcome) -> Done | None:
+        """Return what became of a job, as its record says it, too; None if it gets another process."""
         directory = self.directory / str(job.index)
-        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides))
-        record.state, record.error = "lost", died.reason
-        is_to_live = self._deaths[job.index] <= self.options.retries and not self._stops
-        if not is_to_live:
-            record.state, record.error = "failed", self._epitaph(job, died)
-        record.write(directory)
-        return is_to_live
-
-    def _epitaph(self, job: Job, died: Died) -> str:
+        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
+        if isinstance(outcome, Done):
+            if job.index in self._hopeless and not outcome.has_ended_by_itself:
+                record.state, record.objective, record.error = "pruned", self._hopeless[job.index], None
+                record.ended = time.time()
+                record.write(directory)
+                return Done(job.index, record.objective, is_pruned=True)
+            if outcome.error is not None and record.state in ("running", "lost"):  # it did not come so far
+                record.fail(f"{type(outcome.error).__name__}: {outcome.error}")
+                record.write(directory)
+            return outcome
+        if record.state == "completed":  # what was killed is what had still to bring the result
+            return Done(job.index, record.objective)
+        self._deaths[job.index] += 1
         deaths = self._deaths[job.index]
-        return f"its process was killed {deaths} time{'s' if deaths > 1 else ''}: {died.reason}"
-
-    def _pruned(self, job: Job, value: float) -> Done:
-        """Note that a job was stopped because it was hopeless."""
-        directory = self.directory / str(job.index)
-        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides))
-        record.state, record.objective, record.error, record.ended = "pruned", value, None, time.time()
+        record.deaths += 1
+        record.state, record.error = "lost", outcome.reason
+        epitaph = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {outcome.reason}"
+        is_given_up = deaths > self.options.retries
+        if is_given_up:
+            record.fail(epitaph)
         record.write(directory)
-        return Done(job.index, value, is_pruned=True)
-
-    def _judged(self, job: Job, outcome: Done | Died) -> Done:
-        if isinstance(outcome, Died):
-            return Done(job.index, error=RuntimeError(f"job {job.index}: {self._epitaph(job, outcome)}"))
-        if job.index in self._hopeless and not outcome.has_ended_by_itself:
-            return self._pruned(job, self._hopeless[job.index])
-        return outcome
+        if is_given_up or self._exit_code is not None or self._fails:
+            return Done(job.index, error=RuntimeError(f"job {job.index}: {epitaph}"))
+        return None
 
 
 class LauncherBody:
@@ -246,7 +302,7 @@ class LauncherBody:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = of_hydra("hydra.launcher", LauncherConfig, options)
+        self.options = plugin_options("hydra.launcher", LauncherConfig, options)
         self._given: tuple[HydraContext, TaskFunction, DictConfig] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -264,11 +320,14 @@ class LauncherBody:
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         launching = self.launching(sorted(varying))
-        record = SweepRecord.read(launching.directory) or new_record(launching.config)
-        record.varying = sorted(varying)
-        record.size = max(record.size, initial_job_idx + len(jobs))
-        record.write(launching.directory)
-        ended = launching.run(Listed(jobs), len(jobs), repeats=True)  # as other launchers do
+        with launching.lock:
+            for job in jobs:
+                launching.ended_before(job)  # before one begins
+            record = SweepRecord.read(launching.directory) or new_record(launching.config)
+            record.varying = sorted(varying)
+            record.size = max(record.size, initial_job_idx + len(jobs))
+            record.write(launching.directory)
+            ended = launching.run(Listed(jobs), len(jobs), repeats=True)  # as other launchers do
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
 
 

@@ -22,9 +22,8 @@ Outcome = Done | Died
 class Places(Protocol):
     """Where jobs run."""
 
-    @property
-    def room(self) -> int:
-        """How many jobs may be begun before one has ended."""
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Tell whether a job that asks for these resources may be begun before another one has ended."""
 
     def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Begin a job."""
@@ -46,10 +45,10 @@ class ThisProcess:
         self._shared = shared
         self._ended: list[Outcome] = []
 
-    @property
-    def room(self) -> int:
-        """One: it has ended when `begin` returns."""
-        return 1 - len(self._ended)
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Tell whether the last job, which has ended when `begin` returns, was heard of."""
+        del resources
+        return not self._ended
 
     def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Run a job to its end."""

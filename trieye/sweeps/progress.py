@@ -33,7 +33,7 @@ class Progress:
         self._directory, self._size, self._varying = directory, size, varying
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "pruned": 0, "skipped": 0, "killed": 0}
+        self._num = {"done": 0, "failed": 0, "pruned": 0, "completed before": 0, "killed": 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
@@ -54,7 +54,7 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        parts = [f"{number} {name}" for name, number in self._num.items() if number]
+        parts = [f"{number} {name}" for name, number in self._counts() if number]
         say(f"sweep: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
 
     def began(self, job: Job) -> None:
@@ -75,22 +75,18 @@ class Progress:
         else:
             self._num["done"] += 1
             what = "done" if done.number is None else f"{done.number:g}"
-        self._say(f"{self._count()} job {job.index} {self._words(job)}: {redacted_text(what)} ({_clock(took)})")
+        self._say(f"{self._count()} {self._named(job)}: {redacted_text(what)} ({_clock(took)})")
 
     def skipped(self, job: Job, done: Done) -> None:
         """Note that a job had ended before."""
         del job, done
-        self._num["skipped"] += 1
+        self._num["completed before"] += 1
 
     def died(self, job: Job, reason: str) -> None:
         """Note that the process of a job was killed, and that it gets another one."""
         self._running.pop(job.index, None)
         self._num["killed"] += 1
-        self._say(f"job {job.index} {self._words(job)}: its process was killed, it goes on in another one ({reason})")
-
-    def stopping(self, num_running: int) -> None:
-        """Say what Ctrl-C does."""
-        self._say(f"finishing the {num_running} jobs that run, and beginning no other; Ctrl-C again stops them, too")
+        self._say(f"{self._named(job)}: its process was killed, it goes on in another one ({reason})")
 
     def show(self) -> None:
         """Draw the table anew if it is time."""
@@ -125,9 +121,15 @@ class Progress:
         left = self._size - sum(self._num.values()) + self._num["killed"]
         return statistics.fmean(self._took) * left / len(self._running)
 
+    def _counts(self) -> list[tuple[str, int]]:
+        return [*self._num.items(), ("stopped", len(self._running))]
+
     def _count(self) -> str:
         ended = sum(self._num.values()) - self._num["killed"]
         return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
+
+    def _named(self, job: Job) -> str:
+        return f"job {job.index} {self._words(job)}".rstrip()
 
     def _words(self, job: Job) -> str:
         return redacted_text(" ".join(shown(job.overrides, self._varying)))

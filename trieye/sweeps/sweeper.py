@@ -13,7 +13,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import dimensions_of
-from trieye.config.hydra.typed import of_hydra
+from trieye.config.hydra.typed import plugin_options
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
@@ -44,7 +44,7 @@ class SweeperBody:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = of_hydra("hydra.sweeper", SweeperConfig, options)
+        self.options = plugin_options("hydra.sweeper", SweeperConfig, options)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""

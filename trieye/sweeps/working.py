@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import run_job, setup_globals
+from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -65,35 +65,52 @@ def work(shared: Shared, index: int, overrides: Sequence[str], *, is_own_process
     directory = shared.directory / str(index)
     with RunningJob(directory, index, overrides).running() as job:
         if not is_own_process:
-            return _run(shared, index, overrides, job)
+            return _ended(_result(shared, index, overrides), job)
         setup_globals()
         Singleton.set_state(deepcopy(shared.singletons))
         os.chdir(shared.working_dir)
         with _printing_to(directory / OUTPUT):
-            return _portable(_run(shared, index, overrides, job))
+            return _portable(_ended(_result(shared, index, overrides), job))
 
 
-def _run(shared: Shared, index: int, overrides: Sequence[str], job: RunningJob) -> Done:
+def _ended(done: Done, job: RunningJob) -> Done:
+    if done.error is not None:
+        job.end("failed", error=done.error)
+    else:
+        job.end("completed", objective=done.number)
+    return done
+
+
+def _result(shared: Shared, index: int, overrides: Sequence[str]) -> Done:
+    returned: JobReturn | None = None
+    try:
+        returned = _run(shared, index, overrides)
+        return Done(index, value=returned.return_value, returned=returned)
+    except SystemExit as left:
+        if isinstance(left, KeyboardInterrupt):  # it was asked to stop
+            raise
+        if left.code in (None, 0):
+            return Done(index)
+        print(left.code, file=sys.stderr)  # noqa: T201 - as Python does
+        return Done(index, error=RuntimeError(f"it left with {left.code!r}"))
+    except Exception as error:  # noqa: BLE001 - what the job raised, or its config
+        traceback.print_exc()
+        return Done(index, error=error, returned=returned)
+
+
+def _run(shared: Shared, index: int, overrides: Sequence[str]) -> JobReturn:
     config = shared.composed(index, overrides)
     if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
         with open_dict(config):
             tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
     HydraConfig.instance().set_config(config)
-    returned = run_job(
+    return run_job(
         hydra_context=shared.context,
         config=config,
         task_function=shared.task,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-    try:
-        done = Done(index, value=returned.return_value, returned=returned)
-    except Exception as error:  # noqa: BLE001 - what the job raised
-        traceback.print_exc()
-        job.end("failed", error=error)
-        return Done(index, error=error, returned=returned)
-    job.end("completed", objective=done.number)
-    return done
 
 
 def _portable(done: Done) -> Done:

@@ -11,14 +11,17 @@ from typing import Any, Generic
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.base import did_you_mean, nearest, takes_many
 from trieye.config.hydra.keys import field_at, is_in_variant
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, without_parser_words
-from trieye.config.hydra.typed import Config, as_in_a_job, resolved, typed, without_hydra
+from trieye.config.hydra.typed import Config, as_in_a_job, plain, plugin_options, resolved, typed, without_hydra
+from trieye.config.launcher import LauncherConfig
 from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 
 
@@ -63,7 +66,9 @@ class Preflight(Generic[Config]):
             # what the sweeper does with them
             items, first, composed = self._first_job([*(f"{key}={value}" for key, value in params.items()), *overrides])
         axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
-        if not is_multirun:
+        if is_multirun:
+            _check_plugins(composed, overrides)
+        else:
             self._check_single(axes.values())
         values = self._resolved(composed)
         config = self._typed(values, first)
@@ -167,6 +172,19 @@ class Preflight(Generic[Config]):
         if not values:
             raise ConfigurationError(f"{axis.input_line}: there is no value to sweep over")
         return [f"{axis.get_key_element()}={value}" for value in values]
+
+
+def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse options of the launcher and the sweeper of trieye that these would refuse when all else is under way."""
+    for place, model in (("hydra.launcher", LauncherConfig), ("hydra.sweeper", SweeperConfig)):
+        if not str(OmegaConf.select(composed, f"{place}._target_")).startswith("hydra_plugins.trieye."):
+            continue
+        try:
+            with as_in_a_job(composed):
+                values = plain(composed, place)
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(f"{error.full_key or place}: {str(error).splitlines()[0]}") from error
+        plugin_options(place, model, values, overrides)
 
 
 def _as_a_job(config: Config) -> Config:

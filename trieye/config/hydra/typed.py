@@ -19,7 +19,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
-Part = TypeVar("Part", bound=BaseModel)
+Options = TypeVar("Options", bound=BaseModel)
 _Place = tuple[str, ...]
 
 
@@ -91,18 +91,28 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
     return made
 
 
-def of_hydra(node: str, model: type[Part], values: Mapping[str, Any]) -> Part:
-    """Return what stands at a node of Hydra's own, such as `hydra.launcher`, as the model of trieye that it is for.
+def plugin_options(
+    place: str, model: type[Options], values: Mapping[str, Any], overrides: Sequence[str] = ()
+) -> Options:
+    """Return the options of a launcher or a sweeper of trieye.
+
+    Args:
+        place: The node, such as `hydra.launcher`.
+        model: The model of its options.
+        values: What the node holds, resolved; what Hydra itself reads there is left out.
+        overrides: What was typed, for the messages.
 
     Raises:
         ConfigurationError: A value is not allowed; the message has a line for each mistake.
     """
     held: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
+    options = {key: value for key, value in held.items() if not key.startswith("_")}
     try:
-        return model.model_validate(held)
+        return model.model_validate(options)
     except ValidationError as error:
-        lines = (line if line.startswith(node) else f"{node}.{line}" for line in complaints(error, model, held, ()))
-        raise ConfigurationError("\n".join(lines)) from error
+        own = [word.removeprefix(f"{place}.") for word in overrides if word.startswith(f"{place}.")]
+        lines = complaints(error, model, options, own)
+        raise ConfigurationError("\n".join(f"{place}.{line}" for line in lines)) from error
 
 
 def complete(config: DictConfig, config_type: type[BaseModel], choices: Mapping[str, Any]) -> None:

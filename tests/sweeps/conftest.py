@@ -1,0 +1,56 @@
+"""Jobs of a sweep without a program: a task, a launcher and overrides."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, RunMode
+
+from trieye.sweeps.jobs import JobRecord
+
+
+class Sweep:
+    """A sweep in a directory, which can be started again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def launch(self, task: Any, jobs: Sequence[str], *options: str) -> list[JobReturn]:
+        """Run jobs, each of one override, and return what became of them."""
+        conf = self.directory.with_name("conf")
+        conf.mkdir(exist_ok=True)
+        (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
+        own = ["hydra/launcher=trieye_ray", f"hydra.sweep.dir={self.directory}", "hydra.launcher.isolate=worker"]
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            config = hydra.compose_config(
+                "config", [*own, *options], run_mode=RunMode.MULTIRUN, with_log_configuration=False
+            )
+            context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
+            launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+            return list(launcher.launch([[job] for job in jobs], initial_job_idx=0))
+
+    def record(self, index: int) -> JobRecord:
+        """Return the record of a job."""
+        found = JobRecord.read(self.directory / str(index))
+        assert found is not None
+        return found
+
+    def states(self, num: int) -> list[str | None]:
+        """Return the state of each job; None if it never began."""
+        records = [JobRecord.read(self.directory / str(index)) for index in range(num)]
+        return [record and record.state for record in records]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    state = dict(Singleton._instances)
+    yield Sweep(tmp_path / "sweep")
+    Singleton._instances = state

@@ -1,0 +1,150 @@
+"""Ctrl-C in a sweep, as a terminal sends it: once to finish what runs, twice to save and stop it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.waiting import wait_until
+from trieye.sweeps.jobs import JobRecord
+
+PROGRAM = """
+import time
+import trieye
+
+
+class TrainConfig(trieye.TrieyeConfig):
+    '''How long a step takes.'''
+
+    nap_s: float = 0.05
+
+
+class Walk(trieye.Experiment):
+    def setup(self, config):
+        self.done, self.nap_s = 0, config.nap_s
+
+    def step(self):
+        time.sleep(self.nap_s)
+        self.done += 1
+        return {"one": 1.0}
+
+    def evaluate(self):
+        return {"eval/return": float(self.done)}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"done": self.done}
+
+    def load_checkpoint(self, checkpoint):
+        self.done = checkpoint["done"]
+        print(f"goes on after {self.done} steps")
+
+
+@trieye.main(config_path="pkg://trieye.conf", config_name="trieye")
+def train(config: TrainConfig) -> float:
+    return trieye.run_experiment(Walk, config).objective
+
+
+if __name__ == "__main__":
+    train()
+"""
+STEPS = 60
+OPTIONS = [
+    "-m", "hydra/launcher=trieye_ray", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
+    "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000", "seed=0,1",
+]  # fmt: skip
+
+
+class Driver:
+    """A program that sweeps, in a session of its own, as a shell gives it one."""
+
+    def __init__(self, directory, *options):
+        self.directory = directory
+        (directory / "walk.py").write_text(PROGRAM)
+        self._log = directory / "log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "walk.py", *OPTIONS, *options],
+                cwd=directory, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def record(self, index):
+        return JobRecord.read(self.directory / "sweep" / str(index))
+
+    def await_step(self, index, step):
+        """Wait until a job has made some steps, by the line that it prints."""
+        path = self.directory / "sweep" / str(index) / "output.log"
+        wait_until(lambda: path.exists() and re.search(rf"step [{step}-9]\d*/", path.read_text()), pause_s=0.05)
+
+    def ctrl_c(self):
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ended(self):
+        return self.process.wait(60)
+
+    def said(self):
+        return self._log.read_text()
+
+    def left_behind(self):
+        """Return the processes of its session that are still there."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+
+@pytest.fixture
+def start(tmp_path):
+    drivers = []
+
+    def start_one(*options):
+        drivers.append(Driver(tmp_path, *options))
+        return drivers[-1]
+
+    yield start_one
+    for driver in drivers:
+        driver.process.kill()
+        driver.process.wait()
+        for process in driver.left_behind():
+            process.kill()
+
+
+@pytest.mark.slow
+def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save(start):
+    driver = start()
+    driver.await_step(0, 1)
+    driver.ctrl_c()
+    assert driver.ended() == 130
+    assert (driver.record(0).state, driver.record(0).step, driver.record(0).objective) == ("completed", STEPS, STEPS)
+    assert driver.record(1) is None
+    assert "a second Ctrl-C" in driver.said()
+    assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
+    assert "Traceback" not in driver.said()
+    wait_until(lambda: not driver.left_behind())
+
+    driver = start()
+    driver.await_step(1, 1)
+    driver.ctrl_c()
+    wait_until(lambda: driver.said().count("SIGINT: no other job begins") == 2)
+    driver.ctrl_c()
+    assert driver.ended() == 130
+    stopped = driver.record(1)
+    assert stopped.state == "interrupted"
+    assert 0 < stopped.step < STEPS
+    assert "Traceback" not in driver.said()
+    wait_until(lambda: not driver.left_behind())
+
+    driver = start()
+    assert driver.ended() == 0
+    assert (driver.record(0).attempt, driver.record(0).state) == (1, "completed")
+    last = driver.record(1)
+    assert (last.attempt, last.deaths, last.state, last.objective) == (2, 0, "completed", STEPS)
+    (saved,) = re.findall(r"goes on after (\d+) steps", (driver.directory / "sweep" / "1" / "output.log").read_text())
+    assert int(saved) == stopped.step

@@ -1,0 +1,48 @@
+"""Hydra's own tests of launchers, for that of trieye: on Ray, in this process, and in batches."""
+
+import shutil
+
+import pytest
+from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
+
+_LATER = "ignore:\\s*Future Hydra versions will no longer change working directory:UserWarning"  # no version_base there
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=worker"])])
+class TestOnRay(LauncherTestSuite):
+    @pytest.fixture(autouse=True)
+    def _ray(self, ray_cluster):
+        pass
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"),
+    [("trieye_ray", ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", "hydra.launcher.isolate=none"])],
+)
+class TestBatches(BatchedSweeperTestSuite):
+    pass
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=none"])])
+class TestInThisProcess(LauncherTestSuite):
+    pass
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [({}, ["-m", "hydra/launcher=trieye_ray", "hydra.launcher.isolate=none"])],
+)
+class TestProgramsInThisProcess(IntegrationTestSuite):
+    def generate_custom_cmd(self):
+        """Begin anew where a test starts two programs in one directory: the second one would have nothing to do."""
+
+        def command(words, filename):
+            del filename
+            shutil.rmtree("cli_dir", ignore_errors=True)
+            return words
+
+        return command
