@@ -18,18 +18,16 @@ from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
-from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import GONE_AFTER_S, Done, Job, JobRecord
 from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.working import Shared
 
 _LOOK_S = 0.5
-LOCK = "sweep.lock"
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
 
 
@@ -86,10 +84,6 @@ class Launching:
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
-        # some jobs in this process are a part of the sweep, of which a scheduler starts many at a time
-        is_part = options.isolate == "none" and options.only
-        locked = self.directory / str(min(options.only or [0])) if is_part else self.directory
-        self.lock = RunLock(locked / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
         self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
@@ -97,31 +91,29 @@ class Launching:
         self._ended: dict[int, Done] = {}
         self._again: deque[Job] = deque()
         self._hopeless: dict[int, float] = {}
-        self._repeats = False
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
         self._orphans_until: float | None = None
 
-    def run(self, source: Source, size: int | None, *, repeats: bool = False) -> list[Done]:
+    def run(self, source: Source, size: int | None) -> list[Done]:
         """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
+
+        The caller holds the lock of the sweep.
 
         Args:
             source: Where they come from.
             size: How many there will be; None if nobody knows.
-            repeats: Whether jobs run again that were completed when the sweep ran the last time.
 
         Raises:
             ConfigurationError: A job was another one when the sweep was started the last time.
-            RunLockedError: Another process runs the sweep.
             RunInterrupted: A signal; what ran has ended, or has been stopped.
         """
-        self._repeats = repeats
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
         try:
-            with self.lock, Progress(self.directory, size, self._shared.varying) as progress:
+            with Progress(self.directory, size, self._shared.varying) as progress:
                 places = self._places()
                 try:
                     self._run(source, places, progress)
@@ -231,7 +223,7 @@ class Launching:
             )
         if record.is_alive:
             record = self._record_of_orphan(job)
-        if self._repeats or record.state not in ("completed", "pruned"):
+        if record.state not in ("completed", "pruned"):
             return None
         return Done(job.index, record.objective, is_pruned=record.state == "pruned")
 
@@ -297,6 +289,10 @@ class LauncherBody:
     Args:
         **options: As `LauncherConfig` has them.
 
+    Attributes:
+        is_part: Whether it runs some jobs in this process: a scheduler starts many such at a time, for one sweep.
+        lock: Of the sweep, or of this part of it; not taken.
+
     Raises:
         ConfigurationError: An option is not allowed.
     """
@@ -308,6 +304,9 @@ class LauncherBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
         self._given = (hydra_context, task_function, config)
+        directory, only = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
+        self.is_part = self.options.isolate == "none" and bool(only)
+        self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
 
     def launching(self, varying: Sequence[str]) -> Launching:
         """Return what runs the jobs of this sweep, in which some keys differ."""
@@ -320,30 +319,46 @@ class LauncherBody:
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         launching = self.launching(sorted(varying))
-        with launching.lock:
+        with self.lock:
             for job in jobs:
                 launching.ended_before(job)  # before one begins
-            record = SweepRecord.read(launching.directory) or new_record(launching.config)
+            record = SweepRecord.read(launching.directory) or new_record(
+                launching.config
+            )  # a batch of several adds to it
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(launching.directory)
-            ended = launching.run(Listed(jobs), len(jobs), repeats=True)  # as other launchers do
+            ended = launching.run(Listed(jobs), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
 
 
 def new_record(config: DictConfig) -> SweepRecord:
     """Return the record of a sweep that is about to begin, without its grid."""
-    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # `${cpus}` is each job's own
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
-    name = config.hydra.job.config_name
     return SweepRecord(
-        program=[sys.executable, *started, *([] if name is None else ["--config-name", str(name)])],
+        program=[sys.executable, *started, *_flags(config)],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
         mode=str(OmegaConf.select(config, "loop.mode", default="max")),
     )
+
+
+def _flags(config: DictConfig) -> list[str]:
+    """Return the flags that say where the configs are."""
+    found, name = [], config.hydra.job.config_name
+    if name is not None:
+        found += ["--config-name", str(name)]
+    is_elsewhere = any(word.startswith(("--config-p", "-cp")) for word in sys.argv[1:])
+    for source in config.hydra.runtime.config_sources:
+        path = source.path if source.schema == "file" else f"{source.schema}://{source.path}"
+        if source.provider == "command-line":
+            found += ["--config-dir", path]
+        elif source.provider == "main" and is_elsewhere:
+            found += ["--config-path", path]
+    return found
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:

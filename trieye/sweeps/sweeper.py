@@ -1,7 +1,10 @@
 """The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
 
+import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import dimensions_of
+from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
@@ -20,10 +23,11 @@ from trieye.process.progress import say
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.launcher import LauncherBody, Listed, new_record
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
 from trieye.sweeps.spec import grid_of
+from trieye.sweeps.status import status_of
 from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
@@ -52,52 +56,66 @@ class SweeperBody:
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        self._directory = Path(str(config.hydra.sweep.dir)).resolve()
+        body = getattr(self._launcher, "body", None)
+        self._ours = body if isinstance(body, LauncherBody) else None
+        self._lock = self._ours.lock if self._ours is not None else lock_in(self._directory)
 
     def sweep(self, arguments: Sequence[str]) -> list[Done]:
         """Run the sweep; return what became of each job, in the order of their numbers.
 
         Raises:
             ConfigurationError: The sweep cannot be run like this.
+            RunLockedError: Another process runs it.
             SweepError: Some of the jobs failed.
         """
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
-        fresh, before = new_record(self._config), SweepRecord.read(directory)
-        fresh.mode = self.options.mode or fresh.mode
-        ended = (
-            self._of_grid(words, fresh, before)
-            if self.options.kind == "grid"
-            else self._of_search(words, fresh, before)
-        )
-        if self.options.dry_run:
-            return []
-        self._sum_up(directory, fresh, ended)
+        loader, record = self._context.config_loader, new_record(self._config)
+        record.mode = self.options.mode or record.mode
+        if self.options.kind == "grid":
+            sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
+        else:
+            sweep = partial(self._of_search, self._dimensions(words), record)
+        with contextlib.nullcontext() if self.options.dry_run else self._lock:
+            before = SweepRecord.read(self._directory)
+            if before is not None:
+                record.follow(before)
+            ended = sweep(before)
+            if self.options.dry_run:
+                return []
+            self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
-            raise SweepError(_about_failed(failed, len(ended), directory))
+            raise SweepError(_about_failed(failed, len(ended), self._directory))
         return ended
 
-    def _of_grid(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
-        grid = grid_of(words, self.options, self._context.config_loader)
+    def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
-            grid = before.going_on(grid, words, directory)
-            record.follow(before)
+            grid = before.going_on(grid, words, self._directory)
         if self.options.dry_run:
             plan_table(grid)
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        self._begin(record, directory)
+        self._begin(record)
         return self._run(grid)
 
-    def _of_search(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
-        directory = Path(str(self._config.hydra.sweep.dir)).resolve()
+    def _dimensions(self, words: Sequence[str]) -> list[Dimension]:
+        if self._ours is None:
+            raise ConfigurationError(
+                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
+            )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
             raise ConfigurationError(
                 "nothing to search for: type KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c for what may vary"
             )
+        return dimensions
+
+    def _of_search(
+        self, dimensions: Sequence[Dimension], record: SweepRecord, before: SweepRecord | None
+    ) -> list[Done]:
+        del before  # what its jobs were is in their records
         search: Search = RandomSearch(dimensions, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(dimensions, self.options, record.mode)
@@ -106,44 +124,43 @@ class SweeperBody:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
-        launcher = getattr(self._launcher, "body", None)
-        if not isinstance(launcher, LauncherBody):
-            raise ConfigurationError(
-                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
-            )
+        assert self._ours is not None  # noqa: S101 - see `_dimensions`
         record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
-        if before is not None:
-            record.follow(before)
-        self._begin(record, directory)
-        read = (JobRecord.read(directory / str(index)) for index in range(num))
-        begun = {held.index: held.overrides for held in read if held is not None}
+        self._begin(record)
+        read = (JobRecord.read(self._directory / str(index)) for index in range(num))
+        begun = {held.index: held for held in read if held is not None}
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        return launcher.launching(record.varying).run(Searching(search, num, begun, directory, objective), num)
+        source = Searching(search, num, begun, self._directory, objective)
+        return self._ours.launching(record.varying).run(source, num)
 
-    def _begin(self, record: SweepRecord, directory: Path) -> None:
-        record.write(directory)
-        OmegaConf.save(self._config, directory / "multirun.yaml")
+    def _begin(self, record: SweepRecord) -> None:
+        if not self._is_kept:
+            record.write(self._directory)
+            OmegaConf.save(self._config, self._directory / "multirun.yaml")
 
-    def _sum_up(self, directory: Path, record: SweepRecord, ended: Sequence[Done]) -> None:
-        """Write down and show what the sweep has found."""
-        numbers = {done.index: done.number for done in ended if done.number is not None and math.isfinite(done.number)}
-        record.summary = {
-            "completed": sum(done.error is None and not done.is_pruned for done in ended),
-            "failed": sum(done.error is not None for done in ended),
-            "pruned": sum(done.is_pruned for done in ended),
-        }
+    @property
+    def _is_kept(self) -> bool:
+        """Whether what is written down of the sweep stays as it is: others run other parts of it at the same time."""
+        return self._ours is not None and self._ours.is_part and (self._directory / SWEEP).exists()
+
+    def _sum_up(self, record: SweepRecord) -> None:
+        """Write down and show what the sweep has found, in this start and in those before."""
+        jobs = status_of(self._directory)
+        record.summary = dict(Counter(job.how for job in jobs))
+        numbers = {job.index: job.objective for job in jobs if job.objective is not None}
+        numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
         if numbers:
             best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
             record.summary |= {"best": best, "objective": numbers[best]}
-        record.write(directory)
-        show_in_mlflow(directory, record)
-        final_table(directory, record)
+        if not self._is_kept:
+            record.write(self._directory)
+        show_in_mlflow(self._directory, record)
+        final_table(self._directory, record)
 
     def _run(self, grid: Grid) -> list[Done]:
-        launcher = getattr(self._launcher, "body", None)
-        if isinstance(launcher, LauncherBody):
+        if self._ours is not None:
             jobs = (Job(index, grid[index]) for index in grid)
-            return launcher.launching([bare(key) for key in grid.varying]).run(
+            return self._ours.launching([bare(key) for key in grid.varying]).run(
                 Listed(jobs), sum(1 for _ in grid) if grid.without else grid.size
             )
         ended: list[Done] = []
