@@ -146,6 +146,21 @@ def test_jobs_have_a_process_each_or_share_one(sweep, ray_cluster, isolate, num_
     assert os.getpid() not in pids
 
 
+def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep, ray_cluster):
+    def task(cfg):
+        from hydra.core.config_store import ConfigStore
+        from omegaconf import OmegaConf
+
+        found = (OmegaConf.has_resolver("mine"), "mine.yaml" in ConfigStore.instance().repo, os.getpid())
+        OmegaConf.register_new_resolver("mine", lambda: cfg.what)
+        ConfigStore.instance().store("mine", {"a": 1})
+        return found
+
+    found = values(sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
+    assert [held[:2] for held in found] == [(False, False)] * 2
+    assert found[0][2] == found[1][2]
+
+
 def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):
     def task(cfg):
         with (sweep.directory / "ran").open("a") as file:

@@ -160,7 +160,7 @@ class RunningJob:
     @contextmanager
     def running(self) -> Iterator["RunningJob"]:
         """Keep the record while the block runs; an exception of the block is its end, too."""
-        self._record.write(self._directory)
+        self._record.write(self._directory, is_lasting=False)  # whoever loses it begins the job again
         beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
         beating.start()
         try:
@@ -192,7 +192,7 @@ class RunningJob:
             with self._lock, suppress(OSError):  # a disk that is full for a moment is no reason to stop
                 if self._record.ended is None:
                     self._record.heartbeat, self._record.step = time.time(), self._step()
-                    self._record.write(self._directory)
+                    self._record.write(self._directory, is_lasting=False)
 
     def _step(self) -> int | None:
         """Return the last step of its run, as far as it is known."""

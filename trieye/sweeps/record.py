@@ -36,27 +36,32 @@ class Record(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Return the record in a directory, or None if there is none.
+        """Return the record in a directory, or None if there is none, or it was lost with the power.
 
         Raises:
             SerializationError: The file is damaged.
         """
         path = directory / cls.FILE
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            held = path.read_bytes()
+            return msgspec.json.decode(held, type=cls) if held else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.MsgspecError as error:
             raise SerializationError(f"{path} is damaged: {error}; {cls.ADVICE}") from error
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, *, is_lasting: bool = True) -> None:
         """Replace the record.
+
+        Args:
+            directory: Where it is, or will be.
+            is_lasting: Whether it has to survive a loss of power, which takes the disk up to 100 ms.
 
         Raises:
             OSError: It cannot be written.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / self.FILE, msgspec.json.format(msgspec.json.encode(self)))
+        write_atomic(directory / self.FILE, msgspec.json.format(msgspec.json.encode(self)), is_lasting=is_lasting)
 
 
 class SweepRecord(Record, kw_only=True):
