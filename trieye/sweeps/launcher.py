@@ -118,9 +118,11 @@ class Launching:
                 try:
                     self._run(source, places, progress)
                 except BaseException:  # the second Ctrl-C, or what no job is to blame for
-                    places.stop()
+                    self._stop(places)
                     raise
-            if self._exit_code is None:
+                # whoever presses Ctrl-C while the last jobs run has stopped nothing
+                is_over = self._exit_code is not None and not self._running and self._next(source, progress) is None
+            if self._exit_code is None or is_over:
                 return [self._ended[index] for index in sorted(self._ended)]
         except KeyboardInterrupt as error:
             if isinstance(error, RunInterrupted):  # of a job in this process
@@ -141,9 +143,15 @@ class Launching:
                     return
                 self._hear(source, places, progress)
                 if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
-                    places.stop()  # a scheduler, which does not wait for jobs to finish
+                    self._stop(places)  # a scheduler does not wait for jobs to finish
                     return
                 progress.show()
+
+    def _stop(self, places: Places) -> None:
+        if self._running:
+            num = len(self._running)
+            say(f"sweep: {num} jobs save and stop ..." if num > 1 else "sweep: 1 job saves and stops ...")
+        places.stop()
 
     def _hear(self, source: Source, places: Places, progress: Progress) -> None:
         """Wait for jobs that end, and stop those that a search gives up."""
@@ -187,17 +195,9 @@ class Launching:
         """Begin jobs as long as there is room for them."""
         usual = {} if self._varies else self._resources(self.options)
         while self._exit_code is None and not self._fails and places.has_room(usual):
-            job = self._again.popleft() if self._again else source.next()
+            job = self._next(source, progress)
             if job is None:
                 return
-            if self.options.only is not None and job.index not in self.options.only:
-                continue
-            before = self.ended_before(job)
-            if before is not None:
-                self._ended[job.index] = before
-                source.ended(job, before)
-                progress.skipped(job, before)
-                continue
             wanted = self._resources_of(job) if self._varies else usual
             if not places.has_room(wanted):
                 self._again.appendleft(job)
@@ -205,6 +205,21 @@ class Launching:
             places.begin(job.index, job.overrides, wanted)
             self._running[job.index] = job
             progress.began(job)
+
+    def _next(self, source: Source, progress: Progress) -> Job | None:
+        """Return the next job that is to run; None if there is none."""
+        while True:
+            job = self._again.popleft() if self._again else source.next()
+            if job is None:
+                return None
+            if self.options.only is not None and job.index not in self.options.only:
+                continue
+            before = self.ended_before(job)
+            if before is None:
+                return job
+            self._ended[job.index] = before
+            source.ended(job, before)
+            progress.skipped(job, before)
 
     def ended_before(self, job: Job) -> Done | None:
         """Return what became of a job that was completed when the sweep ran the last time.
