@@ -10,7 +10,7 @@ import pytest
 
 from trieye.cli import main
 from trieye.sweeps.jobs import STATUS
-from trieye.sweeps.record import SWEEP
+from trieye.sweeps.record import SWEEP, lock_in
 
 PROGRAM = """
 import os
@@ -214,6 +214,42 @@ def test_a_sweep_of_trieye_main_is_planned_run_and_shown(sweep, tmp_path):
         ("completed", 0.0, 7), ("completed", 1.0, 7),
     ]  # fmt: skip
     assert (tmp_path / "typed_sweep" / "1" / "run").is_symlink()
+
+
+@pytest.mark.slow
+def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    for place, text in (("conf", "defaults: [trieye]"), ("other/conf", "defaults: [trieye, mine: it, _self_]")):
+        (tmp_path / place).mkdir(parents=True)
+        local = "runtime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+        (tmp_path / place / "train.yaml").write_text(f"{text}\n{local}")
+    (tmp_path / "more/mine").mkdir(parents=True)
+    (tmp_path / "more/mine/it.yaml").write_text("# @package _global_\napp_name: from_more\n")
+    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
+    places = ["--config-path", "other/conf", "--config-dir", "more"]
+    done = subprocess.run([sys.executable, "typed.py", *words, *places], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "s" / "1" / STATUS).unlink()
+    code, _, err = sweep("relaunch", "s")
+    assert code == 0, err
+    told = json.loads(sweep("status", "s", "--json")[1])
+    assert [(job["state"], job["objective"]) for job in told["jobs"]] == [("completed", 4.0), ("completed", 5.0)]
+    assert json.loads((tmp_path / "s/1/run/run.json").read_text())["app_name"] == "from_more"
+    summary = json.loads((tmp_path / "s" / SWEEP).read_text())["summary"]
+    assert summary == {"completed": 2, "best": 1, "objective": 5.0}  # of all jobs, not only of those that ran now
+
+
+def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(planned, tmp_path):
+    before = (tmp_path / "first" / SWEEP).read_bytes()
+    with lock_in(tmp_path / "first"):
+        code, _, err = planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "4", "-o", "first")
+        assert (code, "sweep 'first' is being written by" in err) == (3, True)
+        command = [sys.executable, "train.py", "-m", "hydra/launcher=basic", "hydra/sweeper=trieye", "lr=0.1,0.5"]
+        command += ["agent=dqn", "hydra.sweeper.seeds=4", "hydra.sweep.dir=first"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "sweep 'first' is being written by" in done.stderr) == (1, True)
+    assert (tmp_path / "first" / SWEEP).read_bytes() == before
+    assert begun(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 
@@ -50,7 +49,5 @@ class Sweep:
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    state = dict(Singleton._instances)
-    yield Sweep(tmp_path / "sweep")
-    Singleton._instances = state
+def sweep(tmp_path, hydra_restore_singletons):
+    return Sweep(tmp_path / "sweep")

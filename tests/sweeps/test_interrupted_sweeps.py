@@ -14,22 +14,22 @@ from trieye.sweeps.jobs import JobRecord
 
 PROGRAM = """
 import time
+from pathlib import Path
 import trieye
 
 
-class TrainConfig(trieye.TrieyeConfig):
-    '''How long a step takes.'''
-
-    nap_s: float = 0.05
-
-
 class Walk(trieye.Experiment):
+    '''Half-way, it waits until it may go on.'''
+
     def setup(self, config):
-        self.done, self.nap_s = 0, config.nap_s
+        self.done, self.name = 0, config.seed
 
     def step(self):
-        time.sleep(self.nap_s)
         self.done += 1
+        if self.done == MIDDLE:
+            Path(f"middle{self.name}").touch()
+            while not Path(f"go{self.name}").exists():
+                time.sleep(0.01)
         return {"one": 1.0}
 
     def evaluate(self):
@@ -44,17 +44,17 @@ class Walk(trieye.Experiment):
 
 
 @trieye.main(config_path="pkg://trieye.conf", config_name="trieye")
-def train(config: TrainConfig) -> float:
+def train(config: trieye.TrieyeConfig) -> float:
     return trieye.run_experiment(Walk, config).objective
 
 
 if __name__ == "__main__":
     train()
 """
-STEPS = 60
+STEPS, MIDDLE = 60, 30
 OPTIONS = [
     "-m", "hydra/launcher=trieye_ray", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
-    "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000", "seed=0,1",
+    "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000",
 ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class Driver:
 
     def __init__(self, directory, *options):
         self.directory = directory
-        (directory / "walk.py").write_text(PROGRAM)
+        (directory / "walk.py").write_text(PROGRAM.replace("MIDDLE", str(MIDDLE)))
         self._log = directory / "log"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -74,16 +74,20 @@ class Driver:
     def record(self, index):
         return JobRecord.read(self.directory / "sweep" / str(index))
 
-    def await_step(self, index, step):
-        """Wait until a job has made some steps, by the line that it prints."""
-        path = self.directory / "sweep" / str(index) / "output.log"
-        wait_until(lambda: path.exists() and re.search(rf"step [{step}-9]\d*/", path.read_text()), pause_s=0.05)
+    def await_middle(self, index):
+        wait_until((self.directory / f"middle{index}").exists, within_s=120, pause_s=0.05)
+
+    def go_on(self, index):
+        (self.directory / f"go{index}").touch()
+
+    def printed(self, index):
+        return (self.directory / "sweep" / str(index) / "output.log").read_text()
 
     def ctrl_c(self):
         os.killpg(self.process.pid, signal.SIGINT)
 
     def ended(self):
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def said(self):
         return self._log.read_text()
@@ -118,33 +122,49 @@ def start(tmp_path):
 
 @pytest.mark.slow
 def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save(start):
-    driver = start()
-    driver.await_step(0, 1)
+    driver = start("seed=0,1")
+    driver.await_middle(0)
     driver.ctrl_c()
+    wait_until(lambda: "SIGINT: no other job begins" in driver.said())
+    driver.go_on(0)
     assert driver.ended() == 130
     assert (driver.record(0).state, driver.record(0).step, driver.record(0).objective) == ("completed", STEPS, STEPS)
     assert driver.record(1) is None
     assert "a second Ctrl-C" in driver.said()
+    assert "sweep: 1 done, 1 left" in driver.said()
     assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
     assert "Traceback" not in driver.said()
     wait_until(lambda: not driver.left_behind())
 
-    driver = start()
-    driver.await_step(1, 1)
+    driver = start("seed=0,1")
+    driver.await_middle(1)
     driver.ctrl_c()
     wait_until(lambda: driver.said().count("SIGINT: no other job begins") == 2)
     driver.ctrl_c()
+    wait_until(lambda: "stopping after this step" in driver.printed(1))
+    driver.go_on(1)
     assert driver.ended() == 130
+    assert "1 job saves and stops" in driver.said()
     stopped = driver.record(1)
     assert stopped.state == "interrupted"
-    assert 0 < stopped.step < STEPS
     assert "Traceback" not in driver.said()
     wait_until(lambda: not driver.left_behind())
 
-    driver = start()
+    driver = start("seed=0,1")
     assert driver.ended() == 0
     assert (driver.record(0).attempt, driver.record(0).state) == (1, "completed")
     last = driver.record(1)
     assert (last.attempt, last.deaths, last.state, last.objective) == (2, 0, "completed", STEPS)
-    (saved,) = re.findall(r"goes on after (\d+) steps", (driver.directory / "sweep" / "1" / "output.log").read_text())
-    assert int(saved) == stopped.step
+    assert re.findall(r"goes on after (\d+) steps", driver.printed(1)) == [str(MIDDLE)]
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_while_the_last_job_runs_stops_nothing(start):
+    driver = start("seed=0")
+    driver.await_middle(0)
+    driver.ctrl_c()
+    wait_until(lambda: "SIGINT: no other job begins" in driver.said())
+    driver.go_on(0)
+    assert driver.ended() == 0
+    assert driver.record(0).state == "completed"
+    assert "relaunch" not in driver.said()

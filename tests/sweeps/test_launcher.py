@@ -14,9 +14,7 @@ from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.process.lock import RunLock
-from trieye.sweeps.launcher import LOCK
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import LOCK, SweepRecord, lock_in
 
 
 def done(cfg):
@@ -125,6 +123,9 @@ def test_a_fraction_of_a_gpu_is_asked_of_ray(sweep, ray_cluster):
 def test_no_more_jobs_run_at_once_than_are_allowed(sweep, ray_cluster):
     def task(cfg):
         began = time.time()
+        (sweep.directory / f"began{cfg.what}").touch()
+        while len(list(sweep.directory.glob("began*"))) < 2:  # two do run at once
+            time.sleep(0.01)
         time.sleep(0.2)
         return began, time.time()
 
@@ -143,6 +144,21 @@ def test_jobs_have_a_process_each_or_share_one(sweep, ray_cluster, isolate, num_
     pids = values(sweep.launch(pid, [f"what={n}" for n in range(3)], *options))
     assert len(set(pids)) == num_processes
     assert os.getpid() not in pids
+
+
+def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep, ray_cluster):
+    def task(cfg):
+        from hydra.core.config_store import ConfigStore
+        from omegaconf import OmegaConf
+
+        found = (OmegaConf.has_resolver("mine"), "mine.yaml" in ConfigStore.instance().repo, os.getpid())
+        OmegaConf.register_new_resolver("mine", lambda: cfg.what)
+        ConfigStore.instance().store("mine", {"a": 1})
+        return found
+
+    found = values(sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
+    assert [held[:2] for held in found] == [(False, False)] * 2
+    assert found[0][2] == found[1][2]
 
 
 def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):
@@ -172,7 +188,7 @@ def test_a_job_that_would_be_another_one_is_refused_before_any_begins(sweep):
 
 def test_a_second_driver_of_a_sweep_is_refused_and_changes_nothing(sweep):
     sweep.directory.mkdir()
-    with RunLock(sweep.directory / LOCK), pytest.raises(RunLockedError, match=r"sweep 'sweep' .*hydra.sweep.dir"):
+    with lock_in(sweep.directory), pytest.raises(RunLockedError, match=r"sweep 'sweep' .*hydra.sweep.dir"):
         sweep.launch(done, ["what=a"], "hydra.launcher.isolate=none")
     assert sorted(path.name for path in sweep.directory.iterdir()) == [LOCK]
 

@@ -9,7 +9,8 @@ from tests.sweeps.programs import started
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.search import OptunaSearch, RandomSearch
+from trieye.sweeps.jobs import Done, Job, JobRecord
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Searching
 from trieye.sweeps.status import status_of
 
 SPEC = ["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=tag(int,log,interval(1,64))", "k=range(2,5)", "a=b,c"]
@@ -85,6 +86,29 @@ def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
     assert sum(abs(x - 3) < 2 for x in asked) >= 5  # of ten; chance would give two
     fresh = [float(values(OptunaSearch(dimensions, options, "max").ask(0))["x"])]
     assert abs(fresh[0] - 3) > 2
+
+
+def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tmp_path):
+    class Heard(RandomSearch):
+        def __init__(self):
+            super().__init__([Dimension("x", low=0, high=1)], 0)
+            self.heard = []
+
+        def tell(self, index, overrides, value, *, is_pruned):
+            self.heard.append((index, overrides, value, is_pruned))
+
+    search, states = Heard(), ["completed", "failed", "pruned", "lost"]
+    begun = {
+        number: JobRecord(index=number, overrides=[f"x=0.{number}"], state=state, objective=float(number))
+        for number, state in enumerate(states)
+    }
+    source = Searching(search, 5, begun, tmp_path, None)
+    known = [(0, ("x=0.0",), 0.0, False), (2, ("x=0.2",), 2.0, True)]
+    assert search.heard == known  # also where a relaunch asks for the others alone
+    assert [source.next().index for _ in range(5)] == list(range(5))
+    for index in range(4):
+        source.ended(Job(index, (f"x=0.{index}",)), Done(index, 7.0))
+    assert search.heard == [*known, (1, ("x=0.1",), 7.0, False), (3, ("x=0.3",), 7.0, False)]
 
 
 def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops_nothing():

@@ -26,6 +26,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from trieye.config.redaction import redacted_text
     from trieye.config.sweeper import SweeperConfig
-    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.record import SweepRecord, lock_in
     from trieye.sweeps.report import plan_table
     from trieye.sweeps.spec import grid_of
 
@@ -110,23 +111,25 @@ def _plan(options: argparse.Namespace) -> int:
         "zip": [group.split(",") for group in options.zip],
         "without": [dict(_pair(pair) for pair in group.split(",")) for group in options.without],
     }
+    own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
+    record = SweepRecord(
+        program=program,
+        working_dir=str(Path.cwd()),
+        spec=[redacted_text(word) for word in words],
+        own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
+    )
     grid = grid_of(words, SweeperConfig.model_validate(given))
-    if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
-        grid = before.going_on(grid, words, options.out)
+    with nullcontext() if options.out is None else lock_in(options.out):
+        if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
+            grid = before.going_on(grid, words, options.out)
+        record.set_grid(grid)
+        if options.out is not None:
+            record.write(options.out)
     plan_table(grid)
     for description in descriptions:
         place = "" if description.save_pattern is None else f", job 0 saves in {description.save_path(0)}"
         print(f"{description.path}: experiment {description.name}{place}")
     if options.out is not None:
-        own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
-        record = SweepRecord(
-            program=program,
-            working_dir=str(Path.cwd()),
-            spec=[redacted_text(word) for word in words],
-            own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
-        )
-        record.set_grid(grid)
-        record.write(options.out)
         then = f"run it: trieye sweep relaunch {options.out}" if program else "name a program first to have it run"
         print(f"written to {options.out}; {then}")
     return 0

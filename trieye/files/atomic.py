@@ -24,20 +24,26 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the content of `path`; a reader and a crash see the old or the new bytes.
+def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+    """Replace the content of `path`; a reader and a crash of the process see the old or the new bytes.
+
+    Args:
+        path: The file.
+        data: Its content.
+        is_lasting: Whether it is on the disk when this returns; if not, a loss of power may leave an empty file.
 
     Raises:
         OSError: The directory is missing or not writable, or the disk is full; `path` is then as it was.
     """
-    with replacing(path) as scratch, scratch.open("xb") as file:
+    with replacing(path, is_lasting=is_lasting) as scratch, scratch.open("xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if is_lasting:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, is_lasting: bool = True) -> Iterator[Path]:
     """Let the block write a file of another name and bring it to the disk; then it takes the place of `path`.
 
     Raises:
@@ -50,7 +56,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    if is_lasting:
+        fsync_directory(path.parent)
 
 
 def relink(link: Path, target: Path) -> None:

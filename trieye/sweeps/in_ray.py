@@ -1,5 +1,6 @@
 """Places for jobs: tasks of Ray."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from trieye.sweeps.places import Died, Outcome
 from trieye.sweeps.working import Shared, work
 
 _ROUNDING = 1e-6
+_LOOK_S = 1.0
 _STOP_S = 30.0
 """How long jobs that are stopped may take to save."""
 
@@ -29,6 +31,8 @@ class RayPlaces:
         self._running: dict[Any, int] = {}
         self._taken: dict[int, dict[str, float]] = {}
         self._ended: list[Outcome] = []
+        self._whole: dict[str, float] = {}
+        self._whole_until = 0.0
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Tell whether a job that asks for these resources may be begun before another one has ended.
@@ -37,16 +41,15 @@ class RayPlaces:
         """
         if self._options.num_jobs is not None and len(self._taken) >= self._options.num_jobs:
             return False
-        total = ray.cluster_resources()
         return not self._taken or all(
-            sum(taken.get(name, 0.0) for taken in self._taken.values()) + wanted <= total.get(name, 0.0) + _ROUNDING
+            sum(taken.get(name, 0.0) for taken in self._taken.values()) + wanted <= self._total(name) + _ROUNDING
             for name, wanted in _named(resources).items()
         )
 
     def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Begin a job as soon as there is room for what it asks for."""
         self._taken[index] = _named(resources)
-        if self._options.address is None and (refusal := _refusal(self._taken[index])) is not None:
+        if self._options.address is None and (refusal := self._refusal(self._taken[index])) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
         self._running[self._task.options(**resources).remote(self._shared, index, overrides)] = index
@@ -75,6 +78,21 @@ class RayPlaces:
             return Died(index, " ".join(str(error).split())[:200])
         return done
 
+    def _total(self, name: str) -> float:
+        """Return how much of a resource all nodes have; asking Ray takes 2 ms, and nodes do not come that often."""
+        if time.monotonic() > self._whole_until:
+            self._whole, self._whole_until = ray.cluster_resources(), time.monotonic() + _LOOK_S
+        return self._whole.get(name, 0.0)
+
+    def _refusal(self, wanted: Mapping[str, float]) -> str | None:
+        """Return what to say of a job that asks for more than a Ray on this machine alone has, else None."""
+        for name, number in wanted.items():
+            if number > self._total(name) + _ROUNDING:
+                keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+                key = f"hydra.launcher.{keys.get(name, f'resources.{name}')}"
+                return f"{key}={number:g}: this machine has {self._total(name):g} of these in all; ask for less"
+        return None
+
     def cancel(self, index: int) -> None:
         """Stop a job, as by Ctrl-C."""
         for reference, running in self._running.items():
@@ -98,14 +116,3 @@ def _named(resources: Mapping[str, Any]) -> dict[str, float]:
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
     own: dict[str, float] = resources.get("resources", {})
     return {name: resources[key] for key, name in names.items() if resources.get(key)} | own
-
-
-def _refusal(wanted: Mapping[str, float]) -> str | None:
-    """Return what to say of a job that asks for more than a Ray on this machine alone has, else None."""
-    total = ray.cluster_resources()
-    for name, number in wanted.items():
-        if number > total.get(name, 0.0) + _ROUNDING:
-            keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-            key = f"hydra.launcher.{keys.get(name, f'resources.{name}')}"
-            return f"{key}={number:g}: this machine has {total.get(name, 0.0):g} of these in all; ask for less"
-    return None

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import JournalError, SerializationError
-from trieye.files.atomic import write_atomic
+from trieye.exceptions import JournalError
+from trieye.sweeps.record import Record
 
 STATUS, OUTPUT, RUN = "status.json", "output.log", "run"
 """The files of a job in its directory; `run` is a link to the directory of its run."""
@@ -73,7 +73,7 @@ class Done:
         return float(self.value) if is_number else None  # type: ignore[arg-type]
 
 
-class JobRecord(msgspec.Struct, kw_only=True):
+class JobRecord(Record, kw_only=True):
     """One job of a sweep; all times are Unix seconds.
 
     Attributes:
@@ -93,6 +93,9 @@ class JobRecord(msgspec.Struct, kw_only=True):
         error: Why it failed.
     """
 
+    FILE = STATUS
+    ADVICE = "delete it to run the job again"
+
     index: int
     overrides: list[str]
     state: State = "running"
@@ -107,32 +110,6 @@ class JobRecord(msgspec.Struct, kw_only=True):
     step: int | None = None
     objective: float | None = None
     error: str | None = None
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Return the record of a job, or None if it never began.
-
-        Raises:
-            SerializationError: The file is damaged.
-        """
-        path = directory / STATUS
-        try:
-            held = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            return msgspec.json.decode(held, type=cls)
-        except msgspec.MsgspecError as error:
-            raise SerializationError(f"{path} is damaged: {error}; delete it to run the job again") from error
-
-    def write(self, directory: Path) -> None:
-        """Replace the record.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / STATUS, msgspec.json.format(msgspec.json.encode(self)))
 
     def fail(self, error: str) -> None:
         """Note why it failed, now."""
@@ -183,7 +160,7 @@ class RunningJob:
     @contextmanager
     def running(self) -> Iterator["RunningJob"]:
         """Keep the record while the block runs; an exception of the block is its end, too."""
-        self._record.write(self._directory)
+        self._record.write(self._directory, is_lasting=False)  # whoever loses it begins the job again
         beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
         beating.start()
         try:
@@ -215,7 +192,7 @@ class RunningJob:
             with self._lock, suppress(OSError):  # a disk that is full for a moment is no reason to stop
                 if self._record.ended is None:
                     self._record.heartbeat, self._record.step = time.time(), self._step()
-                    self._record.write(self._directory)
+                    self._record.write(self._directory, is_lasting=False)
 
     def _step(self) -> int | None:
         """Return the last step of its run, as far as it is known."""

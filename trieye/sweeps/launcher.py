@@ -1,6 +1,5 @@
 """The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
 
-import argparse
 import contextlib
 import signal
 import sys
@@ -19,18 +18,16 @@ from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
-from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import GONE_AFTER_S, Done, Job, JobRecord
 from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.working import Shared
 
 _LOOK_S = 0.5
-LOCK = "sweep.lock"
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
 
 
@@ -121,9 +118,11 @@ class Launching:
                 try:
                     self._run(source, places, progress)
                 except BaseException:  # the second Ctrl-C, or what no job is to blame for
-                    places.stop()
+                    self._stop(places)
                     raise
-            if self._exit_code is None:
+                # whoever presses Ctrl-C while the last jobs run has stopped nothing
+                is_over = self._exit_code is not None and not self._running and self._next(source, progress) is None
+            if self._exit_code is None or is_over:
                 return [self._ended[index] for index in sorted(self._ended)]
         except KeyboardInterrupt as error:
             if isinstance(error, RunInterrupted):  # of a job in this process
@@ -144,9 +143,15 @@ class Launching:
                     return
                 self._hear(source, places, progress)
                 if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
-                    places.stop()  # a scheduler, which does not wait for jobs to finish
+                    self._stop(places)  # a scheduler does not wait for jobs to finish
                     return
                 progress.show()
+
+    def _stop(self, places: Places) -> None:
+        if self._running:
+            num = len(self._running)
+            say(f"sweep: {num} jobs save and stop ..." if num > 1 else "sweep: 1 job saves and stops ...")
+        places.stop()
 
     def _hear(self, source: Source, places: Places, progress: Progress) -> None:
         """Wait for jobs that end, and stop those that a search gives up."""
@@ -190,17 +195,9 @@ class Launching:
         """Begin jobs as long as there is room for them."""
         usual = {} if self._varies else self._resources(self.options)
         while self._exit_code is None and not self._fails and places.has_room(usual):
-            job = self._again.popleft() if self._again else source.next()
+            job = self._next(source, progress)
             if job is None:
                 return
-            if self.options.only is not None and job.index not in self.options.only:
-                continue
-            before = self.ended_before(job)
-            if before is not None:
-                self._ended[job.index] = before
-                source.ended(job, before)
-                progress.skipped(job, before)
-                continue
             wanted = self._resources_of(job) if self._varies else usual
             if not places.has_room(wanted):
                 self._again.appendleft(job)
@@ -208,6 +205,21 @@ class Launching:
             progress.began(job)
             places.begin(job.index, job.overrides, wanted)
             self._running[job.index] = job
+
+    def _next(self, source: Source, progress: Progress) -> Job | None:
+        """Return the next job that is to run; None if there is none."""
+        while True:
+            job = self._again.popleft() if self._again else source.next()
+            if job is None:
+                return None
+            if self.options.only is not None and job.index not in self.options.only:
+                continue
+            before = self.ended_before(job)
+            if before is None:
+                return job
+            self._ended[job.index] = before
+            source.ended(job, before)
+            progress.skipped(job, before)
 
     def ended_before(self, job: Job) -> Done | None:
         """Return what became of a job that was completed when the sweep ran the last time.
@@ -292,6 +304,10 @@ class LauncherBody:
     Args:
         **options: As `LauncherConfig` has them.
 
+    Attributes:
+        is_part: Whether it runs some jobs of a sweep of which others run at the same time, as a batch system does.
+        lock: Of the sweep, or of this part of it; not taken.
+
     Raises:
         ConfigurationError: An option is not allowed.
     """
@@ -303,9 +319,9 @@ class LauncherBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
         self._given = (hydra_context, task_function, config)
-        directory = Path(str(config.hydra.sweep.dir)).resolve()
-        part = str(min(self.options.only or [0])) if self.options.is_part else "."
-        self.lock = lock_of(directory / part)
+        directory, only = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
+        self.is_part = self.options.is_part and bool(only)
+        self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
 
     def launching(self, varying: Sequence[str]) -> Launching:
         """Return what runs the jobs of this sweep, in which some keys differ."""
@@ -321,6 +337,7 @@ class LauncherBody:
         with self.lock:
             for job in jobs:
                 launching.ended_before(job)  # before one begins
+            # a batch of several adds to it
             record = SweepRecord.read(launching.directory) or new_record(launching.config)
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
@@ -329,19 +346,13 @@ class LauncherBody:
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
 
 
-def lock_of(directory: Path) -> RunLock:
-    """Return what keeps a sweep, or a part of it, from being run twice at a time."""
-    return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
-
-
 def new_record(config: DictConfig) -> SweepRecord:
     """Return the record of a sweep that is about to begin, without its grid."""
-    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # `${cpus}` is each job's own
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
-    name = config.hydra.job.config_name
     return SweepRecord(
-        program=[sys.executable, *started, *([] if name is None else ["--config-name", str(name)]), *_config_places()],
+        program=[sys.executable, *started, *_flags(config)],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
@@ -349,18 +360,19 @@ def new_record(config: DictConfig) -> SweepRecord:
     )
 
 
-def _config_places() -> list[str]:
-    """Return the options by which the program was told where configs are."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for short, long in (("-cp", "--config-path"), ("-cd", "--config-dir")):
-        parser.add_argument(short, long)
-    given = vars(parser.parse_known_args(sys.argv[1:])[0])
-    words = []
-    for name, place in given.items():
-        if place is not None:
-            is_local = name == "config_dir" or Path(place).is_absolute()  # the other is relative to the program
-            words += [f"--{name.replace('_', '-')}", str(Path(place).absolute()) if is_local else place]
-    return words
+def _flags(config: DictConfig) -> list[str]:
+    """Return the flags that say where the configs are."""
+    found, name = [], config.hydra.job.config_name
+    if name is not None:
+        found += ["--config-name", str(name)]
+    is_elsewhere = any(word.startswith(("--config-p", "-cp")) for word in sys.argv[1:])
+    for source in config.hydra.runtime.config_sources:
+        path = source.path if source.schema == "file" else f"{source.schema}://{source.path}"
+        if source.provider == "command-line":
+            found += ["--config-dir", path]
+        elif source.provider == "main" and is_elsewhere:
+            found += ["--config-path", path]
+    return found
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:

@@ -122,7 +122,9 @@ class Progress:
         return statistics.fmean(self._took) * left / len(self._running)
 
     def _counts(self) -> list[tuple[str, int]]:
-        return [*self._num.items(), ("stopped", len(self._running))]
+        known = [*self._num.items(), ("stopped", len(self._running))]
+        begun = sum(number for name, number in known if name != "killed")
+        return [*known, ("left", 0 if self._size is None else self._size - begun)]
 
     def _count(self) -> str:
         ended = sum(self._num.values()) - self._num["killed"]

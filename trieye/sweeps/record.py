@@ -1,25 +1,70 @@
-"""SweepRecord: what a sweep is, in its sweep.json, by which it is looked at and started again."""
+"""SweepRecord: what a sweep is, in its sweep.json, by which it is looked at and started again; how records are kept."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
+from trieye.process.lock import RunLock
 from trieye.sweeps.grid import Grid
 
 SWEEP = "sweep.json"
+LOCK = "sweep.lock"
 ONLY = "hydra.launcher.only="
 """The option by which some jobs of a sweep are run again; it is none of the sweep."""
 
 _SHOWN = 5
 
 
-class SweepRecord(msgspec.Struct, kw_only=True):
+def lock_in(directory: Path) -> RunLock:
+    """Return the lock by which one process at a time runs the sweep in a directory, or changes its record."""
+    return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A JSON file that is read as a whole, and replaced as a whole."""
+
+    FILE: ClassVar[str]
+    """Its name."""
+    ADVICE: ClassVar[str]
+    """What to do if it is damaged."""
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Return the record in a directory, or None if there is none, or it was lost with the power.
+
+        Raises:
+            SerializationError: The file is damaged.
+        """
+        path = directory / cls.FILE
+        try:
+            held = path.read_bytes()
+            return msgspec.json.decode(held, type=cls) if held else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except msgspec.MsgspecError as error:
+            raise SerializationError(f"{path} is damaged: {error}; {cls.ADVICE}") from error
+
+    def write(self, directory: Path, *, is_lasting: bool = True) -> None:
+        """Replace the record.
+
+        Args:
+            directory: Where it is, or will be.
+            is_lasting: Whether it has to survive a loss of power, which takes the disk up to 100 ms.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / self.FILE, msgspec.json.format(msgspec.json.encode(self)), is_lasting=is_lasting)
+
+
+class SweepRecord(Record, kw_only=True):
     """A sweep.
 
     Attributes:
@@ -32,8 +77,11 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         varying: The keys that differ between jobs.
         mode: Whether more of the objective is better, `max` or less, `min`.
         created: When it was begun, in Unix seconds.
-        summary: What a sweeper says at the end.
+        summary: What became of the jobs when a sweeper of trieye last came to its end, and the best one.
     """
+
+    FILE = SWEEP
+    ADVICE = "restore it, or begin the sweep in another directory"
 
     program: list[str] = []
     working_dir: str = ""
@@ -45,21 +93,6 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     mode: str = "max"
     created: float = msgspec.field(default_factory=time.time)
     summary: dict[str, Any] = {}
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Return the record of the sweep in a directory, or None if there is none.
-
-        Raises:
-            SerializationError: The file is damaged.
-        """
-        path = directory / SWEEP
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except msgspec.MsgspecError as error:
-            raise SerializationError(f"{path} is damaged: {error}") from error
 
     @classmethod
     def of(cls, directory: Path) -> Self:
@@ -78,15 +111,6 @@ class SweepRecord(msgspec.Struct, kw_only=True):
             hint = f"; there is one in {', '.join(below)}" if below else ""
             raise ConfigurationError(f"{directory} holds no sweep, which would have a {SWEEP}{hint}")
         return record
-
-    def write(self, directory: Path) -> None:
-        """Replace the record.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / SWEEP, msgspec.json.format(msgspec.json.encode(self)))
 
     def the_grid(self) -> Grid:
         """Return the grid.

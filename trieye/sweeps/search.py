@@ -15,7 +15,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub.status import read_status
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import RUN, Done, Job
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
 
 _LOOK_S = 1.0
 _LATER = 2
@@ -149,7 +149,8 @@ class Searching:
     Args:
         search: Chooses values.
         num_trials: How many jobs there will be.
-        begun: The overrides of the jobs that an earlier start began, by number.
+        begun: The records of the jobs that an earlier start began, by number; the search hears at once of those that
+            have ended, whether they are asked for now or not.
         directory: Of the sweep.
         objective: The metric by whose points a job may be hopeless; None = none is.
     """
@@ -158,12 +159,16 @@ class Searching:
         self,
         search: Search,
         num_trials: int,
-        begun: Mapping[int, Sequence[str]],
+        begun: Mapping[int, JobRecord],
         directory: Path,
         objective: str | None,
     ) -> None:
         self._search, self._directory, self._objective = search, directory, objective
-        self._begun = {index: tuple(words) for index, words in begun.items()}
+        self._begun = {index: tuple(record.overrides) for index, record in begun.items()}
+        self._known = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
+        for index in sorted(self._known):
+            is_pruned = begun[index].state == "pruned"
+            search.tell(index, self._begun[index], begun[index].objective, is_pruned=is_pruned)
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
         self._told: dict[int, int] = {}
         self._look_at = 0.0
@@ -177,7 +182,8 @@ class Searching:
 
     def ended(self, job: Job, done: Done) -> None:
         """Tell the search what a job has reached."""
-        self._search.tell(job.index, job.overrides, done.number, is_pruned=done.is_pruned)
+        if job.index not in self._known:
+            self._search.tell(job.index, job.overrides, done.number, is_pruned=done.is_pruned)
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
         """Return the jobs that the search gives up, by the points of their objective."""

@@ -1,9 +1,11 @@
 """The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import dimensions_of
+from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import redacted_text
 from trieye.config.sweeper import SweeperConfig
@@ -22,8 +24,8 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.launcher import LauncherBody, Listed, lock_of, new_record
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.launcher import LauncherBody, Listed, new_record
+from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
 from trieye.sweeps.spec import grid_of
@@ -53,12 +55,13 @@ class SweeperBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
         self._config, self._context = config, hydra_context
-        self._directory = Path(str(config.hydra.sweep.dir)).resolve()
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        self._directory = Path(str(config.hydra.sweep.dir)).resolve()
         body = getattr(self._launcher, "body", None)
         self._ours = body if isinstance(body, LauncherBody) else None
+        self._lock = self._ours.lock if self._ours is not None else lock_in(self._directory)
 
     def sweep(self, arguments: Sequence[str]) -> list[Done]:
         """Run the sweep; return what became of each job, in the order of their numbers.
@@ -69,24 +72,28 @@ class SweeperBody:
             SweepError: Some of the jobs failed.
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
-        record = new_record(self._config)
+        loader, record = self._context.config_loader, new_record(self._config)
         record.mode = self.options.mode or record.mode
-        run = self._of_grid if self.options.kind == "grid" else self._of_search
-        if self.options.dry_run:
-            return run(words, record, SweepRecord.read(self._directory))
-        with lock_of(self._directory) if self._ours is None else self._ours.lock:
-            ended = run(words, record, SweepRecord.read(self._directory))
+        if self.options.kind == "grid":
+            sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
+        else:
+            sweep = partial(self._of_search, self._dimensions(words), record)
+        with contextlib.nullcontext() if self.options.dry_run else self._lock:
+            before = SweepRecord.read(self._directory)
+            if before is not None:
+                record.follow(before)
+            ended = sweep(before)
+            if self.options.dry_run:
+                return []
             self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
             raise SweepError(_about_failed(failed, len(ended), self._directory))
         return ended
 
-    def _of_grid(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
-        grid = grid_of(words, self.options, self._context.config_loader)
+    def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
             grid = before.going_on(grid, words, self._directory)
-            record.follow(before)
         if self.options.dry_run:
             plan_table(grid)
             return []
@@ -95,12 +102,22 @@ class SweeperBody:
         self._begin(record)
         return self._run(grid)
 
-    def _of_search(self, words: Sequence[str], record: SweepRecord, before: SweepRecord | None) -> list[Done]:
+    def _dimensions(self, words: Sequence[str]) -> list[Dimension]:
+        if self._ours is None:
+            raise ConfigurationError(
+                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
+            )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
             raise ConfigurationError(
                 "nothing to search for: type KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c for what may vary"
             )
+        return dimensions
+
+    def _of_search(
+        self, dimensions: Sequence[Dimension], record: SweepRecord, before: SweepRecord | None
+    ) -> list[Done]:
+        del before  # what its jobs were is in their records
         search: Search = RandomSearch(dimensions, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(dimensions, self.options, record.mode)
@@ -109,35 +126,36 @@ class SweeperBody:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
-        if self._ours is None:
-            raise ConfigurationError(
-                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
-            )
+        assert self._ours is not None  # noqa: S101 - see `_dimensions`
         record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
-        if before is not None:
-            record.follow(before)
         self._begin(record)
         read = (JobRecord.read(self._directory / str(index)) for index in range(num))
-        begun = {held.index: held.overrides for held in read if held is not None}
+        begun = {held.index: held for held in read if held is not None}
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        searching = Searching(search, num, begun, self._directory, objective)
-        return self._ours.launching(record.varying).run(searching, num)
+        source = Searching(search, num, begun, self._directory, objective)
+        return self._ours.launching(record.varying).run(source, num)
 
     def _begin(self, record: SweepRecord) -> None:
-        record.write(self._directory)
-        OmegaConf.save(self._config, self._directory / "multirun.yaml")
+        if not self._is_kept:
+            record.write(self._directory)
+            OmegaConf.save(self._config, self._directory / "multirun.yaml")
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether what is written down of the sweep stays as it is: others run other parts of it at the same time."""
+        return self._ours is not None and self._ours.is_part and (self._directory / SWEEP).exists()
 
     def _sum_up(self, record: SweepRecord) -> None:
         """Write down and show what the sweep has found, in this start and in those before."""
         jobs = status_of(self._directory)
+        record.summary = dict(Counter(job.how for job in jobs))
         numbers = {job.index: job.objective for job in jobs if job.objective is not None}
         numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
-        counts = Counter(job.how for job in jobs)
-        record.summary = {how: counts[how] for how in ("completed", "failed", "pruned")}
         if numbers:
             best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
             record.summary |= {"best": best, "objective": numbers[best]}
-        record.write(self._directory)
+        if not self._is_kept:
+            record.write(self._directory)
         show_in_mlflow(self._directory, record)
         final_table(self._directory, record)
 
