@@ -121,10 +121,12 @@ def test_a_fraction_of_a_gpu_is_asked_of_ray(sweep, ray_cluster):
 
 
 def test_no_more_jobs_run_at_once_than_are_allowed(sweep, ray_cluster):
+    directory = sweep.directory  # the fixture's own class is not to be found in a worker
+
     def task(cfg):
         began = time.time()
-        (sweep.directory / f"began{cfg.what}").touch()
-        while len(list(sweep.directory.glob("began*"))) < 2:  # two do run at once
+        (directory / f"began{cfg.what}").touch()
+        while len(list(directory.glob("began*"))) < 2:  # two do run at once
             time.sleep(0.01)
         time.sleep(0.2)
         return began, time.time()
