@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-lowest test-matrix check bench soak clean format
+.PHONY: demo test test-lowest test-matrix check compiled bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,7 +34,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/python demo/run.py --seed $(SEED)
 
-test: check
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 check compiled
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
@@ -56,6 +57,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Compiles what the tests import beside mypy, which leaves a core idle; else each process that shares them would do it.
+# Its errors are those of the tests.
+compiled: $(READY)
+	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null 2>&1 || true
 
 format: $(READY)
 	$(BIN)/ruff format .
