@@ -1,5 +1,7 @@
 """Aggregates, intervals, profiles and comparisons, beside values worked out by hand and beside their definitions."""
 
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -245,3 +247,11 @@ def test_errors_name_what_was_found_and_what_is_allowed(act, words):
     with pytest.raises(ConfigurationError) as caught:
         act()
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_statistics_need_nothing_but_numpy():
+    code = "import trieye.results.statistics, trieye.results.curves, trieye.results.hyperparameters, sys"
+    command = [sys.executable, "-c", f"{code}; print(*sys.modules)"]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "numpy" in loaded
+    assert not {"pydantic", "pandas", "scipy", "pyarrow", "matplotlib", "torch", "ray", "mlflow"} & loaded
