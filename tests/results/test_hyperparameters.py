@@ -50,6 +50,13 @@ def test_configs_that_always_reach_the_same_score_share_being_best():
     assert selection.p_best[2] == pytest.approx(all_high / 3, abs=0.02)
 
 
+def test_equal_scores_share_being_best_whatever_the_number_of_seeds_does_to_the_rounding():
+    scores = np.full((3, 10), 0.1)
+    scores[0, 3:] = scores[1, 6:] = NAN
+    assert len({estimate.value for estimate in select(scores, "mean").estimates}) > 1
+    assert select(scores, "mean").p_best == pytest.approx([1 / 3] * 3)
+
+
 def test_a_config_with_one_seed_is_not_told_apart_and_one_without_is_no_choice():
     selection = select([[5.0, 6.0, 7.0], [1.0, NAN, NAN], [NAN, NAN, NAN], [1.0, 1.1, 1.2]], "mean")
     assert selection.not_worse == (0, 1)
@@ -87,9 +94,9 @@ def test_configs_without_the_parameter_are_left_out():
 
 
 def test_values_that_are_no_numbers_stay_in_their_order():
-    params = [{"net": [64, 64]}, {"net": "small"}, {"net": [64, 64]}, {"net": None}]
-    settings = sensitivity(SCORES, params, "net", "mean")
-    assert [setting.configs for setting in settings] == [(0, 2), (1,), (3,)]
+    params = [{"net": [64, 64]}, {"net": "small"}, {"net": [64, 64]}, {"net": None}, {"net": "None"}]
+    settings = sensitivity([*SCORES, [1.0, 2.0]], params, "net", "mean")
+    assert [setting.configs for setting in settings] == [(0, 2), (1,), (3,), (4,)]
 
 
 def test_a_value_whose_configs_have_no_run_has_no_best():
