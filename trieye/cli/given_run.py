@@ -1,7 +1,5 @@
-"""The run that a command is given: its directory, its config, and whether a process writes to it."""
+"""The run that a command is given: its directory and its config."""
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,8 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import json_of
-from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, RUN_RECORD
-from trieye.process.lock import RunLock
 from trieye.sinks.fan_out import make_sinks
 
 CONFIGS = "configs.json"
@@ -59,25 +56,6 @@ def _nothing_found(given: str, root: Path, runs: list[Path]) -> str:
     hint = did_you_mean(given, {*names, *(run.name for run in runs)})
     shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if names[MAX_SHOWN:] else "")
     return f"there is none in {root.resolve()}{hint} (runs there: {shown or 'none'}); {advice}"
-
-
-def is_alive(run_dir: Path) -> bool:
-    """Tell whether a process writes to a run."""
-    try:
-        # not run.lock: a run that starts at this very moment does not wait for that one
-        RunLock.check(run_dir / "hub.lock")
-    except RunLockedError:
-        return True
-    holder = RunLock(run_dir / "run.lock").holder()
-    if holder is None or holder.get("host") != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except PermissionError:  # the process is another user's
-        return True
-    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def recorded_config(run_dir: Path) -> TrieyeConfig:
