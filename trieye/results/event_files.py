@@ -13,6 +13,9 @@ from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
 _FIRST_BYTES = 64 << 10
 """Parameters are written before the points, and all else is read when it is asked for."""
 
+OF_ADD_HPARAMS = re.compile(r"\d{10}\.\d+")
+"""The directory that `SummaryWriter.add_hparams` makes below that of a run, for the parameters of the run."""
+
 _NUMBERED = re.compile(r"(.+?)_(\d+)")
 """What Stable-Baselines3 calls its runs: `PPO_1`, `PPO_2`."""
 
@@ -35,16 +38,18 @@ class EventDirectories:
     def run(self, directory: Path, root: Path) -> StoredRun:
         """Return the run in a directory, named by where it lies below `root`.
 
-        A run that tells no parameters has one, `name`, so that runs of two algorithms are never taken for seeds of one;
-        the number at the end of a name, as in `PPO_1`, tells seeds apart.
+        A run that tells no parameters has one, `tb_log_name`, so that runs of two algorithms are never taken for seeds
+        of one; the number at the end of a name, as in `PPO_1`, tells seeds apart.
         """
-        shown, began = params_of(event_files(directory), _FIRST_BYTES)
+        below = [path for path in sorted(directory.iterdir()) if OF_ADD_HPARAMS.fullmatch(path.name)]
+        files = [file for path in (directory, *below) for file in event_files(path)]
+        shown, began = params_of(files, _FIRST_BYTES)
         params = {key: typed(value) if isinstance(value, str) else value for key, value in shown.items()}
         name = directory.name if directory == root else directory.relative_to(root).as_posix()
         seed = seed_in(params)
         if not params:
             numbered = _NUMBERED.fullmatch(name)
-            params = {"name": numbered[1] if numbered else name}
+            params = {"tb_log_name": numbered[1] if numbered else name}
             seed = int(numbered[2]) if numbered else None
         return StoredRun(
             path=str(directory),

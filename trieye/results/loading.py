@@ -1,6 +1,5 @@
 """load: from a path, an address or several of them to the runs that are there, of whatever program."""
 
-import re
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RUN_RECORD
-from trieye.results.event_files import EventDirectories, event_files
+from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
 from trieye.results.mlflow_store import MlflowStore
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
@@ -24,9 +23,6 @@ _MAX_DEPTH = 6
 _RUNS = "runs"
 _NEVER = {"mlruns", "checkpoints", "buffers", "node_modules"}
 """Directories that hold no runs, and many files."""
-
-_OF_ADD_HPARAMS = re.compile(r"\d{10}\.\d+")
-"""What `SummaryWriter.add_hparams` makes below a run, for parameters that the run itself tells then."""
 
 
 def load(places: Place | Iterable[Place]) -> Results:
@@ -69,13 +65,10 @@ class _Found:
 
     def add(self, place: Place) -> None:
         """Look for runs at a place."""
-        before = len(self._runs) + len(self.problems.texts) + len(self.sweeps)
         path = _path_of(place)
         if path.is_file():
             self._add_file(path)
-        else:
-            self._walk(path, path)
-        if len(self._runs) + len(self.problems.texts) + len(self.sweeps) == before:
+        elif not self._walk(path, path):
             raise ConfigurationError(
                 f"{place}: there are no runs in it; a run of trieye has a {RUN_RECORD}, a sweep a {SWEEP}, a run of "
                 f"another program TensorBoard event files{_databases_in(path)}"
@@ -104,7 +97,9 @@ class _Found:
         has_events = bool(event_files(directory))
         if has_events:
             self._runs.append(self._events.run(directory, root))
-        below = [path for path in _directories_in(directory) if not (has_events and _OF_ADD_HPARAMS.match(path.name))]
+        below = [
+            path for path in _directories_in(directory) if not (has_events and OF_ADD_HPARAMS.fullmatch(path.name))
+        ]
         foreign = [path for path in below if not self._walk(path, root, depth + 1)]
         is_ours = has_events or len(foreign) < len(below)
         if (is_ours and not has_events) or directory.name == _RUNS:

@@ -245,8 +245,9 @@ class Results:
         found = [curves.final(one.values, one.steps, last, steps, reduce) for one in series]
         for run, one in zip(self.runs, series, strict=True):
             if run.status in {"FAILED", "KILLED", "RUNNING"} and len(one.steps):
+                rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
                 reached = f"{run.status} at step {one.steps.max()}"
-                self._found.problems.note(run.path, f"{reached}: its value is that of the points up to there")
+                self._found.problems.note(run.path, f"{reached}: its value is that of its points up to there{rest}")
         return self._arranged(np.array(found, np.float64), np.nan)
 
     def _counters(self, x: XAxis) -> list[Series | None]:
@@ -392,9 +393,7 @@ def _of_task(runs: Results, task: str, value: Any) -> Results:
 def _by_seed(runs: Results, metric: str, last: float, steps: int | None, name: str) -> dict[int, float]:
     if len(runs.configs) > 1:
         differ = ", ".join(runs.configs[0])
-        raise ConfigurationError(
-            f"{name}: it has {len(runs.configs)} configs, which differ in {differ}; choose with where()"
-        )
+        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; choose one with where()")
     if not len(runs):
         return {}
     found = runs.values(metric, last=last, steps=steps)
