@@ -2,8 +2,8 @@
 
 The peer has as many points in each run, but fewer runs, and its time is extrapolated: it asks run by run, and takes the
 same for each. The database that trieye reads by SQL has those fewer runs, too, and is compared with the client on the
-same runs. Our runs are copies of one real run whose points differ, and are read in a process that has just begun to: first
-run by run, which writes the file of all of them, then from that file, as every later look does.
+same runs. Our runs are copies of one real run, and are read run by run first, which writes the file of all of them, and
+then from that file, as every later look does.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def main() -> None:
     """Measure and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--peer-runs", type=int, default=40)
+    parser.add_argument("--peer-runs", type=int, default=10)
     parser.add_argument("--points", type=int, default=1000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -112,8 +113,8 @@ def main() -> None:
         indexed = median(lambda: len(load(app)), options.runs)
         everything = median(lambda: read(load(app), METRICS), points * 10)
         one = median(lambda: read(load(app), METRICS[:1]), points)
-        opened = [load(app) for _ in range(REPEATS)]
-        one_read = statistics.median(timed(lambda: read(found, METRICS[:1]), points) for found in opened)
+        opened = [partial(read, load(app), METRICS[:1]) for _ in range(REPEATS)]
+        one_read = statistics.median(timed(call, points) for call in opened)
     scale = options.runs / options.peer_runs
     peer_s, peer_one_s = min(peer) * scale, min(peer_one) * scale
     line = {

@@ -379,3 +379,14 @@ def test_a_metric_in_several_row_groups_is_read_whole(many, monkeypatch):
     for one, other in zip(whole, load(many).series("loss"), strict=True):
         np.testing.assert_array_equal(one.values, other.values)
         np.testing.assert_array_equal(one.times, other.times)
+
+
+def test_parts_of_many_runs_that_are_read_one_after_the_other_are_in_one_file(many, monkeypatch):
+    half = load(many).where(seed__ge=8)
+    half.values("loss")
+    monkeypatch.setattr(run_directories, "MIN_COMPACTED", 8)
+    found = load(many)
+    assert found.where(seed__lt=8).values("loss").shape == (1, 8)
+    read = counted(monkeypatch)
+    np.testing.assert_array_equal(load(many).values("loss")[0], found.values("loss")[0])
+    assert read == []

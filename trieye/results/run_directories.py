@@ -1,7 +1,8 @@
 """RunDirectories: the runs of trieye, read from their own files; many of them from one file that is made once."""
 
+import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class RunDirectories:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._homes: dict[str, Path] = {}
+        self._files: dict[Path, tuple[Compacted | None, list[str]]] = {}  # and the runs that are still as in the file
 
     def run(self, directory: Path, home: Path, *, job: int | None = None) -> StoredRun | None:
         """Return the run in a directory; None, and a problem, if it does not tell who it is.
@@ -109,34 +111,47 @@ class RunDirectories:
         settled = [run for run in runs if run.status != _UNSETTLED]
         if len(settled) < MIN_COMPACTED:
             return dict(self._read_each(runs, metrics))
-        stamps = {run.path: _stamp(Path(run.path)) for run in settled}
-        found = _read_compacted(home, stamps, metrics)
+        found = self._read_compacted(home, metrics)
         stale = [run for run in settled if run.path not in found]
-        if len(stale) >= MIN_COMPACTED and _num_items(stamps) <= MAX_COMPACTED_ITEMS:
-            whole = self._compact(home, stamps, stale)
+        if len(stale) >= MIN_COMPACTED and _num_items(run.path for run in stale) <= MAX_COMPACTED_ITEMS:
+            whole = self._compact(home, stale)
             found |= {path: _chosen(points, metrics) for path, points in whole.items()}
         rest = [run for run in runs if run.path not in found]
         return found | dict(self._read_each(rest, metrics))
 
-    def _compact(self, home: Path, stamps: Mapping[str, str], stale: Sequence[StoredRun]) -> Mapping[str, Points]:
-        """Return all points of the stale runs, and write a file in which they are, and those that were in it."""
+    def _read_compacted(self, home: Path, metrics: Collection[str] | None) -> dict[str, Points]:
+        """Return the points of the runs that are as they were when the file was written, which is asked once."""
+        if home not in self._files:
+            held = Compacted.at(home / compacted.FILE)
+            stamps = held.stamps if held is not None else {}
+            self._files[home] = held, [path for path, stamp in stamps.items() if _stamp(path) == stamp]
+        held, fresh = self._files[home]
+        try:
+            points = held.read(metrics) if held is not None and fresh else {}
+        except compacted.DAMAGE:
+            self._files[home] = None, []
+            return {}
+        return {path: points[path] for path in fresh}
+
+    def _compact(self, home: Path, stale: Sequence[StoredRun]) -> Mapping[str, Points]:
+        """Return all points of runs, and write a file that has them, and what it had that still holds."""
+        stamps = {run.path: _stamp(run.path) for run in stale}
         noted = len(self._problems.texts)
         read = dict(self._read_each(stale, None))
-        kept = _read_compacted(home, stamps, None)
         if len(self._problems.texts) > noted:  # a run that is not whole says so each time, and so is read each time
             damaged = [path for path in read if any(text.startswith(f"{path}: ") for text in self._problems.texts)]
             read = {path: points for path, points in read.items() if path not in damaged}
-        if len(read) < MIN_COMPACTED:
-            return read
-        points = kept | read
-        try:
-            compacted.write(
-                home / compacted.FILE,
-                {os.path.relpath(path, home): stamps[path] for path in points},
-                {os.path.relpath(path, home): held for path, held in points.items()},
-            )
-        except OSError:  # a directory that may not be written, a full disk: then the next one reads the runs, too
-            return read
+        if len(read) >= MIN_COMPACTED:
+            points = self._read_compacted(home, None) | read
+            held, _ = self._files.pop(home)
+            stamps |= {
+                path: stamp
+                for path, stamp in (held.stamps if held is not None else {}).items()
+                if path in points and path not in read
+            }
+            # a directory that may not be written, a full disk: then the next one reads the runs, too
+            with contextlib.suppress(OSError):
+                compacted.write(home / compacted.FILE, {path: stamps[path] for path in points}, points)
         return read
 
     def _read_each(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Iterator[tuple[str, Points]]:
@@ -164,39 +179,28 @@ class RunDirectories:
         return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
 
 
-def _read_compacted(home: Path, stamps: Mapping[str, str], metrics: Collection[str] | None) -> dict[str, Points]:
-    """Return the points of those runs that are as they were when the file was written."""
-    held = Compacted.at(home / compacted.FILE)
-    if held is None:
-        return {}
-    names = {os.path.relpath(path, home): path for path in stamps}
-    fresh = [name for name, stamp in held.stamps.items() if name in names and stamps[names[name]] == stamp]
-    try:
-        points = held.read(metrics) if fresh else {}
-    except compacted.DAMAGE:
-        return {}
-    return {names[name]: points[name] for name in fresh}
-
-
-def _stamp(directory: Path) -> str:
+def _stamp(run_dir: str) -> str:
     """Return what changes when anything of a run's record or history does."""
-    files = [directory / name for name in (RUN_RECORD, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-journal")]
     parts = []
-    for path in (*files, *_segments(directory)):
+    names = (RUN_RECORD, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-journal", *_segments(run_dir))
+    for name in names:
         try:
-            found = path.stat()
+            found = os.stat(f"{run_dir}/{name}")  # noqa: PTH116 - of thousands of files, in a third of the time
         except OSError:
             continue
-        parts.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
+        parts.append(f"{name} {found.st_size} {found.st_mtime_ns}")
     return "\n".join(parts)
 
 
-def _segments(directory: Path) -> list[Path]:
-    return sorted((directory / HISTORY).glob("*.parquet"))
+def _segments(run_dir: str) -> list[str]:
+    try:
+        return sorted(f"{HISTORY}/{name}" for name in os.listdir(f"{run_dir}/{HISTORY}"))  # noqa: PTH208 - the same
+    except OSError:
+        return []
 
 
-def _num_items(paths: Collection[str]) -> int:
-    spans = [range_of(segment.name) for path in paths for segment in _segments(Path(path))]
+def _num_items(run_dirs: Iterable[str]) -> int:
+    spans = [range_of(name.rpartition("/")[2]) for run_dir in run_dirs for name in _segments(run_dir)]
     return sum(span[1] - span[0] for span in spans if span is not None)
 
 
