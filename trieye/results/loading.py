@@ -84,12 +84,13 @@ class _Found:
 
     def _walk(self, directory: Path, root: Path, depth: int = 0) -> bool:
         """Take the runs in a directory and below it; tell whether there is anything that belongs to runs."""
-        real = str(directory.resolve())
-        if real in self._seen or depth > _MAX_DEPTH:
+        real = directory.resolve()
+        if str(real) in self._seen or depth > _MAX_DEPTH:
             return True
-        self._seen.add(real)
-        if (directory / RUN_RECORD).is_file():
-            self._add_run(directory, _home_of(directory))
+        self._seen.add(str(real))
+        if (real / RUN_RECORD).is_file():
+            above = real.parent
+            self._add_run(real, above.parent if above.name == _RUNS else above)
             return True
         if (directory / SWEEP).is_file():
             self._add_sweep(directory)
@@ -117,8 +118,9 @@ class _Found:
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             link = directory / str(index) / RUN
             if (link / RUN_RECORD).exists():
-                self._seen.add(str(link.resolve()))
-                self._add_run(link, directory, job=index)
+                real = link.resolve()
+                self._seen.add(str(real))
+                self._add_run(real, directory, job=index)
             elif link.is_symlink() and not link.exists():
                 self.problems.note(link, f"left out: the run of job {index} is no longer where the link leads")
 
@@ -139,12 +141,6 @@ def _path_of(place: Place) -> Path:
         near = did_you_mean(path.name, [one.name for one in parent.iterdir()] if parent.is_dir() else [])
         raise ConfigurationError(f"{text}: there is no such file or directory{near}")
     return path
-
-
-def _home_of(run_dir: Path) -> Path:
-    """Return the directory beside whose runs a run lies: that of the app."""
-    above = run_dir.resolve().parent
-    return above.parent if above.name == _RUNS else above
 
 
 def _directories_in(directory: Path) -> Iterator[Path]:

@@ -48,11 +48,10 @@ class RunDirectories:
         """Return the run in a directory; None, and a problem, if it does not tell who it is.
 
         Args:
-            directory: Of the run; links are followed.
+            directory: Of the run, absolute and without links.
             home: Of the app or the sweep.
             job: Its number in the sweep.
         """
-        directory = directory.resolve()
         try:
             record = RunRecord.read(directory / RUN_RECORD)
             params = parameters(json_of(directory / CONFIGS))
