@@ -56,7 +56,7 @@ HOMES = {
     },
     "cloudpickle": {"snapshot/objects.py", "sweeps/working.py"},
     "safetensors": {"snapshot/*"},
-    "pyarrow": {"history/*", "replay/exchange/files.py"},
+    "pyarrow": {"history/*", "results/*", "replay/exchange/files.py"},
     "fsspec": {"mirror/store.py"},
     "filelock": {"process/lock.py", "sinks/mlflow/*"},
     "cookiecutter": {"cli/new.py"},
@@ -204,6 +204,7 @@ def modules_after(code):
         "import trieye.config, trieye.exceptions",
         "import trieye.cli",
         "from trieye import main",
+        "import trieye.results",
     ],
 )
 def test_start_up_is_light(code):

@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from trieye.cli.found_runs import is_alive
 from trieye.cli.given_run import config_of, find_run, sinks_of
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
-from trieye.process.lock import RunLock
+from trieye.process.lock import RunLock, is_alive
 
 
 @pytest.fixture

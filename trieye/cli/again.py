@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from trieye.cli.found_runs import CONFIGS, is_alive
+from trieye.cli.found_runs import CONFIGS
 from trieye.config.fingerprint import json_of, leaves
 from trieye.config.locations import checkpoint_reference, expanded
 from trieye.config.names import check_name
@@ -25,6 +25,7 @@ from trieye.config.redaction import HIDDEN, redacted
 from trieye.exceptions import CheckpointError, ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
+from trieye.process.lock import is_alive
 from trieye.run.provenance import DIRECTORY, Commit, Provenance
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
 from trieye.sweeps.record import SweepRecord

@@ -5,7 +5,6 @@ Importing this loads neither pydantic nor NumPy, which take longer than that to 
 
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from trieye.exceptions import ConfigurationError, JournalError, RunLockedError
+from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD
-from trieye.process.lock import RunLock
+from trieye.process.lock import is_alive
 
 CONFIGS = "configs.json"
 
@@ -158,25 +157,6 @@ class Skipped:
 
     directory: Path
     reason: str
-
-
-def is_alive(run_dir: Path) -> bool:
-    """Tell whether a process writes to a run."""
-    try:
-        # not run.lock: a run that starts at this very moment does not wait for that one
-        RunLock.check(run_dir / "hub.lock")
-    except RunLockedError:
-        return True
-    holder = RunLock(run_dir / "run.lock").holder()
-    if holder is None or holder.get("host") != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except PermissionError:  # the process is another user's
-        return True
-    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def config_values(run_dir: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The run that a command is given: its directory, its config, and whether a process writes to it."""
+"""The run that a command is given: its directory and its config."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

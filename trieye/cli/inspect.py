@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.found_runs import CONFIGS, is_alive
+from trieye.cli.found_runs import CONFIGS
 from trieye.cli.given_run import recorded_config, sinks_of
 from trieye.cli.saved import Saved, saved_in
 from trieye.config import PersistenceConfig, TrieyeConfig
@@ -21,6 +21,7 @@ from trieye.journal.journal import Segment
 from trieye.journal.look import Contents, inspect
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
 from trieye.journal.witness import Expected, read_witness, witness_path
+from trieye.process.lock import is_alive
 
 MAX_TRIES = 5
 """How often what a living run changes under the check is looked at again."""

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from trieye.cli.found_runs import is_alive
 from trieye.cli.given_run import config_of
 from trieye.cli.saved import disk_bytes
 from trieye.config import TrieyeConfig
@@ -27,7 +26,7 @@ from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.mirror.layout import COMMIT
 from trieye.mirror.store import MirrorStore
-from trieye.process.lock import RunLock
+from trieye.process.lock import RunLock, is_alive
 from trieye.sinks.mlflow.run import delete_run
 
 EXIT_REFUSED = 1

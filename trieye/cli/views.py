@@ -16,13 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
-from trieye.cli.found_runs import RUN_COLORS, duration, is_alive
+from trieye.cli.found_runs import RUN_COLORS, duration
 from trieye.cli.inspect import RunCheck, SinkPlace
 from trieye.cli.saved import Saved
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import CHECKPOINTS, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status, read_status
+from trieye.process.lock import is_alive
 
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0

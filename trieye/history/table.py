@@ -18,14 +18,16 @@ from trieye.history.store import Store
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal
 from trieye.journal.look import connect_read_only
-from trieye.journal.ranges import overlapping
+from trieye.journal.ranges import Range, overlapping
 from trieye.journal.witness import witness_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def read_history(run_dir: Path, metrics: Collection[str] | None = None) -> "pa.Table":
+def read_history(
+    run_dir: Path, metrics: Collection[str] | None = None, *, lost: list[Range] | None = None
+) -> "pa.Table":
     """Return the points of a run in order, without those that a rewind has superseded.
 
     What a living hub has only in memory is missing: points of the last ten seconds.
@@ -33,6 +35,7 @@ def read_history(run_dir: Path, metrics: Collection[str] | None = None) -> "pa.T
     Args:
         run_dir: Directory of the run.
         metrics: Return only these.
+        lost: Takes the ranges of items that are missing or damaged, of whatever metric.
 
     Returns:
         Columns index, metric, value, step, wall_time (Unix time in seconds), count (events it summarizes).
@@ -43,10 +46,12 @@ def read_history(run_dir: Path, metrics: Collection[str] | None = None) -> "pa.T
     import pyarrow as pa
 
     nothing = _points(Columns.from_items(0, []), np.zeros(0, bool))
-    return pa.concat_tables([nothing, *iter_history(run_dir, metrics)])
+    return pa.concat_tables([nothing, *iter_history(run_dir, metrics, lost=lost)])
 
 
-def iter_history(run_dir: Path, metrics: Collection[str] | None = None) -> Iterator["pa.Table"]:
+def iter_history(
+    run_dir: Path, metrics: Collection[str] | None = None, *, lost: list[Range] | None = None
+) -> Iterator["pa.Table"]:
     """Yield what `read_history` returns in tables of some ten thousand points, in bounded memory."""
     with _copied_journal(Path(run_dir)) as journal:
         store = Store(journal, Path(run_dir) / HISTORY)
@@ -65,6 +70,8 @@ def iter_history(run_dir: Path, metrics: Collection[str] | None = None) -> Itera
                 keep &= np.isin(found.name_codes, [code for code, name in enumerate(found.names) if name in metrics])
             if keep.any():
                 yield _points(found, keep)
+        if lost is not None:
+            lost += store.lost
 
 
 def _points(columns: Columns, keep: NDArray[np.bool_]) -> "pa.Table":
@@ -104,6 +111,7 @@ def _copy(path: Path, copy: Path) -> None:
     try:
         # by SQLite's own means only: a hub in this process would lose its locks if the file was closed by others
         with contextlib.closing(connect_read_only(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+            target.execute("PRAGMA synchronous = OFF")  # nobody needs the copy after a crash; half the time of a run
             source.backup(target)
     except (JournalError, sqlite3.Error):
         # damaged, or in a directory that cannot be written, where nobody writes to it: its files as they are

@@ -1,4 +1,4 @@
-"""RunLock: one writer for each run."""
+"""RunLock: one writer for each run; and whether there is one now."""
 
 import json
 import logging
@@ -158,3 +158,22 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Tell whether a process writes to a run."""
+    try:
+        # not run.lock: a run that starts at this very moment does not wait for that one
+        RunLock.check(run_dir / "hub.lock")
+    except RunLockedError:
+        return True
+    holder = RunLock(run_dir / "run.lock").holder()
+    if holder is None or holder.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except PermissionError:  # the process is another user's
+        return True
+    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
+        return False
+    return True

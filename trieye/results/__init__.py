@@ -1,1 +1,18 @@
-"""Results: what the runs of a sweep came to, with figures that say how far seeds allow them to be trusted."""
+"""Results: the runs of experiments, found, selected and read as arrays; importing it loads nothing heavy."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trieye.results.loading import load as load
+    from trieye.results.results import Results as Results
+
+_HOME = {"load": "trieye.results.loading", "Results": "trieye.results.results"}
+
+__all__ = ["Results", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

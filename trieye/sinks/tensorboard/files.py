@@ -5,13 +5,13 @@ import re
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
-from trieye.exceptions import SinkGoneError
+from trieye.exceptions import SerializationError, SinkGoneError
 from trieye.sinks.tensorboard.summaries import header
 
 _OURS = re.compile(r"events\.out\.tfevents\.(\d{10})\.[^/]+\.trieye")
@@ -172,6 +172,24 @@ def frame(records: Sequence[bytes]) -> bytes:
         length = len(record).to_bytes(8, "little")
         parts += (length, _checksum(length), record, _checksum(record))
     return b"".join(parts)
+
+
+def unframed(data: bytes) -> Iterator[bytes]:
+    """Yield the records in the bytes of an event file.
+
+    Raises:
+        SerializationError: What follows is cut or damaged; the message says where.
+    """
+    place = 0
+    while place < len(data):
+        length = data[place : place + 8]
+        end = place + 12 + int.from_bytes(length, "little")
+        record, head, foot = data[place + 12 : end], data[place + 8 : place + 12], data[end : end + 4]
+        if len(length) < 8 or head != _checksum(length) or foot != _checksum(record):  # noqa: PLR2004 - bytes
+            what = "cut" if end + 4 > len(data) else "damaged"
+            raise SerializationError(f"it is {what} from byte {place} of {len(data)} on")
+        yield record
+        place = end + 4
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,0 +1,216 @@
+"""Runs of other programs: a real MLflow store, and real event files of several writers."""
+
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from runs_of import make_run
+from tensorboardX import SummaryWriter
+
+from trieye.exceptions import ConfigurationError
+from trieye.results import load, mlflow_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Return a database with runs of two algorithms and two seeds, a deleted run, and values that are no numbers."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    client = MlflowClient(tracking_uri=f"sqlite:///{path}")
+    experiment = client.create_experiment("cartpole", artifact_location=path.parent.as_uri())
+    for algo, level in (("ppo", 0), ("sac", 50)):
+        for seed in range(2):
+            run_id = client.create_run(experiment, run_name=f"{algo}{seed}").info.run_id
+            params = [Param("algo", algo), Param("seed", str(seed)), Param("lr", "3e-4"), Param("flag", "True")]
+            points = [Metric("eval/return", level + seed + step, 1000 + step, step * 10) for step in range(11)]
+            client.log_batch(run_id, points, params)
+            client.set_terminated(run_id)
+    odd = client.create_run(experiment, run_name="odd").info.run_id
+    values = [float("nan"), float("inf"), -float("inf"), 1.0]
+    client.log_batch(
+        odd, [Metric("loss", value, 1000, step) for step, value in enumerate(values)], [Param("algo", "odd")]
+    )
+    client.delete_run(client.create_run(experiment, run_name="deleted").info.run_id)
+    return path
+
+
+def test_a_store_of_mlflow_is_read_by_its_address_or_path(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("mlflow.MlflowClient", None)
+    found = load(f"sqlite:///{store}")
+    assert [run.name for run in found.runs] == ["ppo0", "ppo1", "sac0", "sac1", "odd"]
+    one = found.runs[1]
+    assert (one.app, one.status, one.seed, one.step) == ("cartpole", "FINISHED", 1, 100)
+    assert dict(one.params) == {"algo": "ppo", "flag": True, "lr": 3e-4, "seed": 1}
+    assert found.metrics() == ["eval/return", "loss"]
+    chosen = found.where(algo__in=["ppo", "sac"])
+    np.testing.assert_array_equal(chosen.values("eval/return", steps=1), [[10, 11], [60, 61]])
+    curve = load(store).where(algo="ppo").curve("eval/return", grid=3)
+    np.testing.assert_array_equal(curve.y, [[[0, 5, 10], [1, 6, 11]]])
+
+
+def test_what_mlflow_stores_for_infinity_and_nan_comes_back(store):
+    found = load(store).where(algo="odd")
+    np.testing.assert_array_equal(found.series("loss")[0].values, [np.nan, np.inf, -np.inf, 1.0])
+    assert found.series("loss")[0].times[0] == 1.0
+
+
+def test_few_runs_and_many_are_read_alike(store, monkeypatch):
+    few = load(store).series("eval/return")
+    monkeypatch.setattr(mlflow_store, "_FEW_RUNS", 0)
+    monkeypatch.setattr(mlflow_store, "_AT_ONCE", 7)
+    for one, other in zip(few, load(store).series("eval/return"), strict=True):
+        assert [array.tolist() for array in one] == [array.tolist() for array in other]
+
+
+def test_reading_a_store_leaves_nothing_beside_it_and_changes_nothing(store, tmp_path):
+    copy = tmp_path / "mlflow.db"
+    with sqlite3.connect(store) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    held = copy.read_bytes()
+    copy.chmod(0o400)
+    load(copy).values("eval/return")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    assert copy.read_bytes() == held
+
+
+def test_a_database_that_is_not_mlflows_is_refused(tmp_path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE runs (a)")
+    connection.close()
+    with pytest.raises(ConfigurationError, match=r"other\.db is no database of MLflow: it has no table experiments"):
+        load(path)
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(ConfigurationError, match=r"other\.db cannot be read as a database of MLflow"):
+        load(path)
+
+
+def test_a_run_of_trieye_that_is_in_mlflow_too_counts_once_by_its_directory(tmp_path):
+    run_dir = make_run(tmp_path, "run", [1.0, 2.0], sinks={"mlflow": {"enabled": True}}, seed=4, agent={"lr": 0.5})
+    (database,) = tmp_path.rglob("mlflow.db")
+    from_store = load(database)
+    (run,) = from_store.runs
+    assert (run.name, run.seed, run.params["agent.lr"]) == ("run", 4, 0.5)
+    assert from_store.values("eval/return", steps=1).tolist() == [[2.0]]
+    (run,) = load([database, run_dir]).runs
+    assert run.path == str(run_dir.resolve())
+
+
+# event files
+
+
+def written(directory, values, *, tag="rollout/ep_rew_mean", every=100, **options):
+    """Write event files as the programs of others do."""
+    writer = SummaryWriter(str(directory), **options)
+    for number, value in enumerate(values):
+        writer.add_scalar(tag, value, number * every, walltime=1e9 + number)
+    return writer
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Return a log directory of stable-baselines3: two algorithms, two runs each."""
+    for algo, level in (("PPO", 0), ("DQN", 10)):
+        for number in (1, 2):
+            written(tmp_path / f"logs/{algo}_{number}", level + number + np.arange(11)).close()
+    return tmp_path / "logs"
+
+
+def test_numbered_runs_are_seeds_of_what_their_name_begins_with(logs):
+    found = load(logs)
+    assert found.configs == [{"tb_log_name": "DQN"}, {"tb_log_name": "PPO"}]
+    assert found.seeds == [1, 2]
+    assert found.metrics() == ["rollout/ep_rew_mean"]
+    curve = found.curve("rollout/ep_rew_mean", x="env_steps", grid=3)
+    np.testing.assert_array_equal(curve.x, [0, 500, 1000])
+    np.testing.assert_array_equal(curve.y, [[[11, 16, 21], [12, 17, 22]], [[1, 6, 11], [2, 7, 12]]])
+    assert found.curve("rollout/ep_rew_mean", x="wall_time").x[-1] == pytest.approx(10)
+
+
+def test_own_runs_and_those_of_others_lie_in_one_curve(logs, tmp_path):
+    make_run(tmp_path, "mine", np.arange(11.0), every=100, seed=1, loop={"axis": "env_steps"})
+    found = load([tmp_path / "app", logs])
+    assert len(found) == 5
+    own = found.where(app="app").curve("eval/return", x="env_steps", grid=np.array([500.0]))
+    theirs = found.where(name="PPO_1").curve("rollout/ep_rew_mean", x="env_steps", grid=np.array([500.0]))
+    assert (own.y.item(), theirs.y.item()) == (5, 6)
+
+
+def test_parameters_come_from_the_table_of_cleanrl_and_from_the_hparams_of_a_writer(tmp_path):
+    cleanrl = written(tmp_path / "runs/CartPole-v1__ppo__3__1700000000", [1.0], tag="charts/episodic_return")
+    rows = "\n".join(f"|{key}|{value}|" for key, value in {"seed": 3, "learning_rate": 2.5e-4, "track": False}.items())
+    cleanrl.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    cleanrl.close()
+    hparams = written(tmp_path / "runs/other", [1.0, 2.0])
+    hparams.add_hparams({"lr": 0.5, "seed": 7}, {"final": 2.0}, name="1700000000.123")
+    hparams.close()
+    ours, other = load(tmp_path / "runs").runs
+    assert dict(ours.params) == {"seed": 3, "learning_rate": 2.5e-4, "track": False}
+    assert ours.seed == 3
+    assert (other.name, dict(other.params), other.seed) == ("other", {"lr": 0.5, "seed": 7}, 7)
+
+
+def test_a_writer_that_went_back_leaves_one_curve(tmp_path):
+    written(tmp_path / "run", [0.0] * 10, every=1, filename_suffix=".1").close()
+    again = SummaryWriter(str(tmp_path / "run"), purge_step=5, filename_suffix=".2")
+    for step in (5, 6):
+        again.add_scalar("rollout/ep_rew_mean", 1.0, step)
+    again.close()
+    first, second = sorted((tmp_path / "run").iterdir())
+    first.rename(first.with_name("events.out.tfevents.0000000001.a"))
+    second.rename(second.with_name("events.out.tfevents.0000000002.b"))
+    (series,) = load(tmp_path / "run").series("rollout/ep_rew_mean")
+    assert series.steps.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert series.values.tolist() == [0.0] * 5 + [1.0] * 2
+
+
+def test_event_files_of_trieye_alone_show_the_same_run(tmp_path):
+    run_dir = make_run(tmp_path, "run", [1.0, 2.0, 4.0], sinks={"tensorboard": {"enabled": True}}, agent={"lr": 0.25})
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for path in run_dir.rglob("*tfevents*"):
+        shutil.copy(path, shown)
+    found = load(shown)
+    assert found.runs[0].params["agent.lr"] == 0.25
+    assert found.series("eval/return")[0].values.tolist() == [1.0, 2.0, 4.0]
+
+
+def test_a_cut_or_damaged_event_file_is_named_and_gives_no_wrong_value(tmp_path):
+    written(tmp_path / "run", np.arange(20.0)).close()
+    (path,) = (tmp_path / "run").iterdir()
+    whole = path.read_bytes()
+    right = np.arange(20.0).tolist()
+    for place in range(len(whole) - 1, 60, -37):
+        path.write_bytes(whole[:place])
+        found = load(tmp_path / "run")
+        values = found.to_numpy()["value"].tolist()
+        assert values == right[: len(values)]
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = load(tmp_path / "run")
+        values = found.to_numpy()["value"].tolist()
+        assert values == right[: len(values)]
+        assert any("byte" in text and path.name in text for text in found.problems)
+
+
+def test_an_empty_event_file_and_one_of_something_else_are_runs_without_points(tmp_path):
+    written(tmp_path / "logs/good", [1.0, 2.0]).close()
+    for name, content in (("empty", b""), ("text", b"this is no event file at all")):
+        (tmp_path / "logs" / name).mkdir()
+        (tmp_path / "logs" / name / "events.out.tfevents.1.x").write_bytes(content)
+    found = load(tmp_path / "logs")
+    assert len(found) == 3
+    np.testing.assert_array_equal(found.values("rollout/ep_rew_mean", steps=1).ravel(), [np.nan, 2.0, np.nan])
+    assert ["text" in text for text in found.problems] == [True]
+
+
+def test_pictures_and_texts_are_no_scalars(tmp_path):
+    writer = written(tmp_path / "run", [1.0])
+    writer.add_text("note", "hello", 1)
+    writer.add_image("picture", np.zeros((3, 2, 2)), 1)
+    writer.add_histogram("weights", np.arange(5.0), 1)
+    writer.close()
+    assert load(tmp_path).metrics() == ["rollout/ep_rew_mean"]

@@ -1,0 +1,392 @@
+"""Where runs are found: directories of all kinds, whole and damaged, sweeps, several places at once."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from runs_of import config, make_run
+
+import trieye
+import trieye.results
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.results import compacted, load, run_directories
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a root with two algorithms of two seeds each."""
+    root = tmp_path_factory.mktemp("root")
+    for algo, level in (("ppo", 0), ("dqn", 100)):
+        for seed in range(2):
+            make_run(root, f"{algo}{seed}", level + seed + np.arange(20), seed=seed, agent={"algo": algo})
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "root")
+
+
+def test_importing_results_loads_nothing_heavy():
+    code = "import trieye.results, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numpy", "pyarrow", "pandas", "ray", "torch", "mlflow"} & set(done.stdout.split())
+
+
+def test_loading_and_reading_runs_needs_neither_ray_nor_torch_nor_mlflow(root):
+    code = f"""
+import sys, trieye.results
+found = trieye.results.load({str(root)!r})
+assert "pandas" not in sys.modules  # pyarrow imports it with the first array, if it is installed
+found.values("loss")
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"ray", "torch", "mlflow", "hydra", "tensorboard"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("place", ["", "app", "app/runs"])
+def test_all_apps_an_app_and_its_runs_are_places_of_runs(root, place):
+    found = load(root / place)
+    assert sorted(run.name for run in found.runs) == ["dqn0", "dqn1", "ppo0", "ppo1"]
+    assert found.problems == []
+    assert not list(root.rglob(compacted.FILE)), "four runs are not worth a file"
+
+
+def test_a_run_says_what_it_is_without_its_points_being_read(root, monkeypatch):
+    monkeypatch.setattr(run_directories, "read_history", None)
+    (run,) = load(root / "app/runs/dqn1").runs
+    record = RunRecord.read(root / "app/runs/dqn1/run.json")
+    assert (run.name, run.app, run.seed, run.status, run.step, run.axis) == ("dqn1", "app", 1, "FINISHED", 19, "step")
+    assert (run.run_id, run.created) == (record.run_id, record.created)
+    assert run.params["agent.algo"] == "dqn"
+    assert run.path == str((root / "app/runs/dqn1").resolve())
+    assert load(root).metrics() == ["eval/return", "loss"]
+
+
+def test_a_run_that_is_found_twice_counts_once(root):
+    assert len(load([root, str(root / "app/runs/ppo0"), root / "app"])) == 4
+
+
+def test_a_place_that_is_not_there_is_an_error_with_the_nearest_one(root):
+    with pytest.raises(ConfigurationError, match=r"app2.*no such file or directory.*did you mean 'app'"):
+        load(root / "app2")
+
+
+def test_a_directory_without_runs_is_an_error_that_names_an_mlflow_database_in_it(tmp_path):
+    import sqlite3
+
+    sqlite3.connect(tmp_path / "empty.db").close()
+    with pytest.raises(ConfigurationError, match=r"no runs in it.*run\.json") as caught:
+        load(tmp_path)
+    assert "sqlite" not in str(caught.value)
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        connection.execute("CREATE TABLE t (a)")
+    connection.close()
+    with pytest.raises(ConfigurationError, match=r"sqlite:///.*mlflow\.db"):
+        load(tmp_path)
+
+
+def test_a_store_that_is_not_sqlite_is_refused():
+    with pytest.raises(ConfigurationError, match=r"http://there.*only SQLite"):
+        load("http://there:5000")
+
+
+def test_damaged_and_foreign_directories_are_named_and_left_out(root):
+    runs = root / "app/runs"
+    (runs / "empty").mkdir()
+    (runs / "foreign").mkdir()
+    (runs / "foreign/notes.txt").write_text("mine")
+    for name, damaged in (("ppo0", "run.json"), ("ppo1", "configs.json")):
+        path = runs / name / damaged
+        path.write_bytes(path.read_bytes()[:50])
+    found = load(root)
+    assert sorted(run.name for run in found.runs) == ["dqn0", "dqn1"]
+    assert len(found.problems) == 4
+    for name in ("empty", "foreign", "ppo0", "ppo1"):
+        assert any(f"runs/{name}: left out" in text for text in found.problems), name
+    np.testing.assert_array_equal(found.values("eval/return", steps=1), [[119, 120]])
+
+
+def test_a_run_of_a_later_version_is_read_as_far_as_it_is_known(root):
+    path = root / "app/runs/ppo0/run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9, "mood": "good"}))
+    assert len(load(root)) == 4
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "DREAMING"}))
+    found = load(root)
+    assert len(found) == 3
+    assert "ppo0" in found.problems[0]
+
+
+def test_a_damaged_byte_in_a_history_never_gives_a_wrong_value(made, tmp_path):
+    run_dir = shutil.copytree(made / "app/runs/ppo1", tmp_path / "ppo1")
+    (segment,) = (run_dir / "history").iterdir()
+    whole = segment.read_bytes()
+    right = dict(enumerate(1.0 + np.arange(20)))
+    num_missing = 0
+    for place in range(0, len(whole), len(whole) // 30):
+        segment.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        found = load(run_dir)
+        points = found.to_numpy(["eval/return"])
+        is_whole = dict(zip(points["step"].tolist(), points["value"].tolist(), strict=True)) == right
+        assert is_whole or (len(points["step"]) == 0 and "lost or damaged" in found.problems[0]), place
+        num_missing += not is_whole
+    assert num_missing > 5
+
+
+def test_a_history_that_is_gone_is_named(root):
+    shutil.rmtree(root / "app/runs/dqn1/history")
+    (root / "app/runs/dqn1/journal.db").unlink()
+    found = load(root)
+    np.testing.assert_array_equal(found.values("eval/return", steps=1), [[119, np.nan], [19, 20]])
+    (problem,) = found.problems
+    assert "dqn1: it has no points that can be read" in problem
+
+
+@pytest.mark.parametrize("part", [0, 0.3, 0.99])
+def test_a_history_file_that_is_cut_is_named_and_its_points_are_missing(root, part):
+    (segment,) = (root / "app/runs/dqn0/history").iterdir()
+    segment.write_bytes(segment.read_bytes()[: int(segment.stat().st_size * part)])
+    found = load(root)
+    table = found.values("eval/return", steps=1)
+    assert np.isnan(table[0, 0])
+    np.testing.assert_array_equal(table[1], [19, 20])
+    assert table[0, 1] == 120
+    assert any("dqn0" in text and "lost or damaged" in text for text in found.problems)
+
+
+def test_a_rewind_leaves_one_curve(root):
+    with trieye.Run(config(root, "back", seed=7)) as run:
+        for step in range(10):
+            run.log("loss", -1.0 if step > 5 else 0.0, step=step)
+            if step == 5:
+                run.save(number={"a": 5})
+    with trieye.Run(config(root, "back", seed=7)) as run:
+        run.restore()
+        for step in range(6, 8):
+            run.log("loss", 1.0, step=step)
+    (series,) = load(run.dir).series("loss")
+    assert dict(zip(series.steps.tolist(), series.values.tolist(), strict=True)) == dict(
+        enumerate([0.0] * 6 + [1.0] * 2)
+    )
+
+
+KILLED = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[2])
+import trieye
+from runs_of import config
+from trieye.history.history import read_history
+from trieye.hub import ledger
+ledger.SNAPSHOT_AFTER_S = 0.0
+with trieye.Run(config(sys.argv[1], "killed", seed=3)) as run:
+    for step in range(30):
+        run.log("loss", float(step), step=step)
+    run.flush()
+    deadline = time.monotonic() + 60
+    while read_history(run.dir).num_rows < 20:
+        assert time.monotonic() < deadline
+        run.log("loss", 0.0, step=29)
+        time.sleep(0.05)
+    if sys.argv[3] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_killed_run_is_read_from_its_journal(tmp_path):
+    here = str(tmp_path.joinpath(__file__).parent)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, "kill"], check=False, timeout=60)
+    found = load(tmp_path)
+    assert [run.status for run in found.runs] == ["KILLED"]
+    assert found.status().counts == {"incomplete": 1}
+    steps = found.series("loss")[0].steps.tolist()
+    assert len(steps) >= 20
+    assert steps == list(range(len(steps)))
+    found.values("loss")
+    assert any("KILLED at step" in text for text in found.problems)
+
+
+def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
+    here = str(tmp_path.joinpath(__file__).parent)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), here, "wait"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            found = load(tmp_path)
+            assert [run.status for run in found.runs] == ["RUNNING"]
+            steps = found.series("loss")[0].steps.tolist()
+            assert len(steps) >= 20
+            assert steps == list(range(len(steps)))
+        finally:
+            process.stdin.write("\n")
+            process.stdin.close()
+            process.wait(30)
+    assert load(tmp_path).series("loss")[0].steps.tolist()[:30] == list(range(30))
+
+
+# sweeps
+
+
+@pytest.fixture
+def sweep(root, tmp_path):
+    """Return a sweep of 2 x 3 jobs: two were never begun, one failed, and one has lost its run."""
+    from trieye.sweeps.grid import Axis, Grid
+
+    directory = tmp_path / "sweep"
+    grid = Grid((Axis(("agent.algo",), (("ppo",), ("dqn",))), Axis(("seed",), (("0",), ("1",), ("2",)))))
+    record = SweepRecord(spec=["agent.algo=ppo,dqn", "seed=0,1,2"], varying=["agent.algo", "seed"])
+    record.set_grid(grid)
+    record.write(directory)
+    for index, (name, state) in {
+        0: ("ppo0", "completed"),
+        1: ("ppo1", "failed"),
+        3: ("dqn0", "completed"),
+        4: ("gone", "completed"),
+    }.items():
+        JobRecord(index=index, overrides=list(grid[index]), state=state).write(directory / str(index))
+        (directory / str(index) / "run").symlink_to(root / "app/runs" / name)
+    return directory
+
+
+def test_a_sweep_has_the_runs_of_its_jobs_and_says_which_are_missing(sweep):
+    found = load(sweep)
+    assert [(run.job, run.name) for run in found.runs] == [(0, "ppo0"), (1, "ppo1"), (3, "dqn0")]
+    status = found.status()
+    assert status.missing == [2, 5]
+    assert status.numbers("failed") == [1]
+    assert not status.is_complete
+    assert any("run of job 4" in text for text in found.problems)
+    assert found.configs == [{"agent.algo": "ppo"}, {"agent.algo": "dqn"}]
+    values = found.values("eval/return", steps=1)
+    np.testing.assert_array_equal(values, [[19, 20], [119, np.nan]])
+
+
+def test_runs_of_a_sweep_and_its_app_count_once(sweep, root):
+    assert len(load([sweep, root])) == 4
+
+
+def test_a_damaged_sweep_is_an_error_that_names_the_file(sweep):
+    (sweep / "sweep.json").write_text("{")
+    found = load(sweep)
+    with pytest.raises(trieye.SerializationError, match=r"sweep\.json is damaged"):
+        found.status()
+
+
+# many runs
+
+
+@pytest.fixture
+def many(made, tmp_path):
+    """Return an app with 24 runs, which are copies with seeds of their own."""
+    app = tmp_path / "root/app"
+    for number in range(24):
+        copy = shutil.copytree(made / "app/runs/ppo0", app / f"runs/r{number:02}")
+        for name, changes in (
+            ("run.json", {"run_id": f"id{number}", "run_name": copy.name}),
+            ("configs.json", {"seed": number}),
+        ):
+            held = json.loads((copy / name).read_text())
+            (copy / name).write_text(json.dumps({**held, **changes}))
+    return app
+
+
+def counted(monkeypatch):
+    """Count the runs whose own files are read from now on."""
+    read = []
+    original = run_directories.read_history
+    monkeypatch.setattr(
+        run_directories,
+        "read_history",
+        lambda path, *rest, **more: read.append(path.name) or original(path, *rest, **more),
+    )
+    return read
+
+
+def test_many_runs_are_read_once_and_then_from_one_file(many, monkeypatch):
+    first = load(many).curve("loss", grid=7)
+    read = counted(monkeypatch)
+    found = load(many)
+    again = found.curve("loss", grid=7)
+    np.testing.assert_array_equal(first.y, again.y)
+    assert first.y.shape == (1, 24, 7)
+    assert found.series("eval/return")[3].values.tolist() == list(range(20))
+    assert read == []
+    assert [path.name for path in many.iterdir() if path.name.startswith(".")] == [compacted.FILE]
+
+
+def test_a_run_that_went_on_since_is_read_anew(many, monkeypatch):
+    load(many).values("loss")
+    with trieye.Run(config(many.parent, "r05", seed=5)) as run:
+        run.log("loss", 1e6, step=100)
+    read = counted(monkeypatch)
+    found = load(many)
+    assert found.values("loss", steps=1)[0, 5] == 1e6
+    assert read == ["r05"]
+
+
+def test_a_file_of_many_runs_that_is_damaged_is_written_anew(many, monkeypatch):
+    whole = load(many).series("loss")
+    path = many / compacted.FILE
+    size = path.stat().st_size
+    for place in (4, size // 2, size - 100, size - 6):
+        held = bytearray(path.read_bytes())
+        held[place] ^= 255
+        path.write_bytes(held)
+        for one, other in zip(whole, load(many).series("loss"), strict=True):
+            np.testing.assert_array_equal(one.values, other.values)
+    path.write_bytes(b"")
+    assert len(load(many).series("loss")[0].values) == 20
+    read = counted(monkeypatch)
+    load(many).series("loss")
+    assert read == []
+
+
+def test_a_run_with_lost_points_is_named_each_time(many):
+    (segment,) = (many / "runs/r03/history").iterdir()
+    segment.write_bytes(segment.read_bytes()[:-10])
+    for _ in range(2):
+        found = load(many)
+        assert np.isnan(found.values("loss")[0, 3])
+        assert [text for text in found.problems if "r03" in text and "lost or damaged" in text]
+
+
+def test_where_no_file_can_be_written_runs_are_read_all_the_same(many, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(compacted, "write_atomic", refuse)
+    assert load(many).values("loss").shape == (1, 24)
+    assert not (many / compacted.FILE).exists()
+
+
+def test_so_many_points_that_they_do_not_fit_are_read_run_by_run(many, monkeypatch):
+    monkeypatch.setattr(run_directories, "MAX_COMPACTED_ITEMS", 100)
+    assert load(many).values("loss").shape == (1, 24)
+    assert not (many / compacted.FILE).exists()
+
+
+def test_a_metric_in_several_row_groups_is_read_whole(many, monkeypatch):
+    monkeypatch.setattr(compacted, "_GROUP_ROWS", 100)
+    whole = load(many).series("loss")
+    for one, other in zip(whole, load(many).series("loss"), strict=True):
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.times, other.times)
+
+
+def test_parts_of_many_runs_that_are_read_one_after_the_other_are_in_one_file(many, monkeypatch):
+    half = load(many).where(seed__ge=8)
+    half.values("loss")
+    monkeypatch.setattr(run_directories, "MIN_COMPACTED", 8)
+    found = load(many)
+    assert found.where(seed__lt=8).values("loss").shape == (1, 8)
+    read = counted(monkeypatch)
+    np.testing.assert_array_equal(load(many).values("loss")[0], found.values("loss")[0])
+    assert read == []

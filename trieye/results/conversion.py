@@ -1,0 +1,76 @@
+"""Conversion: points and curves as tables and arrays of other packages, which are imported when they are asked for."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trieye.exceptions import ConfigurationError
+from trieye.results.aligned import Curve
+from trieye.results.runs import Series, StoredRun
+from trieye.results.selection import MISSING
+
+Values = Mapping[str, Any]
+
+
+def package(name: str, purpose: str) -> Any:
+    """Return a package that trieye does not bring.
+
+    Raises:
+        ConfigurationError: It is not installed; the message says how to install it.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{purpose} needs {name}: pip install {name}") from error
+
+
+def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
+    """Return points as one long table: run, metric, seed, what varies, step, value and wall_time.
+
+    Args:
+        runs: The runs.
+        params: What varies, for each run.
+        points: The points of each run.
+    """
+    parts = [(number, name, series) for number, held in enumerate(points) for name, series in held.items()]
+    lengths = [len(series.steps) for _, _, series in parts]
+    names = list(dict.fromkeys(name for _, name, _ in parts))
+    codes = np.repeat(np.array([number for number, _, _ in parts], np.int32), lengths)
+    metrics = np.repeat(np.array([names.index(name) for _, name, _ in parts], np.int32), lengths)
+    columns: dict[str, Any] = {
+        "run": _labels(codes, [run.name for run in runs]),
+        "metric": _labels(metrics, names),
+        "seed": pa.array([run.seed for run in runs], pa.int64()).take(pa.array(codes)),
+    }
+    for key in params[0] if params else ():
+        columns[key] = _plain([values[key] for values in params]).take(pa.array(codes))
+    for place, name in enumerate(("step", "value", "wall_time")):
+        held = [series[place] for _, _, series in parts]
+        columns[name] = np.concatenate(held) if held else np.zeros(0)
+    return pa.table(columns)
+
+
+def _labels(codes: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
+
+
+def _plain(values: Sequence[Any]) -> pa.Array:
+    """Return values as a column: numbers as such, anything else as text."""
+    held = [None if value is MISSING else value for value in values]
+    try:
+        return pa.array(held)
+    except (pa.ArrowException, TypeError, OverflowError):
+        return pa.array([None if value is None else str(value) for value in held], pa.string())
+
+
+def xarray_of(curve: Curve, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:
+    """Return curves as an `xarray.DataArray` with the dimensions config, seed and the axis."""
+    xarray = package("xarray", "to_xarray()")
+    keys = list(configs[0]) if configs else []
+    along = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
+    coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **along}
+    return xarray.DataArray(curve.y, dims=("config", "seed", x), coords=coords, name=name)

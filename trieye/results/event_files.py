@@ -1,0 +1,85 @@
+"""EventDirectories: runs of which there are TensorBoard event files only, such as Stable-Baselines3 leaves."""
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
+
+_FIRST_BYTES = 64 << 10
+"""Parameters are written before the points, and all else is read when it is asked for."""
+
+OF_ADD_HPARAMS = re.compile(r"\d{10}\.\d+")
+"""The directory that `SummaryWriter.add_hparams` makes below that of a run, for the parameters of the run."""
+
+_NUMBERED = re.compile(r"(.+?)_(\d+)")
+"""What Stable-Baselines3 calls its runs: `PPO_1`, `PPO_2`."""
+
+
+def event_files(directory: Path) -> list[Path]:
+    """Return the event files in a directory, the oldest first."""
+    return sorted(path for path in directory.glob("*tfevents*") if path.is_file())
+
+
+class EventDirectories:
+    """Directories with event files, each a run.
+
+    Args:
+        problems: Takes what cannot be read.
+    """
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+
+    def run(self, directory: Path, root: Path) -> StoredRun:
+        """Return the run in a directory, named by where it lies below `root`.
+
+        A run that tells no parameters has one, `tb_log_name`, so that runs of two algorithms are never taken for seeds
+        of one; the number at the end of a name, as in `PPO_1`, tells seeds apart.
+        """
+        below = [path for path in sorted(directory.iterdir()) if OF_ADD_HPARAMS.fullmatch(path.name)]
+        files = [file for path in (directory, *below) for file in event_files(path)]
+        shown, began = params_of(files, _FIRST_BYTES)
+        params = {key: typed(value) if isinstance(value, str) else value for key, value in shown.items()}
+        name = directory.name if directory == root else directory.relative_to(root).as_posix()
+        seed = seed_in(params)
+        if not params:
+            numbered = _NUMBERED.fullmatch(name)
+            params = {"tb_log_name": numbered[1] if numbered else name}
+            seed = int(numbered[2]) if numbered else None
+        return StoredRun(
+            path=str(directory),
+            name=name,
+            app=root.name,
+            params=params,
+            seed=seed,
+            status="UNKNOWN",
+            step=None,
+            source=self,
+            axis="env_steps",  # as both count
+            created=math.nan if began is None else began,
+        )
+
+    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+        """Return the names of the metrics that runs have."""
+        return {name for points in self.read(runs, None).values() for name in points}
+
+    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return all scalars of runs, by the `path` of each: whichever are wanted, a file is read as a whole."""
+        del metrics
+        return {run.path: self._points(Path(run.path)) for run in runs}
+
+    def _points(self, directory: Path) -> Points:
+        files = event_files(directory)
+        if not files:
+            self._problems.note(directory, "its event files are gone")
+        return {tag: _series(held) for tag, held in scalars_in(files, self._problems.note).items()}
+
+
+def _series(held: Sequence[Scalar]) -> Series:
+    steps, values, times = zip(*held, strict=True)
+    return Series(np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64))

@@ -1,0 +1,159 @@
+"""MlflowStore: the runs in an SQLite database of MLflow, read by SQL alone; nothing of MLflow is imported."""
+
+import contextlib
+import math
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.exceptions import ConfigurationError
+from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+
+_TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
+_HIGHEST = np.finfo(np.float64).max
+"""What MLflow stores for infinity."""
+
+_AT_ONCE = 2000
+"""Rows in memory as Python objects; with 100 times as many it takes twice as long."""
+
+_FEW_RUNS = 20
+"""So many are found by the index of their ids; for more it is faster to read the whole metric in the order on disk."""
+
+_BUSY_TIMEOUT_S = 10.0
+_RUN_ID, _SWEEP, _PARENT_OF_A_SWEEP = "trieye.run_id", "trieye.sweep", "trieye.sweep_parent"
+
+# the primary key begins with metric and time, and has all that is asked for
+_POINTS = """
+    SELECT run_uuid, step, CASE WHEN is_nan THEN NULL ELSE value END, timestamp FROM metrics
+    WHERE "key" = ? {} ORDER BY timestamp, step
+"""
+
+
+class MlflowStore:
+    """A database that MLflow writes to, perhaps at this moment.
+
+    Args:
+        path: The file.
+        problems: Takes what cannot be read.
+    """
+
+    def __init__(self, path: Path, problems: Problems) -> None:
+        self._path, self._problems = path, problems
+
+    def runs(self) -> list[StoredRun]:
+        """Return the runs that nobody has deleted, the first that was begun first.
+
+        Raises:
+            ConfigurationError: It is no database of MLflow, or cannot be read.
+        """
+        with self._reading() as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            if not tables >= _TABLES:
+                raise ConfigurationError(
+                    f"{self._path} is no database of MLflow: it has no table {', '.join(sorted(_TABLES - tables))}"
+                )
+            params, tags = (_by_run(connection, table) for table in ("params", "tags"))
+            steps = dict(connection.execute("SELECT run_uuid, max(step) FROM latest_metrics GROUP BY run_uuid"))
+            rows = connection.execute(
+                """
+                SELECT run_uuid, runs.name, experiments.name, status, start_time FROM runs
+                JOIN experiments USING (experiment_id)
+                WHERE runs.lifecycle_stage = 'active' AND experiments.lifecycle_stage = 'active'
+                ORDER BY start_time, run_uuid
+                """
+            ).fetchall()
+        return [
+            self._run(row, params.get(row[0], {}), tags.get(row[0], {}), steps.get(row[0]))
+            for row in rows
+            if _PARENT_OF_A_SWEEP not in tags.get(row[0], {})
+        ]
+
+    def _run(
+        self, row: tuple[Any, ...], params: Mapping[str, str], tags: Mapping[str, str], step: int | None
+    ) -> StoredRun:
+        run_uuid, name, experiment, status, start_ms = row
+        values = {key: typed(text) for key, text in sorted(params.items())}
+        return StoredRun(
+            path=f"sqlite:///{self._path}#{run_uuid}",
+            name=name or run_uuid,
+            app=experiment,
+            params=values,
+            seed=seed_in(values),
+            status=status or "UNKNOWN",
+            step=step,
+            source=self,
+            axis=params.get("loop.axis", "env_steps" if _RUN_ID not in tags else "step"),
+            created=math.nan if start_ms is None else start_ms / 1000,
+            run_id=tags.get(_RUN_ID, ""),
+            sweep=tags.get(_SWEEP, ""),
+        )
+
+    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+        """Return the names of the metrics that runs have."""
+        known = {_uuid(run) for run in runs}
+        with self._reading() as connection:
+            rows = connection.execute('SELECT DISTINCT run_uuid, "key" FROM latest_metrics').fetchall()
+        return {name for run_uuid, name in rows if run_uuid in known}
+
+    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of runs, by the `path` of each."""
+        wanted = sorted(self.metrics(runs) if metrics is None else metrics)
+        found: dict[str, dict[str, Series]] = {run.path: {} for run in runs}
+        with self._reading() as connection:
+            for name in wanted:
+                for run, series in zip(runs, _series(connection, name, runs), strict=True):
+                    if len(series.steps):
+                        found[run.path][name] = series
+        return found
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        # of one that nobody has open, SQLite would make files beside it, or fail where it may not
+        is_at_rest = not any(self._path.with_name(self._path.name + end).exists() for end in ("-wal", "-journal"))
+        address = f"{self._path.absolute().as_uri()}?{'immutable=1' if is_at_rest else 'mode=ro'}"
+        try:
+            with contextlib.closing(sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")  # all that is read is of one moment
+                yield connection
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"{self._path} cannot be read as a database of MLflow: {error}") from error
+
+
+def _by_run(connection: sqlite3.Connection, table: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for run_uuid, key, value in connection.execute(f'SELECT run_uuid, "key", value FROM {table}'):  # noqa: S608 - ours
+        found.setdefault(run_uuid, {})[key] = value or ""
+    return found
+
+
+def _series(connection: sqlite3.Connection, name: str, runs: Sequence[StoredRun]) -> Iterator[Series]:
+    """Yield the points of a metric for each run, in the order of their times."""
+    numbers = {_uuid(run): number for number, run in enumerate(runs)}
+    few = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
+    cursor = connection.execute(_POINTS.format(few), (name, *(numbers if few else ())))
+    parts = [_columns(rows, numbers) for rows in iter(lambda: cursor.fetchmany(_AT_ONCE), [])]
+    if not parts:
+        parts = [_columns([("", 0, 0.0, 0)], numbers)]
+    codes, steps, values, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    values[np.abs(values) == _HIGHEST] *= np.inf
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(len(runs) + 1))
+    steps, values, times = steps[order], values[order], times[order]
+    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        yield Series(steps[first:end], values[first:end], times[first:end])
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], numbers: Mapping[str, int]) -> tuple[NDArray[Any], ...]:
+    """Return rows as columns, with the number of the run instead of its id; -1 for those that nobody asked for."""
+    ids, steps, values, times = zip(*rows, strict=True)
+    codes = np.fromiter((numbers.get(run_uuid, -1) for run_uuid in ids), np.int32, len(ids))
+    return codes, np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / 1000
+
+
+def _uuid(run: StoredRun) -> str:
+    return run.path.rpartition("#")[2]

@@ -1,0 +1,162 @@
+"""Selection: which runs a condition means, where runs differ, and which of them are replicates of one config."""
+
+import json
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+from trieye.results.runs import StoredRun, is_seed
+
+MISSING = object()
+"""What a run has that lacks a parameter."""
+
+ATTRIBUTES = ("seed", "name", "app", "status", "axis", "job", "sweep")
+"""What can be asked for besides parameters, where no parameter has that name."""
+
+_MAX_SHOWN = 8
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "ge": operator.ge,
+    "le": operator.le,
+    "gt": operator.gt,
+    "lt": operator.lt,
+    "in": lambda value, allowed: value in allowed,
+}
+
+Condition = Callable[[StoredRun], bool]
+
+
+def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bool) -> Condition:
+    """Return the test for runs that `where(asked=allowed)` stands for.
+
+    Args:
+        asked: A key, perhaps with `__ge` or another operator at its end.
+        allowed: What its value is compared with.
+        runs: Among which the key has to be known.
+        strict: A run that lacks the parameter does not fit.
+
+    Raises:
+        ConfigurationError: No run knows the key, it may be several, or the operator is unknown.
+    """
+    name, _, suffix = asked.rpartition("__")
+    if name and suffix not in _OPERATORS:
+        hint = did_you_mean(suffix, _OPERATORS)
+        raise ConfigurationError(f"{asked}: {suffix!r} is no operator{hint} (known: {', '.join(_OPERATORS)})")
+    key = resolve(name or asked, runs)
+    fits = _OPERATORS[suffix if name else "eq"]
+    if suffix == "in" and name and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
+        raise ConfigurationError(f"{asked}={allowed!r}: give a list of the values that are allowed")
+
+    def test(run: StoredRun) -> bool:
+        value = value_of(run, key)
+        if value is MISSING:
+            return not strict
+        try:
+            return bool(fits(value, allowed))
+        except TypeError:  # such as None >= 1e-4
+            return False
+
+    return test
+
+
+def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
+    """Return the whole key that is meant: itself, or the only one that ends with it.
+
+    Raises:
+        ConfigurationError: No run knows it, or it may be several.
+    """
+    known = dict.fromkeys(key for run in runs for key in run.params)
+    if asked in known:
+        return asked
+    if asked in ATTRIBUTES:
+        return asked
+    found = [key for key in known if key.endswith(f".{asked}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigurationError(f"{asked}: this may be {' or '.join(sorted(found))}; say which")
+    last_parts = {key.rpartition(".")[2] for key in known}
+    hint = did_you_mean(asked, [*known, *last_parts, *ATTRIBUTES])
+    differing = varying(list(runs)) or sorted(known)
+    more = ", ..." if len(differing) > _MAX_SHOWN else ""
+    shown = ", ".join(differing[:_MAX_SHOWN]) + more
+    raise ConfigurationError(f"{asked}: no run has such a parameter{hint} (what differs: {shown or 'nothing'})")
+
+
+def value_of(run: StoredRun, key: str) -> Any:
+    """Return what a run has for a whole key; `MISSING` if nothing."""
+    if key in run.params:
+        return run.params[key]
+    if key not in ATTRIBUTES:
+        return MISSING
+    value = getattr(run, key)
+    return MISSING if value is None else value
+
+
+def identity(value: Any) -> Any:
+    """Return something hashable that equal values have in common."""
+    if isinstance(value, bool):
+        return bool, value
+    is_plain = value is MISSING or value is None or isinstance(value, str | int)
+    if is_plain or (isinstance(value, float) and not math.isnan(value)):
+        return value
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def varying(runs: Sequence[StoredRun]) -> list[str]:
+    """Return the parameters, but for seeds, in which runs differ, or which only some of them have."""
+    keys = dict.fromkeys(key for run in runs for key in run.params if not is_seed(key))
+    return [key for key in keys if len({identity(run.params.get(key, MISSING)) for run in runs}) > 1]
+
+
+def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[StoredRun]]:
+    """Return runs by their values of keys, in the order in which each combination is found first."""
+    found: dict[tuple[Any, ...], list[StoredRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
+    return found
+
+
+def replicates(
+    groups: Sequence[Sequence[StoredRun]], note: Callable[[str, str], None]
+) -> tuple[list[int], list[list[StoredRun | None]]]:
+    """Return the seeds of all groups, and for each group the run of each seed, or None.
+
+    Runs that tell no seed take the places that are free, in the order in which they were begun. Of runs of one config
+    and one seed the newest counts.
+
+    Args:
+        groups: The runs of each config.
+        note: Is told of runs that do not count.
+    """
+    rows: list[dict[int, StoredRun]] = []
+    for runs in groups:
+        row: dict[int, StoredRun] = {}
+        ordered = sorted(runs, key=lambda run: 0.0 if math.isnan(run.created) else run.created)
+        for run in ordered:
+            if run.seed is not None:
+                if run.seed in row:
+                    older = row[run.seed]
+                    note(older.path, f"not counted: {run.path} is a newer run of its config and seed {run.seed}")
+                row[run.seed] = run
+        rows.append(row)
+    seeds = {seed for row in rows for seed in row}
+    for runs, row in zip(groups, rows, strict=True):
+        free = iter(range(len(seeds) + len(runs)))
+        for run in (run for run in runs if run.seed is None):
+            row[next(seed for seed in free if seed not in row)] = run
+    every = sorted({seed for row in rows for seed in row})
+    return every, [[row.get(seed) for seed in every] for row in rows]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Return the keys in which parameters differ, but for seeds."""
+    return {
+        key
+        for key in one.keys() | other.keys()
+        if not is_seed(key) and identity(one.get(key, MISSING)) != identity(other.get(key, MISSING))
+    }
