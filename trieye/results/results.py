@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results import curves, selection
+from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, Curve, Floats, XAxis
 from trieye.results.runs import NOTHING, Problems, Series, StoredRun
 from trieye.results.state import Status, status
@@ -211,11 +211,11 @@ class Results:
         series = self.series(metric)
         counters = self._counters(x)
         xs = [
-            curves.axis_of(run, one, x, counter) if len(one.steps) else None
+            aligned.axis_of(run, one, x, counter) if len(one.steps) else None
             for run, one, counter in zip(self.runs, series, counters, strict=True)
         ]
         self._note_axes(x, xs, series)
-        places, found, known = curves.on_grid(xs, [one.values for one in series], grid)
+        places, found, known = aligned.on_grid(xs, [one.values for one in series], grid)
         return Curve(places, self._arranged(found, np.nan), self._arranged(known, fill=False))
 
     def values(
@@ -242,7 +242,7 @@ class Results:
         if steps is not None and steps < 1:
             raise ConfigurationError(f"steps={steps}: there has to be one")
         series = self.series(metric)
-        found = [curves.final(one.values, one.steps, last, steps, reduce) for one in series]
+        found = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
         for run, one in zip(self.runs, series, strict=True):
             if run.status in {"FAILED", "KILLED", "RUNNING"} and len(one.steps):
                 rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
