@@ -12,6 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 
+from trieye.config.hydra.loader import VERSION_BASE
 from trieye.sweeps.jobs import JobRecord
 
 
@@ -27,7 +28,7 @@ class Sweep:
         conf.mkdir(exist_ok=True)
         (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
         own = ["hydra/launcher=trieye_ray", f"hydra.sweep.dir={self.directory}", "hydra.launcher.isolate=worker"]
-        with initialize_config_dir(str(conf), version_base="1.3"):
+        with initialize_config_dir(str(conf), **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             config = hydra.compose_config(
                 "config", [*own, *options], run_mode=RunMode.MULTIRUN, with_log_configuration=False

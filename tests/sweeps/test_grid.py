@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trieye.config.hydra.loader import VERSION_BASE
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.grid import Axis, Grid, same_value, with_seeds, zipped
@@ -96,7 +97,7 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
     for name in ("dqn", "ppo", "sac"):
         (tmp_path / "agent" / f"{name}.yaml").write_text(f"name: {name}\n")
     spec = ["seed=1,2", "+agent=glob(*,exclude=s*)"]
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+    with initialize_config_dir(str(tmp_path), **VERSION_BASE):
         loader = GlobalHydra.instance().config_loader()
         ours = grid_of(spec, PLAIN, loader)
         assert [ours[index] for index in ours] == hydras(spec, loader)
