@@ -114,7 +114,6 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
         trieye.run_experiment(DQN, config)
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
-    assert trieye.load_checkpoint(run_dir, "latest").step % 20 < 10
 
 
 def test_a_program_whose_explorer_fails_ends_with_an_exit_code(tmp_path):
