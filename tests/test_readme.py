@@ -33,7 +33,8 @@ def run(command, folder):
     starts = {"python": [], "trieye": ["-m", "trieye.cli"]}
     if command[0] in starts:
         return warm.run([*starts[command[0]], *command[1:]], folder)
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    # a Ray of its own: other tests have theirs, which it would join and see end
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_ADDRESS": "local"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, env=environment)
 
 

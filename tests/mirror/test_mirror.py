@@ -147,10 +147,11 @@ def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, u
 def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path, monkeypatch):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    counted(monkeypatch, "put", before=lambda: time.sleep(0.05))  # as slow as a store that is far away
+    asked = counted(monkeypatch, "put", before=lambda: time.sleep(0.25))  # as slow as a store that is far away
     for step in range(1, 9):
         run.save(step)
-    assert mirror.close(0.5, patient=True)
+    assert mirror.close(3.0, patient=True)
+    assert len(asked) * 0.25 > 3.0
     assert restored_step(tmp_path, url) == 8
 
 
