@@ -6,23 +6,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.curves import aggregate_curves, area_under_curve, common_grid, on_grid
+from trieye.results.aligned import on_grid
+from trieye.results.curves import aggregate_curves, area_under_curve
 from trieye.results.statistics import aggregate
 
 NAN = np.nan
 LONG, SHORT, LATE = ([0, 10, 20], [1.0, 3.0, 2.0]), ([0, 5], [5.0, 6.0]), ([10, 30], [4.0, 8.0])
 
 
+def gridded(curves, grid, between="linear"):
+    """Return the values of curves on a grid; where there are some has to be said rightly."""
+    xs, ys = ([np.array(curve[part], np.float64) for curve in curves] for part in (0, 1))
+    grid = grid if isinstance(grid, int) else np.array(grid, np.float64)
+    _, values, mask = on_grid(xs, ys, grid, between)
+    assert np.isnan(values[~mask]).all()
+    return values
+
+
 def test_the_last_value_is_carried_between_steps_and_never_beyond_them():
-    gridded = on_grid([LONG, SHORT, LATE], [0, 5, 9, 10, 20, 21])
     expected = [[1, 1, 1, 3, 2, NAN], [5, 6, NAN, NAN, NAN, NAN], [NAN, NAN, NAN, 4, 4, 4]]
-    np.testing.assert_array_equal(gridded.values, expected)
-    np.testing.assert_array_equal(gridded.has_value, ~np.isnan(expected))
+    np.testing.assert_array_equal(gridded([LONG, SHORT, LATE], [0, 5, 9, 10, 20, 21], "last"), expected)
 
 
 def test_lines_between_steps_end_with_the_curve():
-    gridded = on_grid([LONG, SHORT, LATE], [0, 5, 10, 15, 25], "linear")
-    np.testing.assert_array_equal(gridded.values, [[1, 2, 3, 2.5, NAN], [5, 6, NAN, NAN, NAN], [NAN, NAN, 4, 5, 7]])
+    expected = [[1, 2, 3, 2.5, NAN], [5, 6, NAN, NAN, NAN], [NAN, NAN, 4, 5, 7]]
+    np.testing.assert_array_equal(gridded([LONG, SHORT, LATE], [0, 5, 10, 15, 25]), expected)
 
 
 @given(
@@ -35,28 +43,30 @@ def test_a_curve_on_a_grid_is_what_one_reads_off_it(steps, grid):
     for column, at in enumerate(grid):
         if steps and steps[0] <= at <= steps[-1]:
             read[column] = [value for step, value in zip(steps, values, strict=True) if step <= at][-1]
-    np.testing.assert_array_equal(on_grid([(steps, values)], grid).values, [read])
-    linear = on_grid([(steps, values)], grid, "linear").values[0]
+    np.testing.assert_array_equal(gridded([(steps, values)], grid, "last"), [read])
+    linear = gridded([(steps, values)], grid)[0]
     np.testing.assert_array_equal(np.isnan(linear), np.isnan(read))
     at_steps = np.isin(grid, steps)
     np.testing.assert_array_equal(linear[at_steps], np.array(read)[at_steps])
 
 
 def test_a_diverged_value_is_carried_as_missing():
-    curve = ([0, 10, 20, 30], [1.0, NAN, 3.0, NAN])
-    np.testing.assert_array_equal(on_grid([curve], [0, 5, 10, 15, 20, 25, 30]).values, [[1, 1, NAN, NAN, 3, 3, NAN]])
-    linear = on_grid([curve], [0, 5, 10, 15, 20, 25, 30], "linear").values
-    np.testing.assert_array_equal(linear, [[1, NAN, NAN, NAN, 3, NAN, NAN]])
+    curve, grid = ([0, 10, 20, 30], [1.0, NAN, 3.0, NAN]), [0, 5, 10, 15, 20, 25, 30]
+    np.testing.assert_array_equal(gridded([curve], grid, "last"), [[1, 1, NAN, NAN, 3, 3, NAN]])
+    np.testing.assert_array_equal(gridded([curve], grid), [[1, NAN, NAN, NAN, 3, NAN, NAN]])
 
 
-def test_of_values_at_the_same_step_the_last_counts():
-    curve = ([0, 10, 10, 20], [0.0, 7.0, 1.0, 2.0])
-    for between in ("last", "linear"):
-        np.testing.assert_array_equal(on_grid([curve], [0, 10, 20], between).values, [[0, 1, 2]])
+@pytest.mark.parametrize("between", ["last", "linear"])
+def test_of_values_at_the_same_step_the_last_counts_and_steps_may_come_in_any_order(between):
+    np.testing.assert_array_equal(gridded([([0, 10, 10, 20], [0, 7, 1, 2])], [0, 10, 20], between), [[0, 1, 2]])
+    np.testing.assert_array_equal(gridded([([20, 10, 0, 10], [2, 7, 0, 1])], [0, 10, 20], between), [[0, 1, 2]])
 
 
 def test_a_common_grid_spans_all_curves_even_if_one_has_no_point():
-    np.testing.assert_array_equal(common_grid([LONG, ([], []), LATE], 4), [0, 10, 20, 30])
+    places, values, _ = on_grid([np.array([0.0, 20]), np.zeros(0), None, np.array([10.0, 30])], [np.zeros(2)] * 4, 4)
+    np.testing.assert_array_equal(places, [0, 10, 20, 30])
+    assert values.shape == (4, 4)
+    assert [part.shape for part in on_grid([np.zeros(0)], [np.zeros(0)], 4)] == [(0,), (1, 0), (1, 0)]
 
 
 def test_each_point_is_the_aggregate_of_the_runs_that_reach_it():
@@ -71,8 +81,8 @@ def test_each_point_is_the_aggregate_of_the_runs_that_reach_it():
 
 
 def test_where_one_run_is_left_there_is_a_value_but_no_interval_and_without_a_run_neither():
-    gridded = on_grid([LONG, LONG, LATE], [0, 10, 25, 40])
-    band = aggregate_curves(gridded.values, gridded.grid, "mean", resamples=50)
+    values = gridded([LONG, LONG, LATE], [0, 10, 25, 40], "last")
+    band = aggregate_curves(values, [0, 10, 25, 40], "mean", resamples=50)
     np.testing.assert_array_equal(band.value, [1, 10 / 3, 4, NAN])
     np.testing.assert_array_equal(np.isnan(band.low), [False, False, True, True])
     np.testing.assert_array_equal(np.isnan(band.high), [False, False, True, True])
@@ -110,14 +120,10 @@ def test_a_curve_that_does_not_cover_the_grid_has_no_area(between):
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: on_grid([LONG, ([0, 9, 8], [1, 2, 3])], [0]), ["steps of curve 1", "8 comes after 9"]),
-        (lambda: on_grid([([0, 1], [1.0])], [0]), ["curve 0", "(2,)", "(1,)"]),
-        (lambda: on_grid([([0, 1], [1.0, np.inf])], [0]), ["values of curve 0[1] is inf"]),
-        (lambda: on_grid([([0, NAN], [1.0, 1.0])], [0]), ["steps of curve 0", "NaN"]),
-        (lambda: on_grid([LONG], [1, 0]), ["grid", "0 comes after 1"]),
-        (lambda: on_grid([LONG], []), ["grid", "1 or more"]),
-        (lambda: on_grid([LONG], [0], "step"), ["between='step'", "'last'", "'linear'"]),
-        (lambda: common_grid([([], [])]), ["1 curves"]),
+        (lambda: gridded([LONG], [1, 0]), ["grid", "0 comes after 1"]),
+        (lambda: gridded([LONG], []), ["grid", "1 or more"]),
+        (lambda: gridded([LONG], 0), ["grid=0"]),
+        (lambda: gridded([LONG], [0], "step"), ["between='step'", "'last'", "'linear'"]),
         (lambda: aggregate_curves(np.zeros((2, 3)), [0, 1]), ["(2, 3)", "[seed, task, 2]"]),
         (lambda: area_under_curve(np.zeros((2, 3)), [0, 1]), ["(2, 3)", "[..., 2]"]),
         (lambda: area_under_curve([1.0], [0]), ["grid", "2 or more"]),

@@ -5,11 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from trieye.exceptions import ConfigurationError
+from trieye.results.bootstrap import finite
 from trieye.results.runs import Series, StoredRun
 
 XAxis = Literal["step", "env_steps", "updates", "wall_time"]
+Between = Literal["last", "linear"]
+"""What a curve is between two of its points: the value at the last one, or on the line between both."""
 Floats = NDArray[np.float64]
 
 COUNTERS = {"env_steps": ("progress/env_steps",), "updates": ("progress/updates", "train/n_updates")}
@@ -53,26 +57,26 @@ def axis_of(run: StoredRun, series: Series, x: XAxis, counter: Series | None) ->
 
 
 def on_grid(
-    xs: Sequence[Floats | None], ys: Sequence[Floats], grid: int | Floats
+    xs: Sequence[Floats | None], ys: Sequence[Floats], grid: int | Floats, between: Between = "linear"
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Return curves on one grid: `[grid]`, `[curves, grid]`, and where there is a value.
 
-    Between two points a curve is a straight line; before its first and after its last point it is missing.
+    Before its first and after its last point a curve is missing: it is neither padded nor extrapolated. A value that
+    was logged as NaN is carried as NaN, and so is a line to it: a run that diverged is seen to be missing from there
+    on. Of points at one place the last one counts.
 
     Args:
         xs: `[points]` each; None: the curve is missing.
         ys: `[points]` each.
-        grid: How many places, from the first to the last point of all; or the places.
+        grid: How many places, from the first to the last point of all; or the places, ascending.
+        between: What a curve is between two of its points.
+
+    Raises:
+        ConfigurationError: The places do not ascend, there is none, or `between` is unknown.
     """
-    ends = [x[np.isfinite(x)] for x in xs if x is not None and len(x)]
-    ends = [x for x in ends if len(x)]
-    if not isinstance(grid, int):
-        places = np.asarray(grid, np.float64)
-    elif ends:
-        first, last = min(x.min() for x in ends), max(x.max() for x in ends)
-        places = np.linspace(first, last, grid) if last > first else np.array([first])
-    else:
-        places = np.zeros(0)
+    if between not in {"last", "linear"}:
+        raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
+    places = _places(xs, grid)
     found = np.full((len(xs), len(places)), np.nan)
     mask = np.zeros(found.shape, bool)
     for number, (x, y) in enumerate(zip(xs, ys, strict=True)):
@@ -80,9 +84,39 @@ def on_grid(
             continue
         is_known = np.isfinite(x)
         own_x, own_y = _ascending(x[is_known], y[is_known])
-        mask[number] = (places >= own_x[0]) & (places <= own_x[-1])
-        found[number] = np.where(mask[number], np.interp(places, own_x, own_y), np.nan)
+        inside = mask[number] = (places >= own_x[0]) & (places <= own_x[-1])
+        if between == "linear":
+            found[number, inside] = np.interp(places[inside], own_x, own_y)
+        else:
+            found[number, inside] = own_y[np.searchsorted(own_x, places[inside], side="right") - 1]
     return places, found, mask
+
+
+def _places(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
+    if isinstance(grid, int):
+        if grid < 1:
+            raise ConfigurationError(f"grid={grid}: it needs one place or more")
+        ends = [x[np.isfinite(x)] for x in xs if x is not None and np.isfinite(x).any()]
+        if not ends:
+            return np.zeros(0)
+        first, last = min(x.min() for x in ends), max(x.max() for x in ends)
+        return np.linspace(first, last, grid) if last > first else np.array([first])
+    return ascending(grid, "grid", least=1)
+
+
+def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
+    """Return numbers `[point]` as they are.
+
+    Raises:
+        ConfigurationError: They do not ascend, one is no number, or there are fewer than `least`.
+    """
+    array = finite(steps, name)
+    if array.ndim != 1 or array.size < least or np.isnan(array).any():
+        raise ConfigurationError(f"{name} have shape {array.shape} or a NaN; allowed: numbers [point], {least} or more")
+    if (falls := np.flatnonzero(np.diff(array) < 0)).size:
+        place = int(falls[0])
+        raise ConfigurationError(f"{name}: {array[place + 1]:g} comes after {array[place]:g}; sort them first")
+    return array
 
 
 def final(

@@ -1,99 +1,13 @@
-"""Curves: runs logged at steps of their own, brought to one grid, where they are aggregated point by point.
-
-A curve is a pair of arrays, its steps and its values; NaN is a value that is not there. Beyond its first and its last
-step a curve has no value: it is neither padded nor extrapolated, and each point says how many runs it is made of.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+"""Curves that lie on one grid, aggregated point by point; each point says how many runs it is made of."""
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate, statistic_of
+from trieye.results.aligned import Between, ascending
 from trieye.results.bootstrap import Counts, Floats, Statistic, Strata, finite, interval_of
 from trieye.results.statistics import Band
-
-Curve = tuple[ArrayLike, ArrayLike]
-"""Steps `[point]`, ascending, and values `[point]`; of points at the same step the last one counts."""
-Between = Literal["last", "linear"]
-"""What a curve is between two of its steps: the value at the last one, or on the line between both."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gridded:
-    """Curves on a common grid.
-
-    Attributes:
-        grid: float64 `[point]`, in the unit of the steps.
-        values: float64 `[curve, point]`; NaN where a curve has none.
-        has_value: bool `[curve, point]`.
-    """
-
-    grid: Floats
-    values: Floats
-    has_value: NDArray[np.bool_]
-
-
-def common_grid(curves: Sequence[Curve], num: int = 200) -> Floats:
-    """Return evenly spaced steps, float64 `[num]`, from the first step of any curve to the last of any.
-
-    Raises:
-        ConfigurationError: No curve has a point, or one is not as `on_grid` takes it.
-    """
-    ends = [steps[[0, -1]] for steps, _ in map(_checked, range(len(curves)), curves) if steps.size]
-    if not ends:
-        raise ConfigurationError(f"none of {len(curves)} curves has a point; a grid needs one that has")
-    return np.linspace(np.min(ends), np.max(ends), num)
-
-
-def on_grid(curves: Sequence[Curve], grid: ArrayLike, between: Between = "last") -> Gridded:
-    """Bring ragged curves to a common grid.
-
-    Args:
-        curves: Steps and values of each run, as many points as each has; none is fine, too.
-        grid: `[point]`, ascending, in the unit of the steps.
-        between: What a curve is between two of its steps. A value that is NaN is carried as NaN, and a line to it is
-            NaN: a run that diverged is seen to be missing from there on.
-
-    Raises:
-        ConfigurationError: Steps do not ascend, steps and values differ in length, or a number is infinite.
-    """
-    at = _ascending(grid, "grid", least=1)
-    if between not in {"last", "linear"}:
-        raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
-    values = np.full((len(curves), at.size), np.nan)
-    for row, curve in enumerate(curves):
-        steps, logged = _checked(row, curve)
-        if not steps.size:
-            continue
-        if between == "linear":
-            values[row] = np.interp(at, steps, logged, left=np.nan, right=np.nan)
-        else:
-            inside = (steps[0] <= at) & (at <= steps[-1])
-            values[row, inside] = logged[np.searchsorted(steps, at[inside], side="right") - 1]
-    return Gridded(at, values, ~np.isnan(values))
-
-
-def _checked(row: int, curve: Curve) -> tuple[Floats, Floats]:
-    """Return steps and values of a curve, one value for each step."""
-    steps, values = _ascending(curve[0], f"steps of curve {row}", least=0), finite(curve[1], f"values of curve {row}")
-    if steps.shape != values.shape:
-        raise ConfigurationError(f"curve {row} has steps {steps.shape} and values {values.shape}; they belong in pairs")
-    is_last = np.append(np.diff(steps) > 0, True)[: steps.size]
-    return steps[is_last], values[is_last]
-
-
-def _ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
-    array = finite(steps, name)
-    if array.ndim != 1 or array.size < least or np.isnan(array).any():
-        raise ConfigurationError(f"{name} have shape {array.shape} or a NaN; allowed: numbers [point], {least} or more")
-    if (falls := np.flatnonzero(np.diff(array) < 0)).size:
-        place = int(falls[0])
-        raise ConfigurationError(f"{name}: {array[place + 1]:g} comes after {array[place]:g}; sort them first")
-    return array
 
 
 def aggregate_curves(
@@ -125,7 +39,7 @@ def aggregate_curves(
     Raises:
         ConfigurationError: The shapes do not fit, or what `aggregate` raises.
     """
-    at, runs = _ascending(grid, "grid", least=1), finite(values, "values")
+    at, runs = ascending(grid, "grid", least=1), finite(values, "values")
     runs = runs[:, np.newaxis] if runs.ndim == 2 else runs  # noqa: PLR2004
     if runs.ndim != 3 or runs.shape[-1] != at.size:  # noqa: PLR2004
         allowed = f"[seed, task, {at.size}], or [seed, {at.size}] of one task"
@@ -164,7 +78,7 @@ def area_under_curve(values: ArrayLike, grid: ArrayLike, between: Between = "las
     Raises:
         ConfigurationError: The shapes do not fit, the grid does not ascend, or `between` is unknown.
     """
-    at, heights = _ascending(grid, "grid", least=2), finite(values, "values")
+    at, heights = ascending(grid, "grid", least=2), finite(values, "values")
     if between not in {"last", "linear"}:
         raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
     if heights.ndim < 1 or heights.shape[-1] != at.size:

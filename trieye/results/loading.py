@@ -1,20 +1,21 @@
 """load: from a path, an address or several of them to the runs that are there, of whatever program."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
 from trieye.results.mlflow_store import MlflowStore
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
-from trieye.results.runs import Problems, StoredRun
+from trieye.results.runs import Problems, StoredRun, is_seed
 from trieye.sinks.mlflow.store import database_of
-from trieye.sweeps.jobs import RUN
-from trieye.sweeps.record import SWEEP
+from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.jobs import RUN, JobRecord
+from trieye.sweeps.record import SWEEP, SweepRecord
 
 Place = str | PathLike[str]
 
@@ -50,7 +51,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.problems = Problems()
-        self.sweeps: dict[str, None] = {}
+        self.sweeps: dict[str, frozenset[int]] = {}
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
         self._runs: list[StoredRun] = []
         self._seen: set[str] = set()
@@ -108,21 +109,56 @@ class _Found:
                 self.problems.note(path, f"left out: it has no {RUN_RECORD}, no {SWEEP} and no event files")
         return is_ours
 
-    def _add_run(self, directory: Path, home: Path, job: int | None = None) -> None:
-        run = self._directories.run(directory, home, job=job)
+    def _add_run(
+        self, directory: Path, home: Path, job: int | None = None, varied: Mapping[str, str] | None = None
+    ) -> None:
+        run = self._directories.run(directory, home, job=job, varied=varied)
         if run is not None:
             self._runs.append(run)
 
     def _add_sweep(self, directory: Path) -> None:
-        self.sweeps[str(directory.resolve())] = None
+        sweep = self._record_of(directory)
+        grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
+        self.sweeps[str(directory.resolve())] = frozenset() if grid is None else _seeds_of(grid)
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             link = directory / str(index) / RUN
             if (link / RUN_RECORD).exists():
                 real = link.resolve()
                 self._seen.add(str(real))
-                self._add_run(real, directory, job=index)
+                varied: Mapping[str, str] = {}
+                if grid is not None:
+                    varied = grid.values(index) if index < grid.size else {}
+                elif sweep is not None:
+                    varied = self._searched(directory / str(index), sweep)
+                self._add_run(real, directory, job=index, varied=varied)
             elif link.is_symlink() and not link.exists():
                 self.problems.note(link, f"left out: the run of job {index} is no longer where the link leads")
+
+    def _record_of(self, directory: Path) -> SweepRecord | None:
+        try:
+            return SweepRecord.of(directory)
+        except SerializationError as error:
+            self.problems.note(directory, f"what varies in it is not known: {error}")
+            return None
+
+    def _searched(self, directory: Path, sweep: SweepRecord) -> Mapping[str, str]:
+        try:
+            record = JobRecord.read(directory)
+        except SerializationError as error:
+            self.problems.note(directory, error)
+            return {}
+        return {} if record is None else record.values(sweep.varying)
+
+
+def _seeds_of(grid: Grid) -> frozenset[int]:
+    """Return the seeds of the jobs of a sweep, of those that never began, too."""
+    return frozenset(
+        int(value)
+        for axis in grid.axes
+        for place in axis.places
+        for key, value in zip(axis.keys, place, strict=True)
+        if is_seed(bare(key)) and value.lstrip("-").isdecimal()
+    )
 
 
 def _path_of(place: Place) -> Path:

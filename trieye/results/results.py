@@ -10,13 +10,17 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, selection
-from trieye.results.aligned import COUNTERS, Curve, Floats, XAxis
+from trieye.results.aligned import COUNTERS, Between, Curve, Floats, XAxis
 from trieye.results.runs import NOTHING, Problems, Series, StoredRun
 from trieye.results.state import Status, status
 
 Mode = Literal["max", "min"] | Callable[[float, float], bool]
 """Which of two numbers is better; or what tells whether the first one is."""
 
+Metric = str | Sequence[str]
+"""A metric; or its names in several programs, of which each run has one."""
+
+_UNENDED = {"FAILED", "KILLED", "RUNNING"}
 _MAX_SHOWN = 10
 
 
@@ -35,8 +39,8 @@ class Results:
         self._found = found
 
     @classmethod
-    def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Collection[str]) -> Self:
-        """Return runs that were found, with what was left out, and the directories of their sweeps."""
+    def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
+        """Return runs that were found, with what was left out, and the seeds of each of their sweeps."""
         return cls(runs, _Found(problems, sweeps))
 
     def __len__(self) -> int:
@@ -112,7 +116,7 @@ class Results:
 
     def best(
         self,
-        metric: str,
+        metric: Metric,
         mode: Mode = "max",
         *,
         last: float = 0.1,
@@ -161,6 +165,16 @@ class Results:
         """The seeds of all configs; a run that tells none has a place that is free."""
         return self._layout[1]
 
+    def seeds_near(self, run: StoredRun) -> set[int]:
+        """Return the seeds that a config of this run may be expected to have.
+
+        These are all of its sweep, also those of jobs that never began; of a run outside of sweeps, those of its app.
+        """
+        if run.sweep in self._found.sweeps:
+            return set(self._found.sweeps[run.sweep])
+        near = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
+        return {other.seed for other in near if other.seed is not None}
+
     @property
     def table(self) -> list[list[StoredRun | None]]:
         """The run of each config and seed; None where it is missing."""
@@ -179,31 +193,40 @@ class Results:
         """Return the names of the metrics that any run has."""
         return sorted({name for source, runs in _by_source(self.runs) for name in source.metrics(runs)})
 
-    def series(self, metric: str) -> list[Series]:
+    def series(self, metric: Metric) -> list[Series]:
         """Return the points of each run; none where a run lacks the metric.
+
+        Args:
+            metric: Its name, or several that mean the same in runs of several programs, such as `eval/return` and
+                `eval/mean_reward`: of each run the first one that it has.
 
         Raises:
             ConfigurationError: No run has it.
         """
-        found = self._found.points(self.runs, [metric])
-        series = [points.get(metric, NOTHING) for points in found]
+        names = [metric] if isinstance(metric, str) else list(metric)
+        found = self._found.points(self.runs, names)
+        series = [
+            next((points[name] for name in names if len(points.get(name, NOTHING).steps)), NOTHING) for points in found
+        ]
         if self.runs and not any(len(one.steps) for one in series):
             known = self.metrics()
             more = ", ..." if len(known) > _MAX_SHOWN else ""
             shown = ", ".join(known[:_MAX_SHOWN]) + more
-            raise ConfigurationError(f"{metric}: no run has it{did_you_mean(metric, known)} (known: {shown or 'none'})")
+            hint = did_you_mean(names[0], known)
+            raise ConfigurationError(f"{' or '.join(names)}: no run has it{hint} (known: {shown or 'none'})")
         return series
 
-    def curve(self, metric: str, x: XAxis = "step", grid: int | Floats = 200) -> Curve:
+    def curve(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear") -> Curve:
         """Return the curves of all runs on one grid, `[config, seed, grid]`.
 
-        Between two points a curve is a straight line. Before its first and after its last point it is NaN, so that a
-        run that ended early is missing from there on.
+        Before its first and after its last point a curve is NaN, so that a run that ended early is missing from there
+        on.
 
         Args:
             metric: The metric.
             x: `step`: what each run counts; `env_steps` or `updates`; `wall_time`: seconds since the run was begun.
             grid: Number of places between the first and the last point of all; or the places, `[grid]`.
+            between: Between two points, whether a curve is a straight line or stays where it was.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -215,16 +238,17 @@ class Results:
             for run, one, counter in zip(self.runs, series, counters, strict=True)
         ]
         self._note_axes(x, xs, series)
-        places, found, known = aligned.on_grid(xs, [one.values for one in series], grid)
+        places, found, known = aligned.on_grid(xs, [one.values for one in series], grid, between)
         return Curve(places, self._arranged(found, np.nan), self._arranged(known, fill=False))
 
     def values(
         self,
-        metric: str,
+        metric: Metric,
         *,
         last: float = 0.1,
         steps: int | None = None,
         reduce: Callable[[Floats], float] = np.mean,
+        partial: bool = False,
     ) -> Floats:
         """Return what the end of each curve comes to, `[config, seed]`; NaN where a run is missing or lacks the metric.
 
@@ -233,6 +257,7 @@ class Results:
             last: The last part of a run's points, at least one of them.
             steps: Instead, the points of a run's last so many steps.
             reduce: What makes a number of them, such as `np.mean` or `np.max`.
+            partial: Whether runs count that have not come to their end, with what they have up to there.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -243,11 +268,18 @@ class Results:
             raise ConfigurationError(f"steps={steps}: there has to be one")
         series = self.series(metric)
         found = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
-        for run, one in zip(self.runs, series, strict=True):
-            if run.status in {"FAILED", "KILLED", "RUNNING"} and len(one.steps):
-                rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
-                reached = f"{run.status} at step {one.steps.max()}"
+        for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
+            if run.status not in _UNENDED or not len(one.steps):
+                continue
+            rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
+            reached = f"{run.status} at step {one.steps.max()}"
+            if partial:
                 self._found.problems.note(run.path, f"{reached}: its value is that of its points up to there{rest}")
+            else:
+                found[number] = np.nan
+                self._found.problems.note(
+                    run.path, f"{reached}: it has no value, unless partial runs are to count{rest}"
+                )
         return self._arranged(np.array(found, np.float64), np.nan)
 
     def _counters(self, x: XAxis) -> list[Series | None]:
@@ -311,15 +343,16 @@ class Results:
 
         return conversion.package("polars", "to_polars()").from_arrow(self.to_arrow(metrics))
 
-    def to_xarray(self, metric: str, x: XAxis = "step", grid: int | Floats = 200) -> Any:
+    def to_xarray(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200) -> Any:
         """Return `curve` as an `xarray.DataArray` with the dimensions config, seed and x."""
         from trieye.results import conversion
 
         conversion.package("xarray", "to_xarray()")
-        return conversion.xarray_of(self.curve(metric, x, grid), metric, x, self.configs, self.seeds)
+        name = metric if isinstance(metric, str) else metric[0]
+        return conversion.xarray_of(self.curve(metric, x, grid), name, x, self.configs, self.seeds)
 
     def to_rliable(
-        self, metric: str, algorithm: str, task: str | None = None, *, last: float = 0.1, steps: int | None = None
+        self, metric: Metric, algorithm: str, task: str | None = None, *, last: float = 0.1, steps: int | None = None
     ) -> dict[str, Floats]:
         """Return the scores that rliable takes: for each algorithm `[runs, tasks]`, without rliable itself.
 
@@ -350,7 +383,7 @@ class Results:
 class _Found:
     """What results share that come of one loading: points that were read, problems, sweeps."""
 
-    def __init__(self, problems: Problems, sweeps: Collection[str]) -> None:
+    def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> None:
         self.problems, self.sweeps = problems, sweeps
         self._points: dict[str, dict[str, Series]] = {}
         self._whole: set[str] = set()
@@ -390,7 +423,7 @@ def _of_task(runs: Results, task: str, value: Any) -> Results:
     return runs.split(task).get(value, runs.where({f"{task}__in": []}, strict=True))
 
 
-def _by_seed(runs: Results, metric: str, last: float, steps: int | None, name: str) -> dict[int, float]:
+def _by_seed(runs: Results, metric: Metric, last: float, steps: int | None, name: str) -> dict[int, float]:
     if len(runs.configs) > 1:
         differ = ", ".join(runs.configs[0])
         raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; choose one with where()")

@@ -18,7 +18,7 @@ from trieye.journal.ranges import Range
 from trieye.process.lock import is_alive
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in
+from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
 
 CONFIGS = "configs.json"
 
@@ -44,13 +44,16 @@ class RunDirectories:
         self._homes: dict[str, Path] = {}
         self._files: dict[Path, tuple[Compacted | None, list[str]]] = {}  # and the runs that are still as in the file
 
-    def run(self, directory: Path, home: Path, *, job: int | None = None) -> StoredRun | None:
+    def run(
+        self, directory: Path, home: Path, *, job: int | None = None, varied: Mapping[str, str] | None = None
+    ) -> StoredRun | None:
         """Return the run in a directory; None, and a problem, if it does not tell who it is.
 
         Args:
             directory: Of the run, absolute and without links.
             home: Of the app or the sweep.
             job: Its number in the sweep.
+            varied: What varies there.
         """
         try:
             record = RunRecord.read(directory / RUN_RECORD)
@@ -78,6 +81,7 @@ class RunDirectories:
             run_id=record.run_id,
             sweep=str(home) if job is not None else record.group or "",
             job=job,
+            varied={key: typed(value) for key, value in (varied or {}).items()},
         )
 
     def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:

@@ -72,6 +72,7 @@ class StoredRun:
         run_id: Identity of a run of trieye, the same in its directory and in MLflow; empty for others.
         sweep: Directory of its sweep; empty if it belongs to none.
         job: Its number there.
+        varied: What varies in its sweep, by key, as far as it is no parameter, such as the choice of a config group.
     """
 
     path: str
@@ -87,6 +88,7 @@ class StoredRun:
     run_id: str = ""
     sweep: str = ""
     job: int | None = None
+    varied: Mapping[str, Any] = field(default_factory=dict)
 
 
 def typed(text: str) -> Any:

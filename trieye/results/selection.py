@@ -69,7 +69,7 @@ def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
     Raises:
         ConfigurationError: No run knows it, or it may be several.
     """
-    known = dict.fromkeys(key for run in runs for key in run.params)
+    known = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied))
     if asked in known:
         return asked
     if asked in ATTRIBUTES:
@@ -81,7 +81,7 @@ def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
         raise ConfigurationError(f"{asked}: this may be {' or '.join(sorted(found))}; say which")
     last_parts = {key.rpartition(".")[2] for key in known}
     hint = did_you_mean(asked, [*known, *last_parts, *ATTRIBUTES])
-    differing = varying(list(runs)) or sorted(known)
+    differing = compared_by(list(runs)) or sorted(known)
     more = ", ..." if len(differing) > _MAX_SHOWN else ""
     shown = ", ".join(differing[:_MAX_SHOWN]) + more
     raise ConfigurationError(f"{asked}: no run has such a parameter{hint} (what differs: {shown or 'nothing'})")
@@ -91,6 +91,8 @@ def value_of(run: StoredRun, key: str) -> Any:
     """Return what a run has for a whole key; `MISSING` if nothing."""
     if key in run.params:
         return run.params[key]
+    if key in run.varied:
+        return run.varied[key]
     if key not in ATTRIBUTES:
         return MISSING
     value = getattr(run, key)
@@ -111,6 +113,13 @@ def varying(runs: Sequence[StoredRun]) -> list[str]:
     """Return the parameters, but for seeds, in which runs differ, or which only some of them have."""
     keys = dict.fromkeys(key for run in runs for key in run.params if not is_seed(key))
     return [key for key in keys if len({identity(run.params.get(key, MISSING)) for run in runs}) > 1]
+
+
+def compared_by(runs: Sequence[StoredRun]) -> list[str]:
+    """Return by what runs are compared if nobody says: what varies in their sweeps, or else all that differs."""
+    varied = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
+    differing = [key for key in varied if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
+    return differing or varying(runs)
 
 
 def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[StoredRun]]:

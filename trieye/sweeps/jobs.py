@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import JournalError
+from trieye.sweeps.grid import bare
 from trieye.sweeps.record import Record
 
 STATUS, OUTPUT, RUN = "status.json", "output.log", "run"
@@ -110,6 +111,11 @@ class JobRecord(Record, kw_only=True):
     step: int | None = None
     objective: float | None = None
     error: str | None = None
+
+    def values(self, varying: Collection[str]) -> dict[str, str]:
+        """Return what it was started with of these keys."""
+        pairs = (word.partition("=") for word in self.overrides)
+        return {bare(key): value for key, _, value in pairs if bare(key) in varying}
 
     def fail(self, error: str) -> None:
         """Note why it failed, now."""

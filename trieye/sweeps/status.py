@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.exceptions import SerializationError
-from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.record import SweepRecord
 
@@ -65,8 +64,7 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None, varyi
     if record is None:
         return JobStatus(index, "missing", values or {})
     if values is None:
-        pairs = (word.partition("=") for word in record.overrides)
-        values = {bare(key): value for key, _, value in pairs if bare(key) in varying}
+        values = record.values(varying)
     state = record.state_now
     how: How = "incomplete" if state == "lost" or state == "interrupted" else state  # noqa: PLR1714 - for mypy
     saved = how == "incomplete" and any((directory / RUN / "checkpoints").glob("checkpoint_step_*"))

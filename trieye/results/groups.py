@@ -1,0 +1,227 @@
+"""Groups: the runs that figures compare, a group for each line of a table or a plot, with a config for each task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+from trieye.results import selection
+from trieye.results.aligned import Between, Floats, XAxis
+from trieye.results.results import Metric, Results
+
+_MAX_KEYS = 6
+_MAX_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a run comes to one number.
+
+    Attributes:
+        metric: The metric, or its names in several programs.
+        last: The last part of a run's points, whose mean counts.
+        steps: Instead, the points of a run's last so many steps.
+        partial: Whether runs count that have not come to their end.
+        ranges: Lowest and highest score of a task, which become 0 and 1; other tasks stay as they are.
+    """
+
+    metric: Metric
+    last: float = 0.1
+    steps: int | None = None
+    partial: bool = False
+    ranges: Mapping[str, tuple[float, float]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the metric."""
+        return self.metric if isinstance(self.metric, str) else self.metric[0]
+
+    def scaled(self, values: Floats, tasks: Sequence[str]) -> Floats:
+        """Return values `[seed, task, ...]` in the ranges of their tasks.
+
+        Raises:
+            ConfigurationError: A range is of no task, or empty.
+        """
+        for task, (low, high) in (self.ranges or {}).items():
+            if task not in tasks:
+                raise ConfigurationError(f"range of {task}: there is no such task{did_you_mean(task, tasks)} ({tasks})")
+            if not low < high:
+                raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
+            place = tasks.index(task)
+            values[:, place] = (values[:, place] - low) / (high - low)
+        return values
+
+
+class Groups:
+    """Runs by what they are compared by.
+
+    Attributes:
+        labels: The name of each group.
+        values: What each group has, of what they are compared by.
+        tasks: The tasks that each is measured in; one, without a name, if nothing was said of tasks.
+        rows: For each group and task the number of its config; None if it has none.
+        keys: What they are compared by.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        labels: Sequence[str],
+        values: Sequence[Mapping[str, Any]],
+        rows: Sequence[Sequence[Sequence[int]]],
+        tasks: Sequence[str],
+        keys: Sequence[str] = (),
+    ) -> None:
+        self.results, self.labels, self.values, self.tasks, self.keys = (
+            results,
+            list(labels),
+            list(values),
+            list(tasks),
+            list(keys),
+        )
+        self._candidates = rows
+
+    @classmethod
+    def of(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> "Groups":
+        """Sort runs into groups.
+
+        Args:
+            results: The runs.
+            by: Parameters by which runs are compared; none: what varies in their sweeps, or else all that differs.
+            task: The parameter that tells environments apart.
+
+        Raises:
+            ConfigurationError: There is no run, or a key is unknown.
+        """
+        if not len(results):
+            raise ConfigurationError("no run is left to look at; ask for less by --where")
+        runs = results.runs
+        task_key = None if task is None else selection.resolve(task, runs)
+        keys = [selection.resolve(key, runs) for key in by] or [
+            key for key in selection.compared_by(runs) if key != task_key
+        ]
+        firsts = [next(run for run in row if run is not None) for row in results.table]
+        tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
+        found: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
+        for number, first in enumerate(firsts):
+            held = {key: selection.value_of(first, key) for key in keys}
+            values = {key: None if value is selection.MISSING else value for key, value in held.items()}
+            name: tuple[Any, ...] = tuple(selection.identity(value) for value in held.values())
+            if keys and all(value is selection.MISSING for value in held.values()):  # a run of another program
+                values[""] = _name_of(first)
+                name = (values[""],)
+            _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
+            rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
+        labels = [_label(values, keys) for values, _ in found.values()]
+        return cls(
+            results, labels, [held for held, _ in found.values()], [rows for _, rows in found.values()], tasks, keys
+        )
+
+    @property
+    def rows(self) -> list[list[int | None]]:
+        """The number of the config of each group and task; None if it has none.
+
+        Raises:
+            ConfigurationError: A group has several in a task.
+        """
+        found: list[list[int | None]] = []
+        for label, tasks in zip(self.labels, self._candidates, strict=True):
+            for task, candidates in zip(self.tasks, tasks, strict=True):
+                if len(candidates) > 1:
+                    raise ConfigurationError(self._ambiguous(f"{label} in {task}" if task else label, candidates))
+            found.append([candidates[0] if candidates else None for candidates in tasks])
+        return found
+
+    def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
+        configs = [self.results.configs[number] for number in candidates]
+        differ = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
+        shown = ", ".join(differ[:_MAX_SHOWN]) + (", ..." if len(differ) > _MAX_SHOWN else "")
+        return (
+            f"{name} is {len(candidates)} configs, which differ in {shown}; compare by that, too (--by), or choose "
+            "some of them (--where), or the best one (--best)"
+        )
+
+    def best(self, scoring: Scoring, mode: str) -> "Groups":
+        """Return the same groups, each with the config that has the best mean in each task.
+
+        What was chosen because it looks best looks better than it is.
+
+        Raises:
+            ConfigurationError: No run has the metric.
+        """
+        sign = 1.0 if mode == "max" else -1.0
+        values = self._values(scoring) * sign
+        means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
+        chosen = [
+            [[max(held, key=lambda number: means[number])] if held else [] for held in tasks]
+            for tasks in self._candidates
+        ]
+        return Groups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
+
+    def scores(self, scoring: Scoring) -> list[Floats]:
+        """Return the scores of each group, `[seed, task]`; NaN where a run is missing.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        values = self._values(scoring)
+        return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
+
+    def curves(
+        self, scoring: Scoring, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
+    ) -> tuple[Floats, list[Floats]]:
+        """Return a grid `[point]`, and the curves of each group on it, `[seed, task, point]`; NaN where there is none.
+
+        Raises:
+            ConfigurationError: No run has the metric or the axis, or a group has several configs.
+        """
+        found = self.results.curve(scoring.metric, x, grid, between)
+        if not len(found.x):
+            raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see what is said of it above")
+        return found.x, [scoring.scaled(self._of(found.y, row), self.tasks) for row in self.rows]
+
+    def _values(self, scoring: Scoring) -> Floats:
+        return self.results.values(scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial)
+
+    def _of(self, values: Floats, row: Sequence[int | None]) -> Floats:
+        """Return what is `[config, seed, ...]` as `[seed, task, ...]` of one group."""
+        numbers = [number for number in row if number is not None]
+        held = [run for number in numbers for run in self.results.table[number] if run is not None]
+        columns = [
+            column
+            for column in range(len(self.results.seeds))
+            if any(self.results.table[number][column] is not None for number in numbers)
+        ]
+        expected = set[int]().union(*map(self.results.seeds_near, {(run.app, run.sweep): run for run in held}.values()))
+        num_lost = len(expected - {self.results.seeds[column] for column in columns})
+        made = np.full((len(columns) + num_lost, len(self.tasks), *values.shape[2:]), np.nan)
+        for place, number in enumerate(row):
+            if number is not None:
+                made[: len(columns), place] = values[number, columns]
+        return made
+
+
+def _text(run: Any, key: str) -> str:
+    value = selection.value_of(run, key)
+    return "" if value is selection.MISSING else str(value)
+
+
+def _name_of(run: Any) -> str:
+    return str(run.params.get("tb_log_name", run.app))
+
+
+def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    if "" in values:
+        return str(values[""])
+    if len(keys) == 1 and isinstance(values[keys[0]], str):
+        return str(values[keys[0]])
+    held = [(key.rpartition(".")[2], value) for key, value in values.items() if value is not None]
+    shown = [f"{key}={_shown(value)}" for key, value in held[:_MAX_KEYS]]
+    return " ".join(shown) + (" ..." if len(held) > _MAX_KEYS else "") or "all runs"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
