@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "compare two runs: config, commit, packages, metrics",
     "watch": "live view of a run: metrics, rates, sinks, checkpoints",
     "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
+    "results": "tables, curves, comparisons and reports of many runs",
     "checkpoints": "list what a run has saved",
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",

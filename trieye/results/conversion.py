@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results.aligned import Curve
 from trieye.results.runs import Series, StoredRun
 from trieye.results.selection import MISSING
 
+_FORMATS = (".parquet", ".csv", ".feather")
 Values = Mapping[str, Any]
 
 
@@ -65,6 +68,41 @@ def _plain(values: Sequence[Any]) -> pa.Array:
         return pa.array(held)
     except (pa.ArrowException, TypeError, OverflowError):
         return pa.array([None if value is None else str(value) for value in held], pa.string())
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table in the format that the name of the file ends with.
+
+    Raises:
+        ConfigurationError: There is no such format, or the file cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        hint = did_you_mean(suffix, _FORMATS)
+        raise ConfigurationError(
+            f"{path}: {suffix or 'no suffix'} is no format of tables{hint} ({', '.join(_FORMATS)})"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        if suffix == ".parquet":
+            from pyarrow import parquet
+
+            parquet.write_table(table, part, compression="zstd")
+        elif suffix == ".feather":
+            from pyarrow import feather
+
+            feather.write_feather(table, str(part))
+        else:
+            from pyarrow import csv
+
+            whole = [
+                column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
+            ]
+            csv.write_csv(pa.table(whole, names=table.column_names), part)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
 
 def xarray_of(curve: Curve, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:

@@ -11,6 +11,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.results import selection
 from trieye.results.aligned import Between, Floats, XAxis
 from trieye.results.results import Metric, Results
+from trieye.results.runs import is_seed
 
 _MAX_KEYS = 6
 _MAX_SHOWN = 4
@@ -103,6 +104,7 @@ class Groups:
         keys = [selection.resolve(key, runs) for key in by] or [
             key for key in selection.compared_by(runs) if key != task_key
         ]
+        results = results.told_apart([key for key in keys if not is_seed(key)])
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
         found: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
@@ -182,6 +184,20 @@ class Groups:
         if not len(found.x):
             raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see what is said of it above")
         return found.x, [scoring.scaled(self._of(found.y, row), self.tasks) for row in self.rows]
+
+    def differences(self) -> dict[str, list[Any]]:
+        """Return the parameters in which the groups differ, seeds aside: the value of each; None where it has none."""
+        firsts = []
+        for tasks in self._candidates:
+            numbers = [number for candidates in tasks for number in candidates]
+            firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
+        keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if not is_seed(key))
+        found = {}
+        for key in keys:
+            values = [selection.value_of(run, key) for run in firsts]
+            if len({selection.identity(value) for value in values}) > 1:
+                found[key] = [None if value is selection.MISSING else value for value in values]
+        return found
 
     def _values(self, scoring: Scoring) -> Floats:
         return self.results.values(scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial)

@@ -44,6 +44,11 @@ class Selection:
     p_as_good: Floats
     not_worse: tuple[int, ...]
 
+    @property
+    def ranked(self) -> list[int]:
+        """The indices of all configs by how probable it is that each is as good as the best one."""
+        return sorted(range(len(self.estimates)), key=lambda config: -float(self.p_as_good[config]))
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -1,6 +1,7 @@
 """load: from a path, an address or several of them to the runs that are there, of whatever program."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -66,7 +67,11 @@ class _Found:
 
     def add(self, place: Place) -> None:
         """Look for runs at a place."""
-        path = _path_of(place)
+        path, known = _path_of(place), len(self._runs)
+        self._add_path(place, path)
+        self._runs[known:] = [replace(run, place=str(place)) for run in self._runs[known:]]
+
+    def _add_path(self, place: Place, path: Path) -> None:
         if path.is_file():
             self._add_file(path)
         elif not self._walk(path, path):

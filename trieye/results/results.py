@@ -1,6 +1,6 @@
 """Results: runs that were found, selected by what they are and read as arrays; selecting reads nothing."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -34,9 +34,9 @@ class Results:
         runs: The runs.
     """
 
-    def __init__(self, runs: Sequence[StoredRun], found: "_Found") -> None:
+    def __init__(self, runs: Sequence[StoredRun], found: "_Found", by: Sequence[str] = ()) -> None:
         self.runs = list(runs)
-        self._found = found
+        self._found, self._by = found, by
 
     @classmethod
     def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
@@ -79,7 +79,7 @@ class Results:
         """
         asked = {**(conditions or {}), **more}
         tests = [selection.condition(key, value, self.runs, strict=strict) for key, value in asked.items()]
-        return self._with(run for run in self.runs if all(test(run) for test in tests))
+        return self.only(run for run in self.runs if all(test(run) for test in tests))
 
     def split(self, key: str) -> dict[Any, Self]:
         """Return the runs by their value of a parameter, in the order in which each is found; None if they lack it.
@@ -89,7 +89,7 @@ class Results:
         """
         key = selection.resolve(key, self.runs)
         groups = selection.grouped(self.runs, [key]).values()
-        return {_shown(selection.value_of(runs[0], key)): self._with(runs) for runs in groups}
+        return {_shown(selection.value_of(runs[0], key)): self.only(runs) for runs in groups}
 
     def slice(self, key: str, *, at: StoredRun) -> dict[Any, Self]:
         """Return the runs that differ from one in this parameter only, and in their seed, by their value of it.
@@ -99,7 +99,7 @@ class Results:
         """
         key = selection.resolve(key, [*self.runs, at])
         near = [run for run in self.runs if selection.differences(run.params, at.params) <= {key}]
-        return self._with(near).split(key) if near else {}
+        return self.only(near).split(key) if near else {}
 
     def find(self, run: StoredRun, ignore: Sequence[str] = ()) -> StoredRun | None:
         """Return the first run with the same parameters and seed as another one, but for those that are ignored.
@@ -148,10 +148,15 @@ class Results:
                 chosen = number
         if chosen is None:
             raise ConfigurationError(f"{metric}: no run has a value of it that is a number")
-        return self._with(run for run in self._layout[2][chosen] if run is not None)
+        return self.only(run for run in self._layout[2][chosen] if run is not None)
 
-    def _with(self, runs: Any) -> Self:
-        return type(self)(list(runs), self._found)
+    def told_apart(self, by: Sequence[str]) -> Self:
+        """Return the same runs, which are of one config only if they also have these in common, such as their app."""
+        return type(self)(self.runs, self._found, by)
+
+    def only(self, runs: Iterable[StoredRun]) -> Self:
+        """Return some of these runs."""
+        return type(self)(list(runs), self._found, self._by)
 
     # what the places of arrays stand for
 
@@ -182,7 +187,7 @@ class Results:
 
     @cached_property
     def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[StoredRun | None]]]:
-        keys = selection.varying(self.runs)
+        keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
         groups = list(selection.grouped(self.runs, keys).values())
         configs = [{key: _shown(selection.value_of(runs[0], key)) for key in keys} for runs in groups]
         return configs, *selection.replicates(groups, self._found.problems.note)

@@ -72,7 +72,8 @@ class StoredRun:
         run_id: Identity of a run of trieye, the same in its directory and in MLflow; empty for others.
         sweep: Directory of its sweep; empty if it belongs to none.
         job: Its number there.
-        varied: What varies in its sweep, by key, as far as it is no parameter, such as the choice of a config group.
+        varied: What varies in its sweep, by key, such as the choice of a config group, which is no parameter.
+        place: What was given to `load`, where it was found.
     """
 
     path: str
@@ -89,6 +90,7 @@ class StoredRun:
     sweep: str = ""
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
 
 
 def typed(text: str) -> Any:

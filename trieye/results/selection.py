@@ -13,7 +13,7 @@ from trieye.results.runs import StoredRun, is_seed
 MISSING = object()
 """What a run has that lacks a parameter."""
 
-ATTRIBUTES = ("seed", "name", "app", "status", "axis", "job", "sweep")
+ATTRIBUTES = ("seed", "name", "app", "status", "axis", "job", "sweep", "place")
 """What can be asked for besides parameters, where no parameter has that name."""
 
 _MAX_SHOWN = 8

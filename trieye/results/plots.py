@@ -1,0 +1,179 @@
+"""Plots of results by matplotlib: readable at the width of a paper's column, also in grey and by the colour-blind.
+
+Each function returns a `matplotlib.figure.Figure`, which `save` writes; none of them opens a window.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+from trieye.results.hyperparameters import Setting
+from trieye.results.statistics import Band, Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = ("png", "svg", "pdf")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+"""Those of Okabe and Ito (2008) that can be told from white and from black, and a grey."""
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_WIDTH, _HEIGHT = 4.8, 3.2
+"""Inches; with letters of 9 points it can be printed at the width of a column, 3.3 inches."""
+_STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5, "svg.fonttype": "none", "svg.hashsalt": "trieye", "savefig.dpi": 200, "pdf.fonttype": 42,
+    "font.family": "sans-serif",
+}  # fmt: skip
+_FEW_DECADES = 2.0
+_NAMES = {"step": "step", "env_steps": "environment steps", "updates": "updates", "wall_time": "wall time [s]"}
+
+
+def style() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and saved."""
+    return mpl.rc_context(_STYLE)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the name of the file ends with.
+
+    Raises:
+        ConfigurationError: There is no such format, or the file cannot be written.
+    """
+    suffix = path.suffix.lstrip(".").lower()
+    if suffix not in FORMATS:
+        hint = did_you_mean(suffix, FORMATS)
+        raise ConfigurationError(
+            f"{path}: {suffix or 'no suffix'} is no format of pictures{hint} ({', '.join(FORMATS)})"
+        )
+    metadata = {"Date": None} if suffix == "svg" else {}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with style():
+            figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error
+
+
+def curves(
+    bands: Mapping[str, Band], metric: str, x: str, *, what: str, runs: Mapping[str, Any] | None = None
+) -> Figure:
+    """Return learning curves, each with the band of its intervals, and how many runs each is made of.
+
+    Where a curve is made of fewer runs than at its best place, it is drawn thinner: runs are missing or have ended.
+
+    Args:
+        bands: The curves by label.
+        metric: Name of the metric, for the axis.
+        x: What the axis counts.
+        what: Of which aggregate and interval these are, for the axis.
+        runs: Curves of single runs `[run, point]` by label, drawn faintly.
+    """
+    figure, axes = _figure()
+    for number, (label, band) in enumerate(bands.items()):
+        color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
+        for run in () if runs is None else runs[label]:
+            axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
+        most = int(band.n.max(initial=0))
+        is_whole = band.n == most
+        axes.fill_between(band.at, band.low, band.high, color=color, alpha=0.18, linewidth=0)
+        axes.plot(
+            band.at, np.where(is_whole, band.value, np.nan), color=color, linestyle=line, label=f"{label} (n={most})"
+        )
+        if not is_whole.all():
+            near = ~is_whole | np.append(~is_whole[1:], False) | np.append(False, ~is_whole[:-1])
+            axes.plot(band.at, np.where(near, band.value, np.nan), color=color, linestyle=line, linewidth=0.75)
+    axes.set_xlabel(_NAMES.get(x, x))
+    axes.set_ylabel(f"{metric}\n{what}")
+    _large_numbers(axes)
+    _legend(figure, axes, len(bands))
+    return figure
+
+
+def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
+    """Return performance profiles: the fraction of runs that score more, over the score."""
+    figure, axes = _figure()
+    for number, (label, band) in enumerate(bands.items()):
+        color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
+        axes.plot(band.at, band.value, color=color, linestyle=line, label=label, drawstyle="steps-post")
+        axes.fill_between(band.at, band.low, band.high, color=color, alpha=0.18, linewidth=0, step="post")
+    axes.set_xlabel(f"{metric}  (τ)")
+    axes.set_ylabel("fraction of runs with more than τ")
+    axes.set_ylim(-0.02, 1.02)
+    _legend(figure, axes, len(bands))
+    return figure
+
+
+def intervals(rows: Mapping[str, Estimate], label: str, *, reference: float | None = None) -> Figure:
+    """Return figures with their intervals, a row for each; `reference` is where nothing differs."""
+    figure, axes = _figure(height=0.75 + 0.32 * len(rows))
+    for number, estimate in enumerate(rows.values()):
+        color = COLORS[number % len(COLORS)]
+        if estimate.low is not None and estimate.high is not None:
+            axes.plot([estimate.low, estimate.high], [number, number], color=color, linewidth=4, alpha=0.35)
+        axes.plot(estimate.value, number, color=color, marker="o", markersize=5, linestyle="none")
+    if reference is not None:
+        axes.axvline(reference, color="0.5", linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(rows)), [f"{name} (n={estimate.n})" for name, estimate in rows.items()])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(label)
+    return figure
+
+
+def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str) -> Figure:
+    """Return what came of each value of a parameter: with the others at their best, and on the average, dotted."""
+    figure, axes = _figure()
+    values = list(dict.fromkeys(setting.value for settings in lines.values() for setting in settings))
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    at = {value: float(value) if numeric else place for place, value in enumerate(values)}
+    for number, (label, settings) in enumerate(lines.items()):
+        color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
+        x = np.array([at[setting.value] for setting in settings])
+        best = [setting.best for setting in settings]
+        ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in best]
+        low, high = np.array(ends, np.float64).reshape(-1, 2).T
+        axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.plot(x, [one.value for one in best], color=color, marker=marker, markersize=4, label=label)
+        if any(len(setting.configs) > 1 for setting in settings):
+            mean = [setting.mean.value for setting in settings]
+            axes.plot(x, mean, color=color, linestyle=":", linewidth=1, label=f"{label}, mean of all".lstrip(", "))
+    places = sorted(at.values())
+    if numeric and places[0] > 0 and np.log10(places[-1] / places[0]) >= np.log10(_FEW_DECADES * 10):
+        axes.set_xscale("log")
+    elif not numeric:
+        axes.set_xticks(range(len(values)), [str(value) for value in values])
+    axes.set_xlabel(param)
+    axes.set_ylabel(metric)
+    if len(lines) > 1 or any(len(setting.configs) > 1 for held in lines.values() for setting in held):
+        _legend(figure, axes, len(lines))
+    return figure
+
+
+def _figure(height: float = _HEIGHT) -> "tuple[Figure, Axes]":
+    with style():
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def _large_numbers(axes: "Axes") -> None:
+    low, high = axes.get_xlim()
+    if max(abs(low), abs(high)) >= 10_000:  # noqa: PLR2004
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _legend(figure: Figure, axes: "Axes", num: int) -> None:
+    with style():
+        if num > 4:  # noqa: PLR2004 - more would hide the curves
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        else:
+            axes.legend()

@@ -1,0 +1,133 @@
+"""Tables of results for a terminal: each figure with its interval, and how many runs it is made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from trieye.results.hyperparameters import Selection, Setting
+from trieye.results.statistics import Estimate
+
+MISSING = "red"
+
+
+def number(value: float | None) -> str:
+    """Return a number with four digits that count."""
+    if value is None or np.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"  # noqa: PLR2004
+
+
+def interval(estimate: Estimate) -> str:
+    """Return the interval of a figure, or why there is none."""
+    if estimate.low is None or estimate.high is None:
+        return "no CI (n=1)" if estimate.n == 1 else "no CI"
+    return f"[{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def runs(estimate: Estimate) -> Text:
+    """Return how many runs a figure is made of, and how many are missing."""
+    missing = f" ({estimate.n_missing} missing)" if estimate.n_missing else ""
+    return Text.assemble(str(estimate.n), (missing, MISSING))
+
+
+def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title: str, confidence: float) -> Table:
+    """Return a table with a row for each group: the main figure with its interval, then the others.
+
+    Args:
+        rows: Of each group its figures by name; all have the same ones.
+        main: The name of the figure with an interval.
+        title: What is shown.
+        confidence: Of the intervals.
+    """
+    table = _table(title)
+    table.add_column("", overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column(main, justify="right", style="bold")
+    table.add_column(f"{confidence:.0%} CI", justify="right")
+    others = [name for figures in list(rows.values())[:1] for name in figures if name != main]
+    for name in others:
+        table.add_column(name, justify="right")
+    for label, figures in rows.items():
+        shown = [number(figures[name].value) for name in others]
+        held = figures[main]
+        table.add_row(Text(label), runs(held), number(held.value), interval(held), *shown)
+    return table
+
+
+def pairs_table(pairs: Sequence[tuple[str, str, Estimate, Estimate]], stat: str, *, title: str) -> Table:
+    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate."""
+    table = _table(title)
+    for name in ("X", "Y"):
+        table.add_column(name, overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column("P(X > Y)", justify="right", style="bold")
+    table.add_column("CI", justify="right")
+    table.add_column(f"{stat} of X - Y", justify="right", style="bold")
+    table.add_column("CI", justify="right")
+    for x, y, chance, gap in pairs:
+        table.add_row(
+            Text(x), Text(y), runs(gap), number(chance.value), interval(chance), number(gap.value), interval(gap)
+        )
+    return table
+
+
+def settings_table(lines: Mapping[str, Sequence[Setting]], param: str, labels: Sequence[str], *, title: str) -> Table:
+    """Return what came of each value of a parameter."""
+    table = _table(title)
+    if len(lines) > 1:
+        table.add_column("")
+    table.add_column(param, justify="right")
+    table.add_column("runs", justify="right")
+    table.add_column("best of the others", justify="right", style="bold")
+    table.add_column("CI", justify="right")
+    table.add_column("mean of all", justify="right")
+    table.add_column("best config", overflow="fold")
+    for label, settings in lines.items():
+        for setting in settings:
+            best = "" if setting.best_config is None else labels[setting.best_config]
+            row: list[Any] = [str(setting.value), runs(setting.best), number(setting.best.value)]
+            row += [interval(setting.best), number(setting.mean.value), Text(best)]
+            table.add_row(*([label, *row] if len(lines) > 1 else row))
+    return table
+
+
+def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> Table:
+    """Return the configs, the best first, with how sure it is that each is the best one."""
+    table = _table(title)
+    table.add_column("", overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column(stat, justify="right", style="bold")
+    table.add_column("CI", justify="right")
+    table.add_column("P(best)", justify="right")
+    table.add_column("", overflow="fold")
+    order = [selection.best, *(place for place in selection.ranked if place != selection.best)]
+    for place in order[:most]:
+        held = selection.estimates[place]
+        note = (
+            "the best" if place == selection.best else "not told apart from it" if place in selection.not_worse else ""
+        )
+        chance = number(float(selection.p_best[place]))
+        table.add_row(Text(labels[place]), runs(held), number(held.value), interval(held), chance, note)
+    if len(order) > most:
+        table.caption = f"and {len(order) - most} more"
+    return table
+
+
+def differences_table(found: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> Table:
+    """Return the parameters in which configs differ."""
+    table = _table("what differs")
+    for name in ("parameter", *labels):
+        table.add_column(Text(name), overflow="fold")
+    for key, values in list(found.items())[:most]:
+        table.add_row(Text(key), *(Text("-" if value is None else str(value)) for value in values))
+    if len(found) > most:
+        table.caption = f"and {len(found) - most} more"
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", caption_justify="left")

@@ -1,0 +1,46 @@
+"""Curves in a terminal, by plotext."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import plotext  # type: ignore[import-untyped]
+from rich.console import Console
+
+from trieye.results.statistics import Band
+from trieye.results.tables import number
+
+_MAX_WIDTH, _HEIGHT = 100, 20
+_COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
+
+
+def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> str:
+    """Return curves as text, without their intervals: what each is at its end stands below.
+
+    Args:
+        bands: The curves by label.
+        metric: Name of the metric.
+        x: What the axis counts.
+        console: Where it is to be shown: its width, and whether it has colors.
+    """
+    width = min(console.width, _MAX_WIDTH)
+    plotext.clear_figure()
+    plotext.plot_size(width, _HEIGHT)
+    plotext.theme("clear")
+    for place, (label, band) in enumerate(bands.items()):
+        is_known = ~np.isnan(band.value)
+        color = _COLORS[place % len(_COLORS)]
+        points = band.at[is_known].tolist(), band.value[is_known].tolist()
+        plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
+    plotext.title(metric)
+    plotext.xlabel(x)
+    drawn = str(plotext.build())
+    lines = [drawn if console.is_terminal and not console.no_color else plotext.uncolorize(drawn)]
+    for label, band in bands.items():
+        known = np.flatnonzero(~np.isnan(band.value))
+        if not len(known):
+            lines.append(f"{label}: no value")
+            continue
+        end = known[-1]
+        held = f"[{number(band.low[end])}, {number(band.high[end])}]" if not np.isnan(band.low[end]) else "no CI"
+        lines.append(f"{label}: {number(band.value[end])} {held} at {number(band.at[end])}, of {band.n[end]} runs")
+    return "\n".join(lines)
