@@ -24,7 +24,6 @@ from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
 
-STATS: tuple[Aggregate, ...] = ("iqm", "median", "mean")
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
 _MOST_PROBLEMS = 10
 _MOST_PAIRS = 15
@@ -134,7 +133,8 @@ def table(options: argparse.Namespace) -> int:
     asked = Asked(options)
     groups = asked.groups()
     scores = groups.scores(asked.scoring)
-    names = dict.fromkeys([asked.stat, *STATS])
+    median: Aggregate = "run_median" if len(groups.tasks) == 1 else "median"  # that of one task's mean is the mean
+    names: dict[Aggregate, None] = dict.fromkeys([asked.stat, "iqm", median, "mean"])
     found = {
         label: {name: statistics.aggregate(held, name, **asked.intervals) for name in names}
         for label, held in zip(groups.labels, scores, strict=True)
@@ -155,7 +155,7 @@ def table(options: argparse.Namespace) -> int:
         from trieye.results import plots
 
         figures = {label: figures[asked.stat] for label, figures in rows.items()}
-        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})"), options.out)
+        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})", labels=groups.labels), options.out)
     asked.tell()
     return 0
 
@@ -170,8 +170,10 @@ def curve(options: argparse.Namespace) -> int:
         for label, values in zip(groups.labels, curves, strict=True)
     }
     name = asked.scoring.name
+    counted = {run.axis for run in asked.results}
+    x = counted.pop() if options.x == "step" and len(counted) == 1 else options.x
     if options.json:
-        asked.plain({"x": options.x, "curves": [{"label": label, "band": band} for label, band in bands.items()]})
+        asked.plain({"x": x, "curves": [{"label": label, "band": band} for label, band in bands.items()]})
         return 0
     if options.out is not None:
         from trieye.results import plots
@@ -181,11 +183,11 @@ def curve(options: argparse.Namespace) -> int:
             for label, held in zip(groups.labels, curves, strict=True)
         }
         what = f"{asked.stat}, {options.confidence:.0%} CI"
-        _save(plots.curves(bands, name, options.x, what=what, runs=runs if options.runs else None), options.out)
+        _save(plots.curves(bands, name, x, what=what, runs=runs if options.runs else None), options.out)
     else:
         from trieye.results.terminal import curves as in_terminal
 
-        print(in_terminal(bands, name, options.x, asked.console))
+        print(in_terminal(bands, name, x, asked.console))
     asked.tell()
     return 0
 

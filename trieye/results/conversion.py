@@ -1,5 +1,6 @@
 """Conversion: points and curves as tables and arrays of other packages, which are imported when they are asked for."""
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -96,13 +97,20 @@ def write_table(table: pa.Table, path: Path) -> None:
         else:
             from pyarrow import csv
 
-            whole = [
-                column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
-            ]
+            whole = [_flat(column) for column in table.columns]
             csv.write_csv(pa.table(whole, names=table.column_names), part)
         part.replace(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
+
+
+def _flat(column: Any) -> Any:
+    """Return a column as text files can hold it: lists and objects as JSON."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_nested(column.type):
+        return pa.array([None if value is None else json.dumps(value) for value in column.to_pylist()], pa.string())
+    return column
 
 
 def xarray_of(curve: Curve, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:

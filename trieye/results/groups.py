@@ -226,7 +226,7 @@ def _text(run: Any, key: str) -> str:
 
 
 def _name_of(run: Any) -> str:
-    return str(run.params.get("tb_log_name", run.app))
+    return f"{run.app} {run.params['tb_log_name']}" if "tb_log_name" in run.params else str(run.app)
 
 
 def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:

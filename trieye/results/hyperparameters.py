@@ -36,6 +36,7 @@ class Selection:
         p_as_good: float64 `[config]`, in which fraction of resamples each is at least as good as `best`.
         not_worse: Indices of the configs that cannot be told from the best one, which is among them: `p_as_good` is at
             least `1 - confidence`, or one of both has a task with a single run, whose spread is unknown.
+        ranked: Indices of all configs, the best one first; those without a figure are last.
     """
 
     best: int
@@ -43,11 +44,7 @@ class Selection:
     p_best: Floats
     p_as_good: Floats
     not_worse: tuple[int, ...]
-
-    @property
-    def ranked(self) -> list[int]:
-        """The indices of all configs by how probable it is that each is as good as the best one."""
-        return sorted(range(len(self.estimates)), key=lambda config: -float(self.p_as_good[config]))
+    ranked: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,11 @@ def select(
     unsure = [table.is_complete and not (table.has_spread and tables[best].has_spread) for table in tables]
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
-    return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)))
+    sign = 1 if mode == "max" else -1
+    known = [place for place, held in enumerate(estimates) if not np.isnan(held.value)]
+    ranked = sorted(known, key=lambda place: -sign * estimates[place].value)
+    rest = (place for place in range(len(tables)) if place not in known)
+    return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked, *rest))
 
 
 def sensitivity(

@@ -69,7 +69,8 @@ def curves(
 ) -> Figure:
     """Return learning curves, each with the band of its intervals, and how many runs each is made of.
 
-    Where a curve is made of fewer runs than at its best place, it is drawn thinner: runs are missing or have ended.
+    Where a curve is made of fewer runs than at its best place, it is drawn thinner, since some are missing or have
+    ended; where it is made of fewer than half of them, it is not drawn.
 
     Args:
         bands: The curves by label.
@@ -80,18 +81,17 @@ def curves(
     """
     figure, axes = _figure()
     for number, (label, band) in enumerate(bands.items()):
+        most = int(band.n.max(initial=0))
+        if not most:
+            continue
         color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
-        most = int(band.n.max(initial=0))
-        is_whole = band.n == most
-        axes.fill_between(band.at, band.low, band.high, color=color, alpha=0.18, linewidth=0)
-        axes.plot(
-            band.at, np.where(is_whole, band.value, np.nan), color=color, linestyle=line, label=f"{label} (n={most})"
-        )
-        if not is_whole.all():
-            near = ~is_whole | np.append(~is_whole[1:], False) | np.append(False, ~is_whole[:-1])
-            axes.plot(band.at, np.where(near, band.value, np.nan), color=color, linestyle=line, linewidth=0.75)
+        value, low, high = (np.where(2 * band.n >= most, held, np.nan) for held in (band.value, band.low, band.high))
+        axes.fill_between(band.at, low, high, color=color, alpha=0.18, linewidth=0)
+        whole = np.where(band.n == most, value, np.nan)
+        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{label} (n={most})")
+        axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
     axes.set_xlabel(_NAMES.get(x, x))
     axes.set_ylabel(f"{metric}\n{what}")
     _large_numbers(axes)
@@ -113,16 +113,14 @@ def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
     return figure
 
 
-def intervals(rows: Mapping[str, Estimate], label: str, *, reference: float | None = None) -> Figure:
-    """Return figures with their intervals, a row for each; `reference` is where nothing differs."""
+def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]) -> Figure:
+    """Return figures with their intervals, a row for each, in the colors that curves of these labels have."""
     figure, axes = _figure(height=0.75 + 0.32 * len(rows))
-    for number, estimate in enumerate(rows.values()):
-        color = COLORS[number % len(COLORS)]
+    for number, (name, estimate) in enumerate(rows.items()):
+        color = COLORS[labels.index(name) % len(COLORS)]
         if estimate.low is not None and estimate.high is not None:
             axes.plot([estimate.low, estimate.high], [number, number], color=color, linewidth=4, alpha=0.35)
         axes.plot(estimate.value, number, color=color, marker="o", markersize=5, linestyle="none")
-    if reference is not None:
-        axes.axvline(reference, color="0.5", linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(rows)), [f"{name} (n={estimate.n})" for name, estimate in rows.items()])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

@@ -325,7 +325,7 @@ class Results:
         from trieye.results import conversion
 
         points = self._found.points(self.runs, metrics)
-        keys = selection.varying(self.runs)
+        keys = list(dict.fromkeys([*selection.compared_by(self.runs), *selection.varying(self.runs)]))
         params = [{key: selection.value_of(run, key) for key in keys} for run in self.runs]
         held = [{name: one for name, one in by_name.items() if len(one.steps)} for by_name in points]
         return conversion.table(self.runs, params, held)

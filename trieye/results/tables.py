@@ -10,22 +10,23 @@ from rich.text import Text
 
 from trieye.results.hyperparameters import Selection, Setting
 from trieye.results.statistics import Estimate
+from trieye.sweeps.report import headings
 
 MISSING = "red"
 
 
-def number(value: float | None) -> str:
-    """Return a number with four digits that count."""
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many digits that count."""
     if value is None or np.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"  # noqa: PLR2004
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"  # noqa: PLR2004
 
 
 def interval(estimate: Estimate) -> str:
     """Return the interval of a figure, or why there is none."""
     if estimate.low is None or estimate.high is None:
         return "no CI (n=1)" if estimate.n == 1 else "no CI"
-    return f"[{number(estimate.low)}, {number(estimate.high)}]"
+    return f"[{number(estimate.low, 3)}, {number(estimate.high, 3)}]"
 
 
 def runs(estimate: Estimate) -> Text:
@@ -45,12 +46,12 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
     """
     table = _table(title)
     table.add_column("", overflow="fold")
-    table.add_column("runs", justify="right")
-    table.add_column(main, justify="right", style="bold")
-    table.add_column(f"{confidence:.0%} CI", justify="right")
+    table.add_column("runs", justify="right", no_wrap=True)
+    table.add_column(main.replace("_", " "), justify="right", style="bold", no_wrap=True)
+    table.add_column(f"{confidence:.0%} CI", justify="right", no_wrap=True)
     others = [name for figures in list(rows.values())[:1] for name in figures if name != main]
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("run_", ""), justify="right", no_wrap=True)
     for label, figures in rows.items():
         shown = [number(figures[name].value) for name in others]
         held = figures[main]
@@ -59,39 +60,39 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
 
 
 def pairs_table(pairs: Sequence[tuple[str, str, Estimate, Estimate]], stat: str, *, title: str) -> Table:
-    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate."""
+    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate, each with its interval."""
     table = _table(title)
-    for name in ("X", "Y"):
-        table.add_column(name, overflow="fold")
-    table.add_column("runs", justify="right")
-    table.add_column("P(X > Y)", justify="right", style="bold")
-    table.add_column("CI", justify="right")
-    table.add_column(f"{stat} of X - Y", justify="right", style="bold")
-    table.add_column("CI", justify="right")
+    table.add_column("X", overflow="fold")
+    table.add_column("Y", overflow="fold")
+    for name in ("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"):
+        table.add_column(name, justify="right", no_wrap=True)
     for x, y, chance, gap in pairs:
-        table.add_row(
-            Text(x), Text(y), runs(gap), number(chance.value), interval(chance), number(gap.value), interval(gap)
-        )
+        table.add_row(Text(x), Text(y), runs(gap), _with_interval(chance), _with_interval(gap))
     return table
 
 
+def _with_interval(estimate: Estimate) -> Text:
+    return Text.assemble((number(estimate.value), "bold"), f" {interval(estimate)}")
+
+
 def settings_table(lines: Mapping[str, Sequence[Setting]], param: str, labels: Sequence[str], *, title: str) -> Table:
-    """Return what came of each value of a parameter."""
+    """Return what came of each value of a parameter; with the others at their best, where there are others."""
     table = _table(title)
+    has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
     if len(lines) > 1:
-        table.add_column("")
-    table.add_column(param, justify="right")
-    table.add_column("runs", justify="right")
-    table.add_column("best of the others", justify="right", style="bold")
-    table.add_column("CI", justify="right")
-    table.add_column("mean of all", justify="right")
-    table.add_column("best config", overflow="fold")
+        table.add_column("", overflow="fold")
+    for name in (param.rpartition(".")[2], "runs", "at best" if has_others else "value"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if has_others:
+        table.add_column("mean of all", justify="right", no_wrap=True)
+        table.add_column("the best config", overflow="fold")
     for label, settings in lines.items():
         for setting in settings:
-            best = "" if setting.best_config is None else labels[setting.best_config]
-            row: list[Any] = [str(setting.value), runs(setting.best), number(setting.best.value)]
-            row += [interval(setting.best), number(setting.mean.value), Text(best)]
-            table.add_row(*([label, *row] if len(lines) > 1 else row))
+            row: list[Any] = [str(setting.value), runs(setting.best), _with_interval(setting.best)]
+            if has_others:
+                best = "" if setting.best_config is None else labels[setting.best_config]
+                row += [number(setting.mean.value), Text(best)]
+            table.add_row(*([Text(label), *row] if len(lines) > 1 else row))
     return table
 
 
@@ -99,21 +100,20 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
     """Return the configs, the best first, with how sure it is that each is the best one."""
     table = _table(title)
     table.add_column("", overflow="fold")
-    table.add_column("runs", justify="right")
-    table.add_column(stat, justify="right", style="bold")
-    table.add_column("CI", justify="right")
+    table.add_column("runs", justify="right", no_wrap=True)
+    table.add_column(stat, justify="right", style="bold", no_wrap=True)
+    table.add_column("CI", justify="right", no_wrap=True)
     table.add_column("P(best)", justify="right")
     table.add_column("", overflow="fold")
-    order = [selection.best, *(place for place in selection.ranked if place != selection.best)]
-    for place in order[:most]:
+    for place in selection.ranked[:most]:
         held = selection.estimates[place]
         note = (
             "the best" if place == selection.best else "not told apart from it" if place in selection.not_worse else ""
         )
         chance = number(float(selection.p_best[place]))
         table.add_row(Text(labels[place]), runs(held), number(held.value), interval(held), chance, note)
-    if len(order) > most:
-        table.caption = f"and {len(order) - most} more"
+    if len(selection.ranked) > most:
+        table.caption = f"and {len(selection.ranked) - most} more"
     return table
 
 
@@ -122,8 +122,9 @@ def differences_table(found: Mapping[str, Sequence[Any]], labels: Sequence[str],
     table = _table("what differs")
     for name in ("parameter", *labels):
         table.add_column(Text(name), overflow="fold")
-    for key, values in list(found.items())[:most]:
-        table.add_row(Text(key), *(Text("-" if value is None else str(value)) for value in values))
+    shown = list(found.items())[:most]
+    for name, (_, values) in zip(headings([key for key, _ in shown]), shown, strict=True):
+        table.add_row(Text(name), *(Text("-" if value is None else str(value)) for value in values))
     if len(found) > most:
         table.caption = f"and {len(found) - most} more"
     return table

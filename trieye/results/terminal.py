@@ -14,7 +14,7 @@ _COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
 
 
 def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> str:
-    """Return curves as text, without their intervals: what each is at its end stands below.
+    """Return curves as text, without their intervals: what each is where all of its runs were last stands below.
 
     Args:
         bands: The curves by label.
@@ -36,7 +36,7 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> 
     drawn = str(plotext.build())
     lines = [drawn if console.is_terminal and not console.no_color else plotext.uncolorize(drawn)]
     for label, band in bands.items():
-        known = np.flatnonzero(~np.isnan(band.value))
+        known = np.flatnonzero(~np.isnan(band.value) & (band.n == band.n.max(initial=0)))
         if not len(known):
             lines.append(f"{label}: no value")
             continue
