@@ -76,7 +76,7 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--stat", choices=STATS, default="iqm", help="the figure of many runs (iqm)")
     group.add_argument(
-        "--last", default="10%", metavar="N|P%", help="the end of a run that counts: steps or percent (10%%)"
+        "--last", default="10%", metavar="END", help="the end of a run that counts: a part, or steps (10%%)"
     )
     group.add_argument("--min", action="store_true", help="less is better (default: as loop.mode says)")
     group.add_argument("--best", action="store_true", help="of each group only its best config, which flatters it")

@@ -12,6 +12,7 @@ from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
 from trieye.results.runs import StoredRun, is_seed
+from trieye.results.selection import differences
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of
@@ -122,7 +123,7 @@ def _show(
         groups, chosen = found[name]
         label = groups.labels[place]
         rows[f"{label}, seeds it was chosen by"] = {asked.stat: chosen.estimates[place]}
-        same = fresh.where({key: value for key, value in run.varied.items() if not is_seed(key)}, strict=True)
+        same = fresh.only(other for other in fresh if not differences(other.params, run.params))
         if len(same):
             (scores,) = Groups.of(same, ["place"], asked.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {asked.stat: statistics.aggregate(scores, asked.stat, **asked.intervals)}
