@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
+from trieye.cli.given_sweep import directory_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import hyperparameters, selection, statistics, tables
@@ -36,7 +37,7 @@ class Asked:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.all_runs = load(options.places)
+        self.all_runs = load(places_of(options))
         self.results = chosen(self.all_runs, options.where, strict=options.strict)
         self.console = Console()
 
@@ -303,7 +304,7 @@ def export(options: argparse.Namespace) -> int:
     """Write the points of all runs as one table."""
     from trieye.results.conversion import write_table
 
-    results = chosen(load(options.places), options.where, strict=options.strict)
+    results = chosen(load(places_of(options)), options.where, strict=options.strict)
     metrics = None if options.metric is None else [name.strip() for name in options.metric.split(",")]
     if metrics is not None:
         known = results.metrics()
@@ -316,6 +317,15 @@ def export(options: argparse.Namespace) -> int:
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0
+
+
+def places_of(options: argparse.Namespace) -> list[str]:
+    """Return the places that were given, else the newest sweep.
+
+    Raises:
+        ConfigurationError: There is no sweep here.
+    """
+    return options.places or [str(directory_of(None))]
 
 
 def chosen(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

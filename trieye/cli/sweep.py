@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import AnyOrder
+from trieye.cli.given_sweep import directory_of
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
@@ -199,7 +200,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _show(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    directory = _directory(options.dir)
+    directory = directory_of(options.dir)
     grid = SweepRecord.of(directory).the_grid()
     try:
         words = grid[options.index]
@@ -213,7 +214,7 @@ def _show(options: argparse.Namespace) -> int:
 def _index(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    grid = SweepRecord.of(_directory(options.dir)).the_grid()
+    grid = SweepRecord.of(directory_of(options.dir)).the_grid()
     found = list(grid.find(dict(map(_pair, options.values))))
     if not found:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
@@ -225,7 +226,7 @@ def _run(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.slurm import numbers
 
-    directory = _directory(options.dir)
+    directory = directory_of(options.dir)
     record = SweepRecord.of(directory)
     grid = record.the_grid()
     indices = numbers(options.index)
@@ -244,7 +245,7 @@ def _run(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from trieye.sweeps.status import HOWS, status_of
 
-    directory = _directory(options.dir)
+    directory = directory_of(options.dir)
     jobs = status_of(directory)
     counts = Counter(job.how for job in jobs)
     if options.json:
@@ -341,7 +342,7 @@ def _slurm(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    directory = _directory(options.dir)
+    directory = directory_of(options.dir)
     return merge(options, directory, SweepRecord.of(directory))
 
 
@@ -357,7 +358,7 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
             raise ConfigurationError(
                 f"--only {name}: jobs are not asked for by that{did_you_mean(name, _AGAIN)} (of: {', '.join(_AGAIN)})"
             )
-    directory = _directory(options.dir)
+    directory = directory_of(options.dir)
     record = SweepRecord.of(directory)
     jobs = [job for job in status_of(directory) if job.how in wanted]
     if not jobs:
@@ -383,21 +384,6 @@ def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[in
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _directory(given: Path | None) -> Path:
-    """Return the directory of the sweep that is meant."""
-    from trieye.sweeps.record import SWEEP
-
-    if given is not None:
-        return given
-    if Path(SWEEP).is_file():
-        return Path()
-    newest = max(Path("multirun").rglob(SWEEP), key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
-        raise ConfigurationError("no sweep here, and none below multirun/; name its directory")
-    print(f"sweep in {newest.parent}", file=sys.stderr)
-    return newest.parent
 
 
 _ACTIONS = {
