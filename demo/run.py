@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trieye.cli import main as trieye
 from trieye.cli.new import answers_of, bake
 
 SLUG = "demo_agent"
@@ -97,8 +98,12 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
     console.print(table)
     root = project / ".trieye_data" / SLUG
     bin_dir = Path(sys.executable).parent
+    picture = project / "curve.png"
+    trieye(["results", "curve", str(run_dir), "-o", str(picture)])
+    trieye(["results", "curve", str(run_dir)])
     say(
         "Where to look next:\n"
+        f"  {picture}  (the curve above; with more seeds, `trieye results` adds intervals and comparisons)\n"
         f"  {bin_dir}/mlflow ui --backend-store-uri sqlite:///{root / 'mlruns' / 'mlflow.db'}\n"
         "    then http://127.0.0.1:5000/#/experiments/1?workflowType=machine_learning\n"
         f"  {bin_dir}/tensorboard --logdir {root / 'runs'}\n"

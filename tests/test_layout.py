@@ -62,7 +62,17 @@ HOMES = {
     "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "run/video.py", "sinks/wandb.py"},
     "av": {"run/video.py"},
-    "rich": {"process/progress.py", "config/hydra/records.py", "sweeps/progress.py", "sweeps/report.py", "cli/*"},
+    "rich": {
+        "process/progress.py",
+        "config/hydra/records.py",
+        "sweeps/progress.py",
+        "sweeps/report.py",
+        "cli/*",
+        "results/tables.py",
+        "results/terminal.py",
+    },
+    "matplotlib": {"results/plots.py", "results/terminal.py"},
+    "plotext": {"results/terminal.py"},
 }
 
 PRIVATE = {

@@ -101,7 +101,7 @@ def test_the_same_config_at_two_places_can_be_compared(tmp_path):
 
 
 def test_figures_come_in_one_call(found):
-    figures = found.aggregate("eval/return", "mean", by=["lr", "algo"], steps=1)
+    figures = Groups.of(found, ["lr", "algo"]).aggregate(RETURN, "mean")
     ppo = figures["lr=0.001 algo=ppo"]
     assert (ppo.value, ppo.n, ppo.n_missing) == (16.0, 2, 0)
     lonely = figures["lr=0.001 algo=dqn"]

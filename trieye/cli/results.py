@@ -3,8 +3,9 @@
 Make tables, curves, comparisons and reports of many runs.
 
 PLACE is the directory of a sweep, an app, a run or several of them, a TensorBoard directory of any program, or an
-SQLite database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/. Seeds are replicates; each
-figure says of how many runs it is made and how many are missing, and has a bootstrap interval unless there is one run only.
+SQLite database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/. Seeds are replicates;
+each figure says of how many runs it is made and how many are missing, and has a bootstrap interval unless there is one
+run only.
 
 Examples:
   trieye results table

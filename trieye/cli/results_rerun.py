@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trieye.cli.results_asked import Asked
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
@@ -17,13 +18,10 @@ from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of
 
-if TYPE_CHECKING:
-    from trieye.cli.results_actions import Asked
-
 _OF_THE_GRID = ("hydra.sweeper.", "hydra.sweep.dir", "hydra.mode")
 
 
-def rerun(asked: "Asked", found: Mapping[str, tuple[Groups, Selection]]) -> int:
+def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
     """Run the best config of each group again, and show how both stages came out; return the exit code.
 
     Raises:
@@ -110,7 +108,7 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
 
 
 def _show(
-    asked: "Asked",
+    asked: Asked,
     places: Mapping[tuple[str, int], StoredRun],
     found: Mapping[str, tuple[Groups, Selection]],
     directory: Path,

@@ -4,12 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trieye.results.groups import Groups as Groups
+    from trieye.results.groups import Scoring as Scoring
     from trieye.results.loading import load as load
     from trieye.results.results import Results as Results
 
-_HOME = {"load": "trieye.results.loading", "Results": "trieye.results.results"}
+_HOME = {
+    "Groups": "trieye.results.groups",
+    "Scoring": "trieye.results.groups",
+    "load": "trieye.results.loading",
+    "Results": "trieye.results.results",
+}
 
-__all__ = ["Results", "load"]
+__all__ = ["Groups", "Results", "Scoring", "load"]
 
 
 def __getattr__(name: str) -> Any:

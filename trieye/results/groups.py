@@ -9,9 +9,11 @@ import numpy as np
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import selection
+from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Between, Floats, XAxis
 from trieye.results.results import Metric, Results
 from trieye.results.runs import is_seed
+from trieye.results.statistics import Estimate, aggregate
 
 _MAX_KEYS = 6
 _MAX_SHOWN = 4
@@ -171,6 +173,20 @@ class Groups:
         """
         values = self._values(scoring)
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
+
+    def aggregate(self, scoring: Scoring, stat: Aggregate = "iqm", *, confidence: float = 0.95) -> dict[str, Estimate]:
+        """Return a figure of each group with its interval, by label; seeds are replicates.
+
+        Args:
+            scoring: How runs come to numbers.
+            stat: Which figure; `trieye.results.aggregates` says what each is.
+            confidence: Of the intervals.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        figures = [aggregate(held, stat, confidence=confidence) for held in self.scores(scoring)]
+        return dict(zip(self.labels, figures, strict=True))
 
     def curves(
         self, scoring: Scoring, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,6 @@ from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, Between, Curve, Floats, XAxis
 from trieye.results.runs import NOTHING, Problems, Series, StoredRun
 from trieye.results.state import Status, status
-
-if TYPE_CHECKING:
-    from trieye.results.aggregates import Aggregate
-    from trieye.results.statistics import Estimate
 
 Mode = Literal["max", "min"] | Callable[[float, float], bool]
 """Which of two numbers is better; or what tells whether the first one is."""
@@ -290,41 +286,6 @@ class Results:
                     run.path, f"{reached}: it has no value, unless partial runs are to count{rest}"
                 )
         return self._arranged(np.array(found, np.float64), np.nan)
-
-    def aggregate(
-        self,
-        metric: Metric,
-        stat: "Aggregate" = "iqm",
-        *,
-        by: Sequence[str] = (),
-        task: str | None = None,
-        last: float = 0.1,
-        steps: int | None = None,
-        partial: bool = False,
-        confidence: float = 0.95,
-    ) -> "dict[str, Estimate]":
-        """Return a figure of the ends of curves with its interval, for each group of runs; seeds are replicates.
-
-        Args:
-            metric: The metric.
-            stat: Which figure; `trieye.results.aggregates` says what each is.
-            by: Parameters by which runs are compared; none: what varies in their sweeps, or else all that differs.
-            task: The parameter that tells environments apart.
-            last: See `values`.
-            steps: See `values`.
-            partial: See `values`.
-            confidence: Of the intervals.
-
-        Raises:
-            ConfigurationError: No run has the metric, a key is unknown, or a group has several configs.
-        """
-        from trieye.results.groups import Groups, Scoring
-        from trieye.results.statistics import aggregate
-
-        groups = Groups.of(self, by, task)
-        scores = groups.scores(Scoring(metric, last=last, steps=steps, partial=partial))
-        figures = [aggregate(held, stat, confidence=confidence) for held in scores]
-        return dict(zip(groups.labels, figures, strict=True))
 
     def _counters(self, x: XAxis) -> list[Series | None]:
         names = COUNTERS.get(x, ())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import plotext  # type: ignore[import-untyped]
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from trieye.results.statistics import Band
@@ -31,6 +32,13 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> 
         color = _COLORS[place % len(_COLORS)]
         points = band.at[is_known].tolist(), band.value[is_known].tolist()
         plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
+    held_values = [band.value[~np.isnan(band.value)] for band in bands.values()]
+    for values, ticks in (
+        (np.concatenate(held_values), plotext.yticks),
+        (next(iter(bands.values())).at, plotext.xticks),
+    ):
+        if len(values):
+            ticks(*_ticks(float(values.min()), float(values.max())))
     plotext.title(metric)
     plotext.xlabel(x)
     drawn = str(plotext.build())
@@ -42,5 +50,12 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> 
             continue
         end = known[-1]
         held = f"[{number(band.low[end])}, {number(band.high[end])}]" if not np.isnan(band.low[end]) else "no CI"
-        lines.append(f"{label}: {number(band.value[end])} {held} at {number(band.at[end])}, of {band.n[end]} runs")
+        runs = f"{band.n[end]} run" + "s" * (int(band.n[end]) != 1)
+        lines.append(f"{label}: {number(band.value[end])} {held} at {number(band.at[end])}, of {runs}")
     return "\n".join(lines)
+
+
+def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Return round numbers within a range, and how they are written."""
+    found = [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high] or [low]
+    return found, [f"{tick:,.10g}" for tick in found]
