@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Groups": "trieye.results.groups",
+    "Results": "trieye.results.results",
     "Scoring": "trieye.results.groups",
     "load": "trieye.results.loading",
-    "Results": "trieye.results.results",
 }
 
 __all__ = ["Groups", "Results", "Scoring", "load"]

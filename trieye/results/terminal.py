@@ -32,11 +32,8 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> 
         color = _COLORS[place % len(_COLORS)]
         points = band.at[is_known].tolist(), band.value[is_known].tolist()
         plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
-    held_values = [band.value[~np.isnan(band.value)] for band in bands.values()]
-    for values, ticks in (
-        (np.concatenate(held_values), plotext.yticks),
-        (next(iter(bands.values())).at, plotext.xticks),
-    ):
+    heights = np.concatenate([band.value[~np.isnan(band.value)] for band in bands.values()])
+    for values, ticks in ((heights, plotext.yticks), (next(iter(bands.values())).at, plotext.xticks)):
         if len(values):
             ticks(*_ticks(float(values.min()), float(values.max())))
     plotext.title(metric)
