@@ -93,6 +93,22 @@ def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
     assert found.values("eval/return", partial=True).shape == (1, 3)
 
 
+def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_named(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, end in ((1, 2.0), (2, np.inf)):
+        with SummaryWriter(tmp_path / f"SAC_{number}") as writer:
+            for step, value in enumerate((1.0, end, end)):
+                writer.add_scalar("eval/return", value, step)
+    found = load(tmp_path)
+    (scores,) = Groups.of(found).scores(RETURN)
+    np.testing.assert_array_equal(scores, [[2], [np.nan]])
+    _, (curves,) = Groups.of(found).curves(RETURN, grid=3)
+    np.testing.assert_array_equal(curves[:, 0], [[1, 2, 2], [1, np.nan, np.nan]])
+    (told,) = found.problems
+    assert "SAC_2: where its values are infinite" in told
+
+
 def test_the_same_config_at_two_places_can_be_compared(tmp_path):
     for place, level in (("before", 1.0), ("after", 2.0)):
         make_run(tmp_path / place, "run", [level], seed=0)

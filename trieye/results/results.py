@@ -244,6 +244,7 @@ class Results:
         ]
         self._note_axes(x, xs, series)
         places, found, known = aligned.on_grid(xs, [one.values for one in series], grid, between)
+        self._without_infinity(found)
         return Curve(places, self._arranged(found, np.nan), self._arranged(known, fill=False))
 
     def values(
@@ -285,7 +286,15 @@ class Results:
                 self._found.problems.note(
                     run.path, f"{reached}: it has no value, unless partial runs are to count{rest}"
                 )
-        return self._arranged(np.array(found, np.float64), np.nan)
+        values = np.array(found, np.float64)
+        self._without_infinity(values)
+        return self._arranged(values, np.nan)
+
+    def _without_infinity(self, found: Floats) -> None:
+        """Take infinite values `[run, ...]`, which no mean or interval has room for, as missing."""
+        for number in np.unique(np.nonzero(np.isinf(found))[0]).tolist():
+            self._found.problems.note(self.runs[number].path, "where its values are infinite, it counts as missing")
+        found[np.isinf(found)] = np.nan
 
     def _counters(self, x: XAxis) -> list[Series | None]:
         names = COUNTERS.get(x, ())
