@@ -6,7 +6,7 @@ Importing this loads neither pydantic nor NumPy, which take longer than that to 
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ RUN_COLORS: dict[str, str] = {
     "RUNNING": "green", "FINISHED": "cyan", "FAILED": "red", "KILLED": "yellow", "LOST": "yellow",
 }  # fmt: skip
 
-_SWEEP, _RUNS = "sweep.json", "runs"
+_SWEEP, _RUNS, _RUN = "sweep.json", "runs", "run"
+_MULTIRUN = Path("multirun")
 _DEEP = 3
 """Runs lie at <root>/<app>/runs/<run>."""
 
@@ -201,6 +202,43 @@ def find_runs(places: Sequence[str], roots: Sequence[Path]) -> tuple[list[Path],
     return list(runs), list(skipped.values())
 
 
+def find_place(given: str, roots: Sequence[Path]) -> Path:
+    """Return the directory of a run, an app, a sweep or a project, as `find_runs` takes it.
+
+    A name is that of an app, else that of a run, else that of a sweep or a directory here.
+
+    Args:
+        given: Its name, `app/run` for a run, or the directory.
+        roots: Directories of all apps.
+
+    Raises:
+        ConfigurationError: There is no such thing, or there are several runs of that name.
+    """
+    path = Path(given)
+    if (path / RUN_RECORD).exists():
+        return path.resolve()
+    below, here = [root / given for root in roots], [path, _MULTIRUN / given]
+    first, then = (below, here) if path.name == given else (here, below)
+    found = next(filter(Path.is_dir, first), None)
+    if found is not None:
+        return found.resolve()
+    runs = {run: f"{run.parents[1].name}/{run.name}" for run in find_runs([], roots)[0]}
+    named = [run for run, name in runs.items() if given in {name, run.name}]
+    if len(named) > 1:
+        names = [runs[run] for run in named]
+        shown = names if len(set(names)) == len(names) else map(str, named)
+        raise ConfigurationError(f"{given}: there are several runs of that name; say which: {', '.join(shown)}")
+    found = next(iter(named), None) or next(filter(Path.is_dir, then), None)
+    if found is None:
+        raise ConfigurationError(f"{given}: {_unknown(given, roots, runs.values())}")
+    return found.resolve()
+
+
+def is_sweep(directory: Path) -> bool:
+    """Tell whether a directory is that of a sweep, of Hydra's launchers, too."""
+    return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories(directory))
+
+
 def duration(seconds: float) -> str:
     """Return a time in words, in two units."""
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
@@ -217,7 +255,7 @@ def _meant(places: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
     if not places:
         yield from roots
     for place in places:
-        chosen = [Path(place), *(root / place for root in roots), Path("multirun") / place]
+        chosen = [Path(place), *(root / place for root in roots), _MULTIRUN / place]
         if Path(place).name == place:  # a name is that of an app before that of a directory here
             chosen = [*chosen[1:], chosen[0]]
         found = next((directory for directory in chosen if directory.is_dir()), None)
@@ -226,15 +264,16 @@ def _meant(places: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
         yield found
 
 
-def _unknown(place: str, roots: Sequence[Path]) -> str:
+def _unknown(place: str, roots: Sequence[Path], runs: Collection[str] | None = None) -> str:
     from trieye.config.base import did_you_mean
 
     apps = sorted({path.name for root in roots for path in _directories(root)})
-    sweeps = sorted(path.name for path in _directories(Path("multirun")))
+    sweeps = sorted(path.name for path in _directories(_MULTIRUN))
     shown = ", ".join(apps[:_MAX_SHOWN]) + (f" and {len(apps) - _MAX_SHOWN} more" if apps[_MAX_SHOWN:] else "")
     where = ", ".join(map(str, roots)) or "no directory of apps here; name one with --root"
+    names = [*apps, *sweeps, *(runs or ()), *(name.rpartition("/")[2] for name in runs or ())]
     return (
-        f"there is no such app, sweep or directory{did_you_mean(place, [*apps, *sweeps])} "
+        f"there is no such {'run, ' if runs is not None else ''}app, sweep or directory{did_you_mean(place, names)} "
         f"(apps in {where}: {shown or 'none'})"
     )
 
@@ -246,7 +285,7 @@ def _look(directory: Path, deep: int = _DEEP) -> Iterator[Path | Skipped]:
     if deep == _DEEP and (directory / ".trieye_data").is_dir():
         directory = directory / ".trieye_data"
     below = _directories(directory)
-    if (directory / _SWEEP).exists() or any((job / "run").is_symlink() for job in below):
+    if is_sweep(directory):
         yield from _jobs(below)
         return
     runs = [path for path in below if (path / RUN_RECORD).exists()]
@@ -260,7 +299,7 @@ def _look(directory: Path, deep: int = _DEEP) -> Iterator[Path | Skipped]:
 
 def _jobs(jobs: Sequence[Path]) -> Iterator[Path | Skipped]:
     for job in sorted(jobs, key=lambda path: (len(path.name), path.name)):
-        link = job / "run"
+        link = job / _RUN
         if (link / RUN_RECORD).exists():
             yield link
         elif link.is_symlink():

@@ -114,12 +114,19 @@ def _persistence(held: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
             f"{run_dir} is not where a run belongs, and what its sinks write lies beside it: "
             f"move it to <root>/<app>/{runs}/{run_dir.name}"
         )
-    uri, own = held["mlflow_tracking_uri"], f"{held['mlflow_dir_name']}/mlflow.db"
-    if (
-        uri is None
-    ):  # the store that the run used counts, not the environment of this command; its own one moves with it
-        used = str(held["MLFLOW_TRACKING_URI"])
-        is_own = used.startswith("sqlite:///") and used.endswith(f"/{own}")
-        uri = f"sqlite:///{app_dir / own}" if is_own else used
     kept = {key: value for key, value in held.items() if key != "MLFLOW_TRACKING_URI"}
-    return {**kept, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": uri}
+    return {**kept, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": tracking_uri_of(held, run_dir)}
+
+
+def tracking_uri_of(held: Mapping[str, Any], run_dir: Path) -> str:
+    """Return the MLflow store that a run used, not that of this command's environment; its own one moves with it.
+
+    Args:
+        held: The `persistence` of its configs.json.
+        run_dir: Its directory.
+    """
+    if held["mlflow_tracking_uri"] is not None:
+        return str(held["mlflow_tracking_uri"])
+    used, own = str(held["MLFLOW_TRACKING_URI"]), f"{held['mlflow_dir_name']}/mlflow.db"
+    is_own = used.startswith("sqlite:///") and used.endswith(f"/{own}")
+    return f"sqlite:///{run_dir.parents[1] / own}" if is_own else used

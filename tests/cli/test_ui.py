@@ -1,0 +1,383 @@
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+import trieye
+from tests.waiting import wait_until
+from trieye.cli import main
+from trieye.cli.found_runs import find_place
+from trieye.cli.pages import MAX_STORES, Asked, pages_of
+from trieye.exceptions import ConfigurationError
+from trieye.process.local_servers import free_port
+
+SWEEP = "/of/a sweep/2026-01-01"
+
+
+def make_run(root, name, *, app="agents", sinks=("mlflow", "tensorboard"), group=None):
+    config = trieye.TrieyeConfig(
+        app_name=app,
+        run_name=name,
+        runtime={"kind": "local"},
+        persistence={"root_data_dir": str(root), "auto_resume_latest": False},
+        sinks={sink: {"enabled": True} for sink in sinks},
+    )
+    with trieye.Run(config, group=group) as run:
+        run.log({"loss": 0.5}, step=1)
+    return run.dir
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("ui") / "root"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        make_run(root, "first")
+        make_run(root, "second", group=SWEEP)
+        make_run(root, "bare", app="others", sinks=())
+        make_run(root, "events", app="others", sinks=["tensorboard"])
+    return root
+
+
+@pytest.fixture
+def root(_made, tmp_path, monkeypatch):
+    """Return a directory of apps that a test may change: `agents` with MLflow, `others` without it."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(_made, tmp_path / ".trieye_data"))
+
+
+@pytest.fixture
+def sweep(root, tmp_path):
+    """Return the directory of a sweep of one job, whose run is `second`."""
+    job = tmp_path / "multirun" / "grid" / "0"
+    job.mkdir(parents=True)
+    (job / "run").symlink_to(root / "agents" / "runs" / "second")
+    return job.parent
+
+
+def mlflow_run_of(run_dir):
+    return json.loads((run_dir / "run.json").read_text())["mlflow_run_id"]
+
+
+def change(path, **persistence):
+    held = json.loads(path.read_text())
+    held["persistence"].update(persistence)
+    path.write_text(json.dumps(held))
+
+
+def pages(place, root, directory, **options):
+    found, notes = pages_of(Asked(place, [root]), directory, **options)
+    return {page.title: page for page in found}, notes
+
+
+def runs_linked(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.glob("**/*") if path.is_symlink())
+
+
+class Ui:
+    """`trieye ui` in a process of its own.
+
+    Attributes:
+        process: The process.
+        lines: What it has printed so far.
+        family: What it has started, with all that these have started.
+        directory: Of its servers.
+    """
+
+    def __init__(self, *words):
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "trieye.cli", "ui", *map(str, words)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, process_group=0
+        )
+        self.lines = []
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith("Ctrl-C ends"):
+                break
+        self.family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        guard = next(one.cmdline() for one in self.family if "guard.py" in one.cmdline()[-2])
+        self.directory = Path(guard[-1])
+
+    @property
+    def links(self):
+        return dict(re.fullmatch(r"(\w+) +(http.+)", line).groups() for line in self.lines if "  http" in line)
+
+    def end(self, number):
+        self.process.send_signal(number)
+        rest = self.process.stdout.read()
+        return self.process.wait(), rest
+
+    def is_gone(self):
+        gone = all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in self.family)
+        return gone and not self.directory.exists()
+
+
+@pytest.fixture
+def ui():
+    """Return a function that starts `trieye ui`, which a failed test does not leave behind."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*words):
+            started = Ui(*words)
+            stack.callback(started.process.stdout.close)
+            stack.callback(started.process.wait)
+            stack.callback(started.process.kill)
+            return started
+
+        yield start
+
+
+def get(link, path, **body):
+    address = link.partition("/#")[0].rstrip("/")
+    data = json.dumps(body).encode() if body else None
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}{path}", data=data, headers=headers)  # noqa: S310 - our own address
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as answer:
+        return answer.status, answer.read()
+
+
+@pytest.mark.slow
+def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, ui):
+    port = free_port()
+    shown = ui("agents/first", "--root", root, "--port", port)
+    run_id = mlflow_run_of(root / "agents" / "runs" / "first")
+    assert list(shown.links) == ["MLflow", "TensorBoard"]
+    assert shown.links["MLflow"] == f"http://127.0.0.1:{port}/#/experiments/1/runs/{run_id}"
+    status, page = get(shown.links["MLflow"], "/")
+    assert (status, b"<title>MLflow" in page) == (200, True)
+    _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/runs/get?run_id={run_id}")
+    told = json.loads(answer)["run"]
+    assert (told["info"]["experiment_id"], told["info"]["run_name"]) == ("1", "first")
+    assert [(one["key"], one["value"]) for one in told["data"]["metrics"]] == [("loss", 0.5)]
+    # what somebody logs through this server lies where that of the runs is
+    _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/create", name="another")
+    _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/get-by-name?experiment_name=another")
+    place = json.loads(answer)["experiment"]["artifact_location"]
+    assert place.startswith((root / "agents" / "mlruns" / "artifacts").as_uri())
+
+    status, page = get(shown.links["TensorBoard"], "/")
+    assert (status, b"<title>TensorBoard" in page) == (200, True)
+    wait_until(lambda: json.loads(get(shown.links["TensorBoard"], "/data/runs")[1]) == ["first"], pause_s=0.5)
+
+    assert sum("mlflow" in " ".join(one.cmdline()) for one in shown.family) == 2  # MLflow's command, and one worker
+    assert shown.end(signal.SIGINT)[0] == 0
+    assert shown.is_gone()
+    assert sorted(path.name for path in root.parent.iterdir()) == [".trieye_data"]  # none has written where one stands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_it_ends_the_servers(root, ui, number):
+    shown = ui("events", "--root", root)
+    assert list(shown.links) == ["TensorBoard"]
+    assert any(line.startswith("note: no MLflow") for line in shown.lines)
+    assert len(shown.family) == 3  # the guard, TensorBoard and what reads the files for it
+    code, _ = shown.end(number)
+    assert code == {signal.SIGTERM: 0, signal.SIGKILL: -signal.SIGKILL}[number]
+    wait_until(shown.is_gone, pause_s=0.05)
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(root, ui):
+    shown = ui("events", "--root", root)
+    next(one for one in shown.family if "tensorboard.main" in one.cmdline()).kill()
+    rest = shown.process.stdout.read()
+    assert shown.process.wait() == 1
+    assert "error: TensorBoard has ended with exit code -9" in rest
+    assert "(Press CTRL+C to quit)" in rest
+    assert shown.is_gone()
+
+
+def test_ctrl_c_while_the_servers_start_ends_them(root):
+    command = [sys.executable, "-m", "trieye.cli", "ui", "agents", "--root", str(root), "--only", "mlflow"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stderr.readline() == "trieye: starting MLflow\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "interrupted\n"
+    assert process.returncode == 130
+    assert len(family) >= 2
+    assert not any(one.is_running() for one in family)
+
+
+def test_an_app_is_shown_as_its_experiment(root, tmp_path):
+    found, notes = pages("agents", root, tmp_path)
+    assert (list(found), notes) == (["MLflow", "TensorBoard"], [])
+    assert found["MLflow"].fragment.startswith("/#/experiments/1/runs?")
+    assert "searchFilter" not in found["MLflow"].fragment
+    assert runs_linked(tmp_path / "tensorboard") == ["first", "second"]
+
+
+def test_a_sweep_is_shown_by_itself(root, sweep, tmp_path):
+    found, _ = pages(str(sweep), root, tmp_path)
+    # `tags.`trieye.sweep` = '/of/a sweep/2026-01-01'`
+    wanted = "searchFilter=tags.%60trieye.sweep%60%20%3D%20%27%2Fof%2Fa%20sweep%2F2026-01-01%27"
+    assert found["MLflow"].fragment.startswith("/#/experiments/1/runs?")
+    assert found["MLflow"].fragment.endswith(wanted)
+    assert runs_linked(tmp_path / "tensorboard") == ["second"]
+
+
+def test_a_run_that_begins_later_comes_to_tensorboard_and_a_deleted_one_goes(root, sweep, tmp_path):
+    logdir = tmp_path / "tensorboard"
+    found, _ = pages("grid", root, tmp_path, only="tensorboard")
+    assert list(found) == ["TensorBoard"]
+    (sweep / "1").mkdir()
+    (sweep / "1" / "run").symlink_to(root / "agents" / "runs" / "first")
+    found["TensorBoard"].refresh()
+    assert runs_linked(logdir) == ["first", "second"]
+    shutil.rmtree(root / "agents" / "runs" / "second")
+    found["TensorBoard"].refresh()
+    assert runs_linked(logdir) == ["first"]
+    assert (logdir / "first").samefile(root / "agents" / "runs" / "first")
+
+
+def test_without_a_name_all_apps_are_shown_and_each_store_has_a_server(root, tmp_path):
+    shutil.copytree(root / "agents", root / "moved")  # its store goes with it
+    found, notes = pages(None, root, tmp_path)
+    assert (list(found), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [])
+    stores = {found[title].environment["MLFLOW_BACKEND_STORE_URI"] for title in list(found)[:2]}
+    assert stores == {f"sqlite:///{root / app / 'mlruns' / 'mlflow.db'}" for app in ("agents", "moved")}
+    apps = ["agents/first", "agents/second", "moved/first", "moved/second", "others/events"]
+    assert runs_linked(tmp_path / "tensorboard") == apps
+
+
+def test_too_many_stores_are_refused(root, capsys):
+    for number in range(MAX_STORES):
+        shutil.copytree(root / "agents", root / f"copy{number}")
+    assert main(["ui", "--root", str(root)]) == 2
+    assert f"its runs are in {MAX_STORES + 1} MLflow stores" in capsys.readouterr().err
+
+
+def test_a_run_without_sinks_has_no_page(root, capsys):
+    assert main(["ui", "bare", "--root", str(root)]) == 2
+    text = capsys.readouterr().err
+    assert "no MLflow: it was not among the sinks; no TensorBoard: it was not among the sinks" in text
+
+
+def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsys):
+    runs = root / "agents" / "runs"
+    (runs / "first" / "configs.json").write_text('{"persistence": {}}')
+    found, notes = pages("agents", root, tmp_path)
+    assert (len(found), runs_linked(tmp_path / "tensorboard")) == (2, ["second"])
+    assert notes == [f"{runs / 'first'} is left out: configs.json has no 'sinks'"]
+    (runs / "first" / "configs.json").write_text("{")
+    assert main(["ui", "first", "--root", str(root)]) == 2
+    assert f"no runs in {runs / 'first'}; {runs / 'first'} is left out: " in capsys.readouterr().err
+
+
+def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsys):
+    for run_dir in (root / "agents" / "runs").iterdir():
+        change(run_dir / "configs.json", mlflow_tracking_uri="http://me:hunter2@127.0.0.1:9/track/")
+    assert main(["ui", "first", "--root", str(root), "--only", "mlflow", "--no-browser"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("MLflow  http://127.0.0.1:9/track/#/experiments\n", "")  # nobody is there to say more
+
+
+@pytest.mark.parametrize(
+    ("display", "words", "opens"), [(":7", [], True), (":7", ["--no-browser"], False), ("", [], False)]
+)
+def test_a_browser_opens_where_there_is_a_display(root, tmp_path, display, words, opens):
+    run_dir = root / "agents" / "runs" / "first"
+    change(run_dir / "configs.json", mlflow_tracking_uri="http://127.0.0.1:9")
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "mlflow_run_id": None}))  # nothing to ask the server for
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/opened\n")
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "trieye.cli", "ui", str(run_dir), "--only", "mlflow", *words]
+    environment = {**os.environ, "BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}
+    ours, theirs = pty.openpty()
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, check=False)
+    assert os.read(ours, 1000) == b"MLflow  http://127.0.0.1:9/#/experiments\r\n"
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    opened = tmp_path / "opened"
+    assert (opened.read_text() if opened.exists() else "") == ("http://127.0.0.1:9/#/experiments\n" if opens else "")
+
+
+def test_a_store_for_which_no_server_is_started_is_named_without_its_password(root, capsys):
+    change(root / "agents" / "runs" / "first" / "configs.json", mlflow_tracking_uri="postgresql://me:hunter2@db/x")
+    assert main(["ui", "first", "--root", str(root), "--only", "mlflow"]) == 2
+    assert "mlflow server --backend-store-uri postgresql://me:***@db/x" in capsys.readouterr().err
+
+
+def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
+    (root / "agents" / "mlruns" / "mlflow.db").unlink()
+    found, (note,) = pages("agents", root, tmp_path)
+    assert list(found) == ["TensorBoard"]
+    assert "mlflow.db, in which the runs were, is gone" in note
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [("older", "mlflow db upgrade sqlite:///"), ("newer", "--upgrade mlflow")]
+)
+def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says):
+    database = root / "agents" / "mlruns" / "mlflow.db"
+    held = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # the first one that MLflow had; none
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DROP TABLE model_versions")  # MLflow would make it, without a word
+        connection.execute("UPDATE alembic_version SET version_num = ?", [held])
+    assert main(["ui", "agents", "--root", str(root), "--only", "mlflow"]) == 2
+    text = capsys.readouterr().err
+    assert f"is of {'an older' if version == 'older' else 'a newer'} version than the installed MLflow" in text
+    assert says in text
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(held,)]
+
+
+def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys):
+    before = set(Path(tempfile.gettempdir()).glob("trieye-*"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["ui", "events", "--root", str(root), "--port", str(port)]) == 2
+    text = capsys.readouterr().err
+    assert f"port {port}: it is taken by process {os.getpid()} (" in text
+    assert set(Path(tempfile.gettempdir()).glob("trieye-*")) == before
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_what_is_no_port_is_refused(port, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ui", "--port", port])
+    assert ended.value.code == 2
+    assert f"'{port}' is no port; give a number from 1 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("frist", "first"), ("agents/secnd", "agents/second"), ("agnets", "agents"), ("multirun/gird", None)],
+)
+def test_a_wrong_name_is_an_error_with_the_nearest_one(root, sweep, capsys, given, meant):
+    assert main(["ui", given, "--root", str(root)]) == 2
+    text = capsys.readouterr().err
+    assert f"{given}: there is no such run, app, sweep or directory" in text
+    assert meant is None or f"did you mean {meant!r}?" in text
+
+
+def test_a_name_is_that_of_an_app_then_of_a_run_then_of_what_lies_here(root, sweep, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "agents").mkdir()
+    runs = root / "agents" / "runs"
+    assert find_place("agents", [root]) == root / "agents"
+    assert find_place("first", [root]) == find_place("agents/first", [root]) == runs / "first"
+    assert find_place(str(runs / "first"), []) == runs / "first"
+    assert find_place("grid", [root]) == find_place("multirun/grid", [root]) == sweep
+    shutil.copytree(runs / "first", root / "others" / "runs" / "first")
+    with pytest.raises(ConfigurationError, match=r"several runs of that name; say which: agents/first, others/first"):
+        find_place("first", [root])

@@ -1,0 +1,146 @@
+"""`trieye ui`: MLflow and TensorBoard in the browser.
+
+Show a run, an app or a sweep in MLflow and in TensorBoard.
+
+Both are started on this machine, for this machine only, and end with Ctrl-C. MLflow opens at the page of the run, the
+sweep or the experiment; TensorBoard shows these runs and no others, also those that begin later. Where runs log to an
+MLflow server, its page is linked, and none is started.
+
+Examples:
+  trieye ui                                    all apps of the project that you stand in
+  trieye ui my_agent/first
+  trieye ui multirun/20260101_120000 --only tensorboard --port 6006
+  ssh -L 8000:127.0.0.1:8000 server            in another terminal, for `trieye ui --port 8000` on the server
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trieye.cli.arguments import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from trieye.cli.pages import Page
+    from trieye.process.local_servers import LocalServers
+
+KINDS = ("mlflow", "tensorboard")
+
+LOOK_EVERY_S, REFRESH_EVERY_S = 0.5, 10.0
+"""How often the servers are looked at, and how often runs are looked for that have begun since."""
+
+_HIGHEST_PORT = 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    parser.add_argument(
+        "place", nargs="?", metavar="RUN|APP|SWEEP|DIR", help="what to show (default: all apps of the project)"
+    )
+    parser.add_argument("--only", choices=KINDS, help="start nothing else")
+    parser.add_argument("--port", type=_port, metavar="N", help="of the first server (default: one that is free)")
+    parser.add_argument("--no-browser", action="store_true", help="print the links, and open none")
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help=f"directory of all apps (default: {DEFAULT_ROOT} of the project)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start the servers, print the links, and wait for Ctrl-C."""
+    from trieye.cli.found_runs import own_roots
+    from trieye.cli.pages import Asked, pages_of
+    from trieye.exceptions import ConfigurationError
+    from trieye.process.local_servers import LocalServers
+    from trieye.process.signals import LeaveOnSignal
+
+    if options.root is not None and not options.root.is_dir():
+        raise ConfigurationError(f"--root {options.root}: there is no such directory")
+    asked = Asked(options.place, own_roots() if options.root is None else [options.root.resolve()])
+    on_signal = LeaveOnSignal("MLflow and TensorBoard are ended")
+    on_signal.take()
+    try:
+        with LocalServers() as servers:
+            pages, notes = pages_of(asked, servers.directory, only=options.only)
+            links = list(_links(pages, servers, options.port))
+            if servers.names:
+                _wait(servers)
+            with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+                _show(links, notes)
+                if not options.no_browser and _has_browser():
+                    import webbrowser
+
+                    webbrowser.open(links[0][1])
+                if servers.names:
+                    print("Ctrl-C ends " + " and ".join(servers.names), flush=True)
+                    _serve(servers, [page.refresh for page in pages if page.refresh is not None])
+        return 0
+    finally:
+        on_signal.give_back()
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to {_HIGHEST_PORT}")
+    return int(text)
+
+
+def _links(pages: "Sequence[Page]", servers: "LocalServers", port: int | None) -> Iterator[tuple[str, str]]:
+    """Start what serves the pages, and yield their titles and links."""
+    for page in pages:
+        address = page.address
+        if page.command is not None:
+            address = servers.start(
+                page.title, page.command, health=page.health, port=port, environment=page.environment
+            )
+            port = None
+        yield page.title, f"{address}{page.fragment}"
+
+
+def _wait(servers: "LocalServers") -> None:
+    """Wait for the servers, and tell for what."""
+    if not sys.stderr.isatty():
+        from trieye.process.progress import say
+
+        say(f"starting {' and '.join(servers.names)}")
+        servers.wait(lambda _names, _waited_s: None)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        servers.wait(lambda names, waited_s: status.update(f"{' and '.join(names)}: starting, {waited_s:.0f} s"))
+
+
+def _show(links: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
+    from trieye.config.redaction import redacted_text
+
+    width = max(len(title) for title, _ in links)
+    for title, link in links:
+        print(f"{title:<{width}}  {link}")
+    sys.stdout.flush()
+    for note in notes:
+        print(f"note: {redacted_text(note)}", file=sys.stderr)
+
+
+def _has_browser() -> bool:
+    """Tell whether a browser that is opened here is seen by the user."""
+    if not sys.stdout.isatty():
+        return False
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return True
+    return sys.platform in {"darwin", "win32"} and "SSH_CONNECTION" not in os.environ
+
+
+def _serve(servers: "LocalServers", refreshes: Sequence[Callable[[], object]]) -> None:
+    """Show what has come since, again and again, for as long as all servers live."""
+    refreshed = time.monotonic()
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        servers.check()
+        if time.monotonic() - refreshed >= REFRESH_EVERY_S:
+            for refresh in refreshes:
+                refresh()
+            refreshed = time.monotonic()
