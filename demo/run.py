@@ -96,7 +96,6 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
     table.add_row("this took", f"{seconds:.0f} s")
     console = Console(soft_wrap=True)
     console.print(table)
-    root = project / ".trieye_data" / SLUG
     bin_dir = Path(sys.executable).parent
     picture = project / "curve.png"
     trieye(["results", "curve", str(run_dir), "-o", str(picture)])
@@ -104,9 +103,7 @@ def show(report: dict[str, Any], project: Path, run_dir: Path, seconds: float) -
     say(
         "Where to look next:\n"
         f"  {picture}  (the curve above; with more seeds, `trieye results` adds intervals and comparisons)\n"
-        f"  {bin_dir}/mlflow ui --backend-store-uri sqlite:///{root / 'mlruns' / 'mlflow.db'}\n"
-        "    then http://127.0.0.1:5000/#/experiments/1?workflowType=machine_learning\n"
-        f"  {bin_dir}/tensorboard --logdir {root / 'runs'}\n"
+        f"  {bin_dir}/trieye ui {run_dir}  (MLflow and TensorBoard)\n"
         f"  {project / SLUG / 'dqn.py'}  (the algorithm, yours to change)"
     )
 
