@@ -120,6 +120,8 @@ class Groups:
             _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
         labels = [_label(values, keys) for values, _ in found.values()]
+        if not keys:
+            labels = [runs[0].name if len(runs) == 1 else "all runs"]
         return cls(
             results, labels, [held for held, _ in found.values()], [rows for _, rows in found.values()], tasks, keys
         )
@@ -252,7 +254,7 @@ def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
         return str(values[keys[0]])
     held = [(key.rpartition(".")[2], value) for key, value in values.items() if value is not None]
     shown = [f"{key}={_shown(value)}" for key, value in held[:_MAX_KEYS]]
-    return " ".join(shown) + (" ..." if len(held) > _MAX_KEYS else "") or "all runs"
+    return " ".join(shown) + (" ..." if len(held) > _MAX_KEYS else "")
 
 
 def _shown(value: Any) -> str:
