@@ -12,6 +12,7 @@ import sys
 import tempfile
 import urllib.request
 from pathlib import Path
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from trieye.cli.found_runs import find_place
 from trieye.cli.pages import MAX_STORES, Asked, pages_of
 from trieye.exceptions import ConfigurationError
 from trieye.process.local_servers import free_port
+from trieye.sinks.mlflow.pages import experiments_of
 
 SWEEP = "/of/a sweep/2026-01-01"
 
@@ -152,18 +154,31 @@ def get(link, path, **body):
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, ui):
+def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, tmp_path):
     port = free_port()
     shown = ui("agents/first", "--root", root, "--port", port)
     run_id = mlflow_run_of(root / "agents" / "runs" / "first")
     assert list(shown.links) == ["MLflow", "TensorBoard"]
-    assert shown.links["MLflow"] == f"http://127.0.0.1:{port}/#/experiments/1/runs/{run_id}"
+    assert (
+        shown.links["MLflow"] == f"http://127.0.0.1:{port}/#/experiments/1/runs/{run_id}?workflowType=machine_learning"
+    )
     status, page = get(shown.links["MLflow"], "/")
     assert (status, b"<title>MLflow" in page) == (200, True)
     _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/runs/get?run_id={run_id}")
     told = json.loads(answer)["run"]
     assert (told["info"]["experiment_id"], told["info"]["run_name"]) == ("1", "first")
     assert [(one["key"], one["value"]) for one in told["data"]["metrics"]] == [("loss", 0.5)]
+    _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/artifacts/list?run_id={run_id}&path=config")
+    files = [one["path"] for one in json.loads(answer)["files"]]
+    assert "config/configs.json" in files
+    status, text = get(shown.links["MLflow"], f"/get-artifact?path=config/configs.json&run_uuid={run_id}")
+    assert (status, json.loads(text)["run_name"]) == (200, "first")
+    # the filter in the link of a sweep finds its runs, and the run above them
+    found, _ = pages("grid", root, tmp_path, only="mlflow")
+    wanted = unquote(found["MLflow"].fragment.partition("searchFilter=")[2])
+    _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/runs/search", experiment_ids=["1"], filter=wanted)
+    assert {one["info"]["run_name"] for one in json.loads(answer)["runs"]} == {"second", "a sweep/2026-01-01"}
+    assert experiments_of(f"http://127.0.0.1:{port}", [run_id]) == ["1"]
     # what somebody logs through this server lies where that of the runs is
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/create", name="another")
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/get-by-name?experiment_name=another")
@@ -177,7 +192,10 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, ui):
     assert sum("mlflow" in " ".join(one.cmdline()) for one in shown.family) == 2  # MLflow's command, and one worker
     assert shown.end(signal.SIGINT)[0] == 0
     assert shown.is_gone()
-    assert sorted(path.name for path in root.parent.iterdir()) == [".trieye_data"]  # none has written where one stands
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".trieye_data",
+        "multirun",
+    ]  # none has written where one stands
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.root is not None and not options.root.is_dir():
         raise ConfigurationError(f"--root {options.root}: there is no such directory")
     asked = Asked(options.place, own_roots() if options.root is None else [options.root.resolve()])
-    on_signal = LeaveOnSignal("MLflow and TensorBoard are ended")
+    on_signal = LeaveOnSignal("the servers are ended")
     on_signal.take()
     try:
         with LocalServers() as servers:

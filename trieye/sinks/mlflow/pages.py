@@ -134,10 +134,9 @@ def fragment_of(experiments: Sequence[str], *, run_id: str | None = None, sweep:
     """
     if len(experiments) != 1:
         return "/#/experiments"
-    page = f"/#/experiments/{experiments[0]}/runs"
-    if run_id is not None:
-        return f"{page}/{run_id}"
-    page += "?workflowType=machine_learning"  # else it begins with traces of language models
+    run = "" if run_id is None else f"/{run_id}"
+    # without the type of work, the browser shows what is of interest for agents of language models
+    page = f"/#/experiments/{experiments[0]}/runs{run}?workflowType=machine_learning"
     if sweep is None or "'" in sweep:  # which no filter can have
         return page
     return f"{page}&searchFilter=" + quote(f"tags.`{SWEEP_TAG}` = '{sweep}'", safe="")
