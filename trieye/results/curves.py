@@ -22,7 +22,7 @@ def aggregate_curves(
 ) -> Band:
     """Return the aggregate at each point of a grid, with the stratified bootstrap interval of each point by itself.
 
-    The sample-efficiency curve of Agarwal et al. (2021), appendix A.3: that of all runs which have a value there.
+    The sample-efficiency curve of Agarwal et al. (2021): that of all runs which have a value there.
 
     Args:
         values: `[seed, task, point]`, or `[seed, point]` of one task; NaN where there is none.

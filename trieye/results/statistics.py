@@ -220,7 +220,7 @@ def performance_profile(
 ) -> Band:
     """Return the fraction of scores above each threshold.
 
-    Agarwal et al. (2021), section 4.2: `runs` is the run-score distribution of equation 1, the mean over tasks of the
+    Agarwal et al. (2021), section 4.2: `runs` is the run-score distribution, the mean over tasks of the
     fraction of runs with score > threshold; `task_means` is the average-score distribution, the fraction of tasks whose
     mean score is > threshold.
 
