@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trieye.cli.results_asked import Asked, chosen, outer_groups, places_of, stacked
+from trieye.cli.results_asked import Asked, chosen, places_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import hyperparameters, selection, statistics, tables
@@ -140,16 +140,10 @@ def sensitivity(options: argparse.Namespace) -> int:
     """Show what a parameter matters."""
     asked = Asked(options)
     key = selection.resolve(options.param, asked.results.runs)
-    lines = {}
-    labels: list[str] = []
-    for name, groups in outer_groups(asked).items():
-        params = [{options.param: _value(groups, place, key)} for place in range(len(groups.labels))]
-        known = [place for place, held in enumerate(params) if held[options.param] is not selection.MISSING]
-        scores = stacked([groups.scores(asked.scoring)[place] for place in known])
-        labels = [groups.labels[place] for place in known]
-        lines[name] = hyperparameters.sensitivity(
-            scores, [params[place] for place in known], options.param, asked.stat, mode=asked.mode, **asked.intervals
-        )
+    lines, labels = {}, {}
+    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+        if found := groups.sensitivity(key, asked.scoring, asked.stat, mode=asked.mode, **asked.intervals):
+            lines[name], labels[name] = found, groups.labels
     if options.json:
         asked.plain({"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]})
         return 0
@@ -168,8 +162,8 @@ def select(options: argparse.Namespace) -> int:
     if options.rerun is not None and options.rerun < 1:
         raise ConfigurationError(f"--rerun {options.rerun}: it has to be 1 or more")
     found: dict[str, tuple[Groups, Selection]] = {}
-    for name, groups in outer_groups(asked).items():
-        scores = stacked(groups.scores(asked.scoring))
+    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+        scores = groups.stacked(asked.scoring)
         found[name] = groups, hyperparameters.select(scores, asked.stat, mode=asked.mode, **asked.intervals)
     if options.json and options.rerun is None:
         asked.plain({"groups": [_plain_selection(name, *held) for name, held in found.items()]})
@@ -212,12 +206,6 @@ def export(options: argparse.Namespace) -> int:
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0
-
-
-def _value(groups: Groups, place: int, key: str) -> Any:
-    number = next(number for number in groups.rows[place] if number is not None)
-    first = next(run for run in groups.results.table[number] if run is not None)
-    return selection.value_of(first, key)
 
 
 def _spread(scores: Floats) -> statistics.Estimate:
