@@ -1,8 +1,10 @@
 """What the actions of `trieye results` do."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from trieye.cli.results_asked import Asked, chosen, places_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import write_atomic
 from trieye.results import hyperparameters, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
@@ -186,7 +189,33 @@ def select(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a page with all of it."""
-    raise NotImplementedError
+    from trieye.results.report import Question, Report
+
+    asked, out = Asked(options), Path.cwd() / options.out
+    places = places_of(options)
+    question = Question(
+        title=options.title or f"{asked.scoring.name} of {', '.join(Path(place).name for place in places)}",
+        places=places,
+        command=shlex.join(["trieye", *options.typed]),
+        made=datetime.now().astimezone(),
+        here=Path.cwd(),
+        beside=out.parent,
+        by=asked.by,
+        task=options.task,
+        stat=asked.stat,
+        mode=asked.mode,
+        confidence=asked.intervals["confidence"],
+        x=options.x,
+    )
+    page = Report(asked.groups(), asked.scoring, question).html()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise ConfigurationError(f"{options.out} cannot be written: {error.strerror or error}") from error
+    print(f"written to {options.out}")
+    asked.tell()
+    return 0
 
 
 def export(options: argparse.Namespace) -> int:
