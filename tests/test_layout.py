@@ -71,7 +71,8 @@ HOMES = {
         "results/tables.py",
         "results/terminal.py",
     },
-    "matplotlib": {"results/plots.py", "results/terminal.py"},
+    "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py"},
+    "jinja2": {"results/report.py"},
     "plotext": {"results/terminal.py"},
 }
 

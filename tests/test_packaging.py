@@ -49,6 +49,11 @@ def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
             assert f"trieye/{path.relative_to(ROOT)}" in names
 
 
+def test_the_wheel_holds_the_template_of_reports(wheel):
+    name = "trieye/results/report.html.jinja"
+    assert wheel.read(name) == (ROOT / name).read_bytes()
+
+
 def test_the_wheel_is_typed_and_installs_nothing_beside_trieye_and_its_plugin(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert "trieye/py.typed" in names

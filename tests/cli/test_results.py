@@ -161,6 +161,17 @@ def test_a_parameter_matters_as_much_as_its_values_differ(results, as_json, tmp_
     near(line["settings"][1]["best"], aggregate(SCORES["ppo"], "mean", resamples=2_000))
 
 
+def test_what_a_parameter_matters_in_each_group_names_the_best_config_of_that_group(results, tmp_path):
+    for number, (algo, lr, clip, score) in enumerate(
+        (("ppo", 0.1, 0.1, 2.0), ("ppo", 0.1, 0.3, 4.0), ("ppo", 0.2, 0.1, 3.0), ("dqn", 0.1, 0.1, 1.0))
+    ):
+        make_run(tmp_path / "root", f"r{number}", [score], agent={"algo": algo, "lr": lr}, ppo={"clip": clip})
+    code, out, err = results("sensitivity", "--param", "lr", "--by", "algo", place=tmp_path / "root")
+    assert code == 0, err
+    best = {tuple(line.split()[:2]): line.split()[-2:] for line in out.splitlines() if line.strip()[:3] in SCORES}
+    assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
+
+
 def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_json):
     held = as_json("select", "--last", "1")["groups"][0]
     assert (held["best"], held["not_worse"]) == ("ppo", ["ppo"])

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         hint = did_you_mean(name, COMMANDS)
         parser.error(f"unknown command {name!r}{hint} (known: {', '.join(COMMANDS)})")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, argparse.Namespace(typed=arguments))
     if options.version:
         from importlib.metadata import version
 

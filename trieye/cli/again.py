@@ -49,8 +49,6 @@ _HYDRA_WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-d
 _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_/][\w./:-]*", re.IGNORECASE | re.ASCII)
 """A value that means itself in Hydra's grammar."""
 
-_ATTEMPT = re.compile(r"attempt-(\d+)\.json")
-
 
 @dataclass(frozen=True)
 class Made:
@@ -83,7 +81,7 @@ class Made:
             config = json_of(run_dir / CONFIGS)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{run_dir / CONFIGS}, the config of the run, cannot be read: {error}") from error
-        return cls(run_dir, record, config, _last_provenance(run_dir))
+        return cls(run_dir, record, config, Provenance.last(run_dir))
 
     @property
     def name(self) -> str:
@@ -372,15 +370,6 @@ def _override(key: str, value: str) -> str:
 def begins_from(checkpoint: str) -> str:
     """Return the override that lets a run begin from a checkpoint."""
     return _override(LOAD, checkpoint)
-
-
-def _last_provenance(run_dir: Path) -> Provenance | None:
-    """Return what the last attempt ran that said so; one that was killed at once did not."""
-    found = ((match, path) for path in (run_dir / DIRECTORY).glob("*.json") if (match := _ATTEMPT.fullmatch(path.name)))
-    for _, path in sorted(found, key=lambda pair: int(pair[0][1]), reverse=True):
-        with suppress(OSError, ValidationError):
-            return Provenance.model_validate_json(path.read_bytes())
-    return None
 
 
 def _sweep_of(record: RunRecord) -> SweepRecord | None:

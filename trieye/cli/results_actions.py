@@ -1,16 +1,19 @@
 """What the actions of `trieye results` do."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trieye.cli.results_asked import Asked, chosen, outer_groups, places_of, stacked
+from trieye.cli.results_asked import Asked, chosen, places_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import write_atomic
 from trieye.results import hyperparameters, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
@@ -140,16 +143,10 @@ def sensitivity(options: argparse.Namespace) -> int:
     """Show what a parameter matters."""
     asked = Asked(options)
     key = selection.resolve(options.param, asked.results.runs)
-    lines = {}
-    labels: list[str] = []
-    for name, groups in outer_groups(asked).items():
-        params = [{options.param: _value(groups, place, key)} for place in range(len(groups.labels))]
-        known = [place for place, held in enumerate(params) if held[options.param] is not selection.MISSING]
-        scores = stacked([groups.scores(asked.scoring)[place] for place in known])
-        labels = [groups.labels[place] for place in known]
-        lines[name] = hyperparameters.sensitivity(
-            scores, [params[place] for place in known], options.param, asked.stat, mode=asked.mode, **asked.intervals
-        )
+    lines, labels = {}, {}
+    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+        if found := groups.sensitivity(key, asked.scoring, asked.stat, mode=asked.mode, **asked.intervals):
+            lines[name], labels[name] = found, groups.labels
     if options.json:
         asked.plain({"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]})
         return 0
@@ -168,8 +165,8 @@ def select(options: argparse.Namespace) -> int:
     if options.rerun is not None and options.rerun < 1:
         raise ConfigurationError(f"--rerun {options.rerun}: it has to be 1 or more")
     found: dict[str, tuple[Groups, Selection]] = {}
-    for name, groups in outer_groups(asked).items():
-        scores = stacked(groups.scores(asked.scoring))
+    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+        scores = groups.stacked(asked.scoring)
         found[name] = groups, hyperparameters.select(scores, asked.stat, mode=asked.mode, **asked.intervals)
     if options.json and options.rerun is None:
         asked.plain({"groups": [_plain_selection(name, *held) for name, held in found.items()]})
@@ -192,7 +189,33 @@ def select(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a page with all of it."""
-    raise NotImplementedError
+    from trieye.results.report import Question, Report
+
+    asked, out = Asked(options), Path.cwd() / options.out
+    places = places_of(options)
+    question = Question(
+        title=options.title or f"{asked.scoring.name} of {', '.join(Path(place).name for place in places)}",
+        places=places,
+        command=shlex.join(["trieye", *options.typed]),
+        made=datetime.now().astimezone(),
+        here=Path.cwd(),
+        beside=out.parent,
+        by=asked.by,
+        task=options.task,
+        stat=asked.stat,
+        mode=asked.mode,
+        confidence=asked.intervals["confidence"],
+        x=options.x,
+    )
+    page = Report(asked.groups(), asked.scoring, question).html()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise ConfigurationError(f"{options.out} cannot be written: {error.strerror or error}") from error
+    print(f"written to {options.out}")
+    asked.tell()
+    return 0
 
 
 def export(options: argparse.Namespace) -> int:
@@ -212,12 +235,6 @@ def export(options: argparse.Namespace) -> int:
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0
-
-
-def _value(groups: Groups, place: int, key: str) -> Any:
-    number = next(number for number in groups.rows[place] if number is not None)
-    first = next(run for run in groups.results.table[number] if run is not None)
-    return selection.value_of(first, key)
 
 
 def _spread(scores: Floats) -> statistics.Estimate:

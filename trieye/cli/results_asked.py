@@ -12,9 +12,7 @@ from rich.console import Console
 
 from trieye.cli.given_sweep import directory_of
 from trieye.exceptions import ConfigurationError
-from trieye.results import selection
 from trieye.results.aggregates import Aggregate
-from trieye.results.aligned import Floats
 from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
@@ -69,12 +67,16 @@ class Asked:
     @property
     def title(self) -> str:
         """What the figures are."""
-        return f"{self.scoring.name}, {last_words(self.options.last)} of each run"
+        return f"{self.scoring.name}, {self.scoring.what} of each run"
+
+    @property
+    def by(self) -> list[str]:
+        """What groups have in common."""
+        return [key.strip() for key in self.options.by.split(",") if key.strip()]
 
     def groups(self, *, by: Sequence[str] | None = None) -> Groups:
         """Return the groups that are compared."""
-        keys = [key.strip() for key in self.options.by.split(",") if key.strip()] if by is None else by
-        made = Groups.of(self.results, keys, self.options.task)
+        made = Groups.of(self.results, self.by if by is None else by, self.options.task)
         return made.best(self.scoring, self.mode) if self.options.best else made
 
     def _objective(self) -> str:
@@ -171,11 +173,6 @@ def last_of(text: str) -> tuple[float, int | None]:
     raise ConfigurationError(f"--last {text}: give a part, such as 10%, or a number of steps, such as 5000")
 
 
-def last_words(text: str) -> str:
-    """Return the end of a run that counts, in words."""
-    return f"mean of the last {text} of the points" if text.endswith("%") else f"mean of the last {text} steps"
-
-
 def range_of(text: str) -> tuple[str, tuple[float, float]]:
     """Return a task and its range.
 
@@ -188,28 +185,6 @@ def range_of(text: str) -> tuple[str, tuple[float, float]]:
         return task, (float(low), float(high))
     except ValueError:
         raise ConfigurationError(f"--range {text}: this is not TASK=LOW:HIGH, such as CartPole-v1=0:500") from None
-
-
-def outer_groups(asked: Asked) -> dict[str, Groups]:
-    """Return the configs of each group of `--by`, each as a group of its own; all of them if nothing was said."""
-    keys = [selection.resolve(key.strip(), asked.results.runs) for key in asked.options.by.split(",") if key.strip()]
-    if not keys:
-        return {"": Groups.of(asked.results, (), asked.options.task)}
-    found = {}
-    for runs in selection.grouped(asked.results.runs, keys).values():
-        held = asked.results.only(runs)
-        label = Groups.of(held, keys, asked.options.task).labels[0]
-        found[label] = Groups.of(held, (), asked.options.task)
-    return found
-
-
-def stacked(scores: Sequence[Floats]) -> Floats:
-    """Return scores `[config, seed, task]` of configs that may have different numbers of seeds."""
-    num = max((len(held) for held in scores), default=0)
-    if not num:
-        raise ConfigurationError("no config has a run")
-    fill = [np.full((num - len(held), *held.shape[1:]), np.nan) for held in scores]
-    return np.stack([np.concatenate([held, rest]) for held, rest in zip(scores, fill, strict=True)])
 
 
 def plain_of(held: Any) -> Any:

@@ -8,11 +8,12 @@ import numpy as np
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results import selection
+from trieye.results import hyperparameters, selection
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Between, Floats, XAxis
+from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
-from trieye.results.runs import is_seed
+from trieye.results.runs import StoredRun, is_seed
 from trieye.results.statistics import Estimate, aggregate
 
 _MAX_KEYS = 6
@@ -41,6 +42,12 @@ class Scoring:
     def name(self) -> str:
         """Of the metric."""
         return self.metric if isinstance(self.metric, str) else self.metric[0]
+
+    @property
+    def what(self) -> str:
+        """Which points of a run count, in words."""
+        end = f"{100 * self.last:.4g}% of the points" if self.steps is None else f"{self.steps:,} steps"
+        return f"mean of the last {end}"
 
     def scaled(self, values: Floats, tasks: Sequence[str]) -> Floats:
         """Return values `[seed, task, ...]` in the ranges of their tasks.
@@ -126,6 +133,34 @@ class Groups:
             results, labels, [held for held, _ in found.values()], [rows for _, rows in found.values()], tasks, keys
         )
 
+    @classmethod
+    def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "Groups"]:
+        """Return the configs of each group, each as a group of its own; without `by`, all of them, under no name.
+
+        Raises:
+            ConfigurationError: There is no run, or a key is unknown.
+        """
+        if not by:
+            return {"": cls.of(results, (), task)}
+        found = {}
+        for runs in selection.grouped(results.runs, [selection.resolve(key, results.runs) for key in by]).values():
+            held = results.only(runs)
+            found[cls.of(held, by, task).labels[0]] = cls.of(held, (), task)
+        return found
+
+    @property
+    def runs(self) -> list[list[StoredRun]]:
+        """The runs of each group, those of its first task first.
+
+        Raises:
+            ConfigurationError: A group has several configs in a task.
+        """
+        table = self.results.table
+        return [
+            [run for number in row if number is not None for run in table[number] if run is not None]
+            for row in self.rows
+        ]
+
     @property
     def rows(self) -> list[list[int | None]]:
         """The number of the config of each group and task; None if it has none.
@@ -175,6 +210,38 @@ class Groups:
         """
         values = self._values(scoring)
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
+
+    def stacked(self, scoring: Scoring) -> Floats:
+        """Return the scores of all groups, `[group, seed, task]`; NaN also where a group has fewer seeds than another.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        scores = self.scores(scoring)
+        num = max(len(held) for held in scores)
+        fill = [np.full((num - len(held), *held.shape[1:]), np.nan) for held in scores]
+        return np.stack([np.concatenate([held, rest]) for held, rest in zip(scores, fill, strict=True)])
+
+    def sensitivity(
+        self, key: str, scoring: Scoring, stat: Aggregate = "iqm", *, mode: Mode = "max", confidence: float = 0.95
+    ) -> tuple[Setting, ...]:
+        """Return what came of each value of a parameter, each group being a config; nothing if none has it.
+
+        Args:
+            key: The whole key of the parameter.
+            scoring: How runs come to numbers.
+            stat: Which figure of the runs of a config.
+            mode: Which scores are better.
+            confidence: Of the intervals.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        held = [selection.value_of(runs[0], key) for runs in self.runs]
+        params = [{} if value is selection.MISSING else {key: value} for value in held]
+        if not any(params):
+            return ()
+        return hyperparameters.sensitivity(self.stacked(scoring), params, key, stat, mode=mode, confidence=confidence)
 
     def aggregate(self, scoring: Scoring, stat: Aggregate = "iqm", *, confidence: float = 0.95) -> dict[str, Estimate]:
         """Return a figure of each group with its interval, by label; seeds are replicates.

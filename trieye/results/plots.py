@@ -3,10 +3,15 @@
 Each function returns a `matplotlib.figure.Figure`, which `save` writes; none of them opens a window.
 """
 
+import io
+import re
+import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import numpy as np
@@ -35,6 +40,12 @@ _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
 }  # fmt: skip
 _FEW_DECADES = 2.0
+_LONGEST, _LINE = 60, 30
+"""Letters of a name, and of a line of it; a longer one leaves no room for what is drawn."""
+_FIRST_WIDE = "\N{CJK RADICAL REPEAT}"
+_FRACTION = re.compile(r"-?\d+\.\d+")
+_FONT = re.compile(r"font-family: [^;]*;? ?")
+_NO_XML = re.compile("[^ -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAMES = {"step": "step", "env_steps": "environment steps", "updates": "updates", "wall_time": "wall time [s]"}
 
 
@@ -64,6 +75,47 @@ def save(figure: Figure, path: Path) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
 
+def inline(figure: Figure, name: str) -> str:
+    """Return a figure as an SVG element for a page of HTML, which other figures may be in, too.
+
+    It has no size, ink is `currentColor`, and the colors of `COLORS` are `var(--series-0)` and so on, so that the page
+    says how it looks.
+
+    Args:
+        figure: The figure.
+        name: What its ids begin with, a word; none of a page may have the name of another.
+    """
+    written = io.StringIO()
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser draws the letters
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # names of wide letters cover something
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib has written it
+    root.attrib = {"viewBox": root.attrib["viewBox"]}
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: _of_page(key, value, name) for key, value in element.attrib.items()}
+        element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
+    for parent in root.iter("defs"):
+        for sheet in parent.findall("style"):  # it would count for the whole page
+            parent.remove(sheet)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _of_page(key: str, value: str, name: str) -> str:
+    """Return an attribute of an SVG element as a page has it."""
+    if key == "id":
+        return f"{name}-{value}"
+    if key == "d":
+        return _FRACTION.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), " ".join(value.split()))
+    if key == "style":
+        for number, color in enumerate(COLORS):
+            value = value.replace(color.lower(), f"var(--series-{number})")
+        return _FONT.sub("", value.replace("#000000", "currentColor"))
+    return value.replace("#", f"#{name}-") if value.startswith(("#", "url(#")) else value
+
+
 def curves(
     bands: Mapping[str, Band], metric: str, x: str, *, what: str, runs: Mapping[str, Any] | None = None
 ) -> Figure:
@@ -90,10 +142,10 @@ def curves(
         value, low, high = (np.where(2 * band.n >= most, held, np.nan) for held in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, color=color, alpha=0.18, linewidth=0)
         whole = np.where(band.n == most, value, np.nan)
-        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{label} (n={most})")
+        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{_plain(label)} (n={most})")
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
     axes.set_xlabel(_NAMES.get(x, x))
-    axes.set_ylabel(f"{metric}\n{what}")
+    axes.set_ylabel(f"{_plain(metric)}\n{what}")
     _large_numbers(axes)
     _legend(figure, axes, len(bands))
     return figure
@@ -104,9 +156,9 @@ def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
     figure, axes = _figure()
     for number, (label, band) in enumerate(bands.items()):
         color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
-        axes.plot(band.at, band.value, color=color, linestyle=line, label=label, drawstyle="steps-post")
+        axes.plot(band.at, band.value, color=color, linestyle=line, label=_plain(label), drawstyle="steps-post")
         axes.fill_between(band.at, band.low, band.high, color=color, alpha=0.18, linewidth=0, step="post")
-    axes.set_xlabel(f"{metric}  (τ)")
+    axes.set_xlabel(f"{_plain(metric)}  (τ)")
     axes.set_ylabel("fraction of runs with more than τ")
     axes.set_ylim(-0.02, 1.02)
     _legend(figure, axes, len(bands))
@@ -121,10 +173,12 @@ def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]
         if estimate.low is not None and estimate.high is not None:
             axes.plot([estimate.low, estimate.high], [number, number], color=color, linewidth=4, alpha=0.35)
         axes.plot(estimate.value, number, color=color, marker="o", markersize=5, linestyle="none")
-    axes.set_yticks(range(len(rows)), [f"{name} (n={estimate.n})" for name, estimate in rows.items()])
+    axes.set_yticks(
+        range(len(rows)), [textwrap.fill(f"{_plain(name)} (n={estimate.n})", _LINE) for name, estimate in rows.items()]
+    )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label)
+    axes.set_xlabel(_plain(label))
     return figure
 
 
@@ -141,17 +195,19 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
         ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in best]
         low, high = np.array(ends, np.float64).reshape(-1, 2).T
         axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-        axes.plot(x, [one.value for one in best], color=color, marker=marker, markersize=4, label=label)
+        axes.plot(x, [one.value for one in best], color=color, marker=marker, markersize=4, label=_plain(label))
         if any(len(setting.configs) > 1 for setting in settings):
             mean = [setting.mean.value for setting in settings]
-            axes.plot(x, mean, color=color, linestyle=":", linewidth=1, label=f"{label}, mean of all".lstrip(", "))
+            axes.plot(
+                x, mean, color=color, linestyle=":", linewidth=1, label=f"{_plain(label)}, mean of all".lstrip(", ")
+            )
     places = sorted(at.values())
     if numeric and places[0] > 0 and np.log10(places[-1] / places[0]) >= np.log10(_FEW_DECADES * 10):
         axes.set_xscale("log")
     elif not numeric:
-        axes.set_xticks(range(len(values)), [str(value) for value in values])
-    axes.set_xlabel(param)
-    axes.set_ylabel(metric)
+        axes.set_xticks(range(len(values)), [_plain(str(value)) for value in values])
+    axes.set_xlabel(_plain(param))
+    axes.set_ylabel(_plain(metric))
     if len(lines) > 1 or any(len(setting.configs) > 1 for held in lines.values() for setting in held):
         _legend(figure, axes, len(lines))
     return figure
@@ -163,6 +219,14 @@ def _figure(height: float = _HEIGHT) -> "tuple[Figure, Axes]":
         return figure, figure.subplots()
 
 
+def _plain(text: str) -> str:
+    """Return a text that is shown as it is: on one line, no formula, and no name that a legend leaves out."""
+    shown = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    most = _LONGEST // 2 if any(letter >= _FIRST_WIDE for letter in shown) else _LONGEST
+    shown = shown if len(shown) <= most else f"{shown[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return shown.replace("$", r"\$").replace("_", "\N{ZERO WIDTH SPACE}_", 1 if shown.startswith("_") else 0)
+
+
 def _large_numbers(axes: "Axes") -> None:
     low, high = axes.get_xlim()
     if max(abs(low), abs(high)) >= 10_000:  # noqa: PLR2004
@@ -170,8 +234,9 @@ def _large_numbers(axes: "Axes") -> None:
 
 
 def _legend(figure: Figure, axes: "Axes", num: int) -> None:
+    longest = max((len(str(label)) for label in axes.get_legend_handles_labels()[1]), default=0)
     with style():
-        if num > 4:  # noqa: PLR2004 - more would hide the curves
-            figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        if num > 4 or longest > _LINE:  # noqa: PLR2004 - more would hide the curves
+            figure.legend(loc="outside lower center", ncols=1 if longest > _LINE else 2, fontsize=8, frameon=False)
         else:
             axes.legend()

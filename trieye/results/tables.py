@@ -75,8 +75,17 @@ def _with_interval(estimate: Estimate) -> Text:
     return Text.assemble((number(estimate.value), "bold"), f" {interval(estimate)}")
 
 
-def settings_table(lines: Mapping[str, Sequence[Setting]], param: str, labels: Sequence[str], *, title: str) -> Table:
-    """Return what came of each value of a parameter; with the others at their best, where there are others."""
+def settings_table(
+    lines: Mapping[str, Sequence[Setting]], param: str, labels: Mapping[str, Sequence[str]], *, title: str
+) -> Table:
+    """Return what came of each value of a parameter; with the others at their best, where there are others.
+
+    Args:
+        lines: What came of each value, by group.
+        param: The parameter.
+        labels: The configs of each group.
+        title: What is shown.
+    """
     table = _table(title)
     has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
     if len(lines) > 1:
@@ -90,7 +99,7 @@ def settings_table(lines: Mapping[str, Sequence[Setting]], param: str, labels: S
         for setting in settings:
             row: list[Any] = [str(setting.value), runs(setting.best), _with_interval(setting.best)]
             if has_others:
-                best = "" if setting.best_config is None else labels[setting.best_config]
+                best = "" if setting.best_config is None else labels[label][setting.best_config]
                 row += [number(setting.mean.value), Text(best)]
             table.add_row(*([Text(label), *row] if len(lines) > 1 else row))
     return table

@@ -1,8 +1,10 @@
 """Provenance: what a start of a run ran, from which commit, with which packages and on which machine."""
 
+import contextlib
 import getpass
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -13,7 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import redacted, redacted_text
@@ -24,6 +26,7 @@ DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
 MAX_UNTRACKED = 1000
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+_ATTEMPT = re.compile(r"attempt-(\d+)\.json")
 PATIENCE_S = 10.0
 """How long git, or the driver of a GPU, may take to answer."""
 
@@ -98,6 +101,16 @@ class Provenance(BaseModel):
     packages: dict[str, str]
     machine: Machine
     job: dict[str, str]
+
+    @classmethod
+    def last(cls, run_dir: Path) -> Self | None:
+        """Return what the last attempt of a run ran that said so; one that was killed at once did not."""
+        paths = (run_dir / DIRECTORY).glob("*.json")
+        found = [(int(match[1]), path) for path in paths if (match := _ATTEMPT.fullmatch(path.name))]
+        for _, path in sorted(found, reverse=True):
+            with contextlib.suppress(OSError, ValidationError):
+                return cls.model_validate_json(path.read_bytes())
+        return None
 
     @classmethod
     def gather(cls, commit: Commit | None) -> Self:
