@@ -10,9 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from trieye.process.local_servers import free_port
 from trieye.sinks.mlflow.pages import experiments_of
 
 SWEEP = "/of/a sweep/2026-01-01"
+NO_REPORT = "no report: name an app, a sweep or a run"
 
 
 def make_run(root, name, *, app="agents", sinks=("mlflow", "tensorboard"), group=None):
@@ -74,9 +76,9 @@ def mlflow_run_of(run_dir):
     return json.loads((run_dir / "run.json").read_text())["mlflow_run_id"]
 
 
-def change(path, **persistence):
+def change(path, *, of="persistence", **values):
     held = json.loads(path.read_text())
-    held["persistence"].update(persistence)
+    held[of].update(values)
     path.write_text(json.dumps(held))
 
 
@@ -143,10 +145,10 @@ def ui():
         yield start
 
 
-def get(link, path, **body):
+def get(link, path, *, host=None, **body):
     address = link.partition("/#")[0].rstrip("/")
     data = json.dumps(body).encode() if body else None
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"} | ({} if host is None else {"Host": host})
     request = urllib.request.Request(f"{address}{path}", data=data, headers=headers)  # noqa: S310 - our own address
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=60) as answer:
@@ -158,7 +160,7 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
     port = free_port()
     shown = ui("agents/first", "--root", root, "--port", port)
     run_id = mlflow_run_of(root / "agents" / "runs" / "first")
-    assert list(shown.links) == ["MLflow", "TensorBoard"]
+    assert list(shown.links) == ["MLflow", "TensorBoard", "report"]
     assert (
         shown.links["MLflow"] == f"http://127.0.0.1:{port}/#/experiments/1/runs/{run_id}?workflowType=machine_learning"
     )
@@ -202,9 +204,9 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_ends_the_servers(root, ui, number):
     shown = ui("events", "--root", root)
-    assert list(shown.links) == ["TensorBoard"]
+    assert list(shown.links) == ["TensorBoard", "report"]
     assert any(line.startswith("note: no MLflow") for line in shown.lines)
-    assert len(shown.family) == 3  # the guard, TensorBoard and what reads the files for it
+    assert len(shown.family) == 4  # the guard, TensorBoard and what reads the files for it, and the report
     code, _ = shown.end(number)
     assert code == {signal.SIGTERM: 0, signal.SIGKILL: -signal.SIGKILL}[number]
     wait_until(shown.is_gone, pause_s=0.05)
@@ -235,7 +237,7 @@ def test_ctrl_c_while_the_servers_start_ends_them(root):
 
 def test_an_app_is_shown_as_its_experiment(root, tmp_path):
     found, notes = pages("agents", root, tmp_path)
-    assert (list(found), notes) == (["MLflow", "TensorBoard"], [])
+    assert (list(found), notes) == (["MLflow", "TensorBoard", "report"], [])
     assert found["MLflow"].fragment.startswith("/#/experiments/1/runs?")
     assert "searchFilter" not in found["MLflow"].fragment
     assert runs_linked(tmp_path / "tensorboard") == ["first", "second"]
@@ -267,7 +269,7 @@ def test_a_run_that_begins_later_comes_to_tensorboard_and_a_deleted_one_goes(roo
 def test_without_a_name_all_apps_are_shown_and_each_store_has_a_server(root, tmp_path):
     shutil.copytree(root / "agents", root / "moved")  # its store goes with it
     found, notes = pages(None, root, tmp_path)
-    assert (list(found), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [])
+    assert (list(found), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [NO_REPORT])
     stores = {found[title].environment["MLFLOW_BACKEND_STORE_URI"] for title in list(found)[:2]}
     assert stores == {f"sqlite:///{root / app / 'mlruns' / 'mlflow.db'}" for app in ("agents", "moved")}
     apps = ["agents/first", "agents/second", "moved/first", "moved/second", "others/events"]
@@ -281,17 +283,40 @@ def test_too_many_stores_are_refused(root, capsys):
     assert f"its runs are in {MAX_STORES + 1} MLflow stores" in capsys.readouterr().err
 
 
-def test_a_run_without_sinks_has_no_page(root, capsys):
-    assert main(["ui", "bare", "--root", str(root)]) == 2
-    text = capsys.readouterr().err
-    assert "no MLflow: it was not among the sinks; no TensorBoard: it was not among the sinks" in text
+def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
+    found, notes = pages("bare", root, tmp_path)
+    assert (list(found), [note.partition(":")[0] for note in notes]) == (["report"], ["no MLflow", "no TensorBoard"])
+    assert main(["ui", "bare", "--root", str(root), "--only", "mlflow"]) == 2
+    assert "there is no page to show: no MLflow: it was not among the sinks" in capsys.readouterr().err
+    assert main(["ui", "--root", str(root), "--only", "report"]) == 2
+    assert f"there is no page to show: {NO_REPORT}" in capsys.readouterr().err
+
+
+def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root, ui, tmp_path):
+    shown = ui("first", "--root", root, "--only", "report")
+    link = shown.links["report"]
+    assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
+    status, page = get(link, "/")
+    assert (status, b"<h1>No report</h1>" in page) == (200, True)  # nothing says which metric counts
+    assert b"<p>which metric? name one by --metric (of: loss)<p>By <code>trieye results report " in page
+    change(root / "agents" / "runs" / "first" / "configs.json", of="loop", objective="loss")
+    status, page = get(link, "/")
+    assert (status, b"<h1>loss of first</h1>" in page) == (200, True)
+    assert b"<code>.trieye_data/agents/runs/first</code>" in page  # as one types it where it was started
+    assert b'<a href="/' not in page  # a browser opens no files from here
+    for path, host, wanted in (("/etc/passwd", None, 404), ("/", "evil.example:80", 403)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(link, path, host=host)
+        assert refused.value.code == wanted
+    assert shown.end(signal.SIGINT)[0] == 0
+    assert shown.is_gone()
 
 
 def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsys):
     runs = root / "agents" / "runs"
     (runs / "first" / "configs.json").write_text('{"persistence": {}}')
     found, notes = pages("agents", root, tmp_path)
-    assert (len(found), runs_linked(tmp_path / "tensorboard")) == (2, ["second"])
+    assert (len(found), runs_linked(tmp_path / "tensorboard")) == (3, ["second"])
     assert notes == [f"{runs / 'first'} is left out: configs.json has no 'sinks'"]
     (runs / "first" / "configs.json").write_text("{")
     assert main(["ui", "first", "--root", str(root)]) == 2
@@ -338,7 +363,7 @@ def test_a_store_for_which_no_server_is_started_is_named_without_its_password(ro
 def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
     (root / "agents" / "mlruns" / "mlflow.db").unlink()
     found, (note,) = pages("agents", root, tmp_path)
-    assert list(found) == ["TensorBoard"]
+    assert list(found) == ["TensorBoard", "report"]
     assert "mlflow.db, in which the runs were, is gone" in note
 
 

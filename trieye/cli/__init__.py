@@ -21,7 +21,7 @@ COMMANDS = {
     "fork": "begin a run from a checkpoint of another one",
     "diff": "compare two runs: config, commit, packages, metrics",
     "watch": "live view of a run: metrics, rates, sinks, checkpoints",
-    "ui": "MLflow and TensorBoard in the browser, for a run, an app or a sweep",
+    "ui": "MLflow, TensorBoard and a report in the browser, for a run, an app or a sweep",
     "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
     "results": "tables, curves, comparisons and reports of many runs",
     "checkpoints": "list what a run has saved",

@@ -1,4 +1,4 @@
-"""The pages that show runs: those of MLflow and TensorBoard, each with what serves it."""
+"""The pages that show runs: those of MLflow, TensorBoard and our own report, each with what serves it."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from trieye.cli import report_server
 from trieye.cli.found_runs import CONFIGS, find_place, find_runs, is_sweep
 from trieye.cli.given_run import tracking_uri_of
 from trieye.config.fingerprint import json_of
@@ -20,7 +21,7 @@ from trieye.process.local_servers import HOST
 from trieye.sinks.mlflow import pages as mlflow_pages
 from trieye.sinks.mlflow.store import database_of
 
-Kind = Literal["mlflow", "tensorboard"]
+Kind = Literal["mlflow", "tensorboard", "report"]
 
 MAX_STORES = 5
 """Each is a server, which takes 250 MB."""
@@ -123,24 +124,27 @@ class Asked:
         given: A run, an app, a sweep or a directory; None: all apps.
         roots: Directories of all apps.
 
+    Attributes:
+        place: Where that is; None: all apps.
+
     Raises:
         ConfigurationError: There is nothing of that name.
     """
 
     def __init__(self, given: str | None, roots: Sequence[Path]) -> None:
-        self._place = None if given is None else find_place(given, roots)
+        self.place = None if given is None else find_place(given, roots)
         self._roots = roots
         self._read: dict[Path, ShownRun | str] = {}
-        self.is_run = self._place is not None and (self._place / RUN_RECORD).exists()
-        self.is_sweep = not self.is_run and self._place is not None and is_sweep(self._place)
+        self.is_run = self.place is not None and (self.place / RUN_RECORD).exists()
+        self.is_sweep = not self.is_run and self.place is not None and is_sweep(self.place)
 
     def __str__(self) -> str:
         """Return where they are."""
-        return str(self._place) if self._place is not None else ", ".join(map(str, self._roots)) or "this directory"
+        return str(self.place) if self.place is not None else ", ".join(map(str, self._roots)) or "this directory"
 
     def runs(self) -> list[ShownRun]:
         """Return those that there are now, the first that was begun first; each is read once."""
-        found, _ = find_runs([] if self._place is None else [str(self._place)], self._roots)
+        found, _ = find_runs([] if self.place is None else [str(self.place)], self._roots)
         self._read = {path: self._read.get(path) or _read(path) for path in found}
         return sorted((run for run in self._read.values() if isinstance(run, ShownRun)), key=lambda run: run.created)
 
@@ -173,10 +177,12 @@ def pages_of(asked: Asked, directory: Path, *, only: Kind | None = None) -> tupl
         advice = "; ".join(notes) or "name a run, an app or a sweep, or with --root where all apps are"
         raise ConfigurationError(f"no runs in {asked}; {advice}")
     pages: list[Page] = []
-    if only != "tensorboard":
+    if only in {None, "mlflow"}:
         pages += _mlflow_pages(asked, runs, notes)
-    if only != "mlflow":
+    if only in {None, "tensorboard"}:
         pages += _tensorboard_pages(asked, runs, directory / "tensorboard", notes)
+    if only in {None, "report"}:
+        pages += _report_pages(asked, notes)
     if not pages:
         raise ConfigurationError(f"{asked}: there is no page to show: {'; '.join(notes)}")
     return pages, notes
@@ -252,6 +258,17 @@ def _tensorboard_pages(asked: Asked, runs: Sequence[ShownRun], logdir: Path, not
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", HOST, "--port"]
     yield Page(
         "TensorBoard", "/", command=lambda port: [*command, str(port)], health="/data/environment", refresh=refresh
+    )
+
+
+def _report_pages(asked: Asked, notes: list[str]) -> Iterator[Page]:
+    """Yield the page of `trieye results report`."""
+    if asked.place is None:
+        notes.append("no report: name an app, a sweep or a run")
+        return
+    here, place = str(Path.cwd()), str(asked.place)
+    yield Page(
+        "report", "/", command=lambda port: report_server.server_command(port, here, place), health=report_server.HEALTH
     )
 
 

@@ -189,25 +189,8 @@ def select(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a page with all of it."""
-    from trieye.results.report import Question, Report
-
     asked, out = Asked(options), Path.cwd() / options.out
-    places = places_of(options)
-    question = Question(
-        title=options.title or f"{asked.scoring.name} of {', '.join(Path(place).name for place in places)}",
-        places=places,
-        command=shlex.join(["trieye", *options.typed]),
-        made=datetime.now().astimezone(),
-        here=Path.cwd(),
-        beside=out.parent,
-        by=asked.by,
-        task=options.task,
-        stat=asked.stat,
-        mode=asked.mode,
-        confidence=asked.intervals["confidence"],
-        x=options.x,
-    )
-    page = Report(asked.groups(), asked.scoring, question).html()
+    page = page_of(asked, beside=out.parent)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page.encode("utf-8", "backslashreplace"))
@@ -216,6 +199,34 @@ def report(options: argparse.Namespace) -> int:
     print(f"written to {options.out}")
     asked.tell()
     return 0
+
+
+def page_of(asked: Asked, *, beside: Path | None) -> str:
+    """Return the page with all that was asked for.
+
+    Args:
+        asked: What was asked for, with the options of `report`.
+        beside: The directory that the page will lie in; None: in none, and nothing is linked.
+    """
+    from trieye.results.report import Question, Report
+
+    options = asked.options
+    places = places_of(options)
+    question = Question(
+        title=options.title or f"{asked.scoring.name} of {', '.join(Path(place).name for place in places)}",
+        places=places,
+        command=shlex.join(["trieye", *options.typed]),
+        made=datetime.now().astimezone(),
+        here=Path.cwd(),
+        beside=beside,
+        by=asked.by,
+        task=options.task,
+        stat=asked.stat,
+        mode=asked.mode,
+        confidence=asked.intervals["confidence"],
+        x=options.x,
+    )
+    return Report(asked.groups(), asked.scoring, question).html()
 
 
 def export(options: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
-"""`trieye ui`: MLflow and TensorBoard in the browser.
+"""`trieye ui`: MLflow, TensorBoard and our own report in the browser.
 
-Show a run, an app or a sweep in MLflow and in TensorBoard.
+Show a run, an app or a sweep in MLflow, in TensorBoard and in the report of `trieye results`.
 
-Both are started on this machine, for this machine only, and end with Ctrl-C. MLflow opens at the page of the run, the
-sweep or the experiment; TensorBoard shows these runs and no others, also those that begin later. Where runs log to an
-MLflow server, its page is linked, and none is started.
+All are started on this machine, for this machine only, and end with Ctrl-C. MLflow opens at the page of the run, the
+sweep or the experiment; TensorBoard shows these runs and no others, also those that begin later; the report is made
+anew whenever it is loaded. Where runs log to an MLflow server, its page is linked, and none is started.
 
 Examples:
   trieye ui                                    all apps of the project that you stand in
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trieye.cli.pages import Page
     from trieye.process.local_servers import LocalServers
 
-KINDS = ("mlflow", "tensorboard")
+KINDS = ("mlflow", "tensorboard", "report")
 
 LOOK_EVERY_S, REFRESH_EVERY_S = 0.5, 10.0
 """How often the servers are looked at, and how often runs are looked for that have begun since."""

@@ -55,7 +55,7 @@ class Question:
         command: What makes the page again.
         made: When it was asked.
         here: Paths are shown as they are from this directory.
-        beside: The directory of the page, to which links are relative.
+        beside: The directory of the page, to which links are relative; None: it has none, nor links.
         by: What groups have in common.
         task: The parameter that tells environments apart; None: there is one.
         stat: The figure of many runs.
@@ -69,7 +69,7 @@ class Question:
     command: str
     made: datetime
     here: Path
-    beside: Path
+    beside: Path | None
     by: Sequence[str] = ()
     task: str | None = None
     stat: Aggregate = "iqm"
@@ -83,7 +83,9 @@ class Question:
         return redacted_text(text.replace(inside, "") if text != str(self.here) else ".")
 
     def link(self, directory: str) -> str:
-        """Return the address of a directory, for a page that is read as a file."""
+        """Return the address of a directory, for a page that is read as a file; empty for one that is not."""
+        if self.beside is None or not Path(directory).is_dir():
+            return ""
         try:
             return f"{quote(os.path.relpath(directory, self.beside).replace(os.sep, '/'))}/"
         except ValueError:  # on another drive
@@ -368,7 +370,7 @@ class Report:
             duration = _lasted(run, points.times) if origin is None or origin.duration_s is None else origin.duration_s
             label = "" if place is None else self.groups.labels[place]
             step = run.step if run.step is not None else int(points.steps.max()) if len(points.steps) else None
-            link = self.question.link(run.path) if Path(run.path).is_dir() else ""
+            link = self.question.link(run.path)
             where = self.question.shown(run.path)
             value = value_of.get(run.path, math.nan)
             shown_task = "" if task is None else self.groups.tasks[task]
