@@ -1,6 +1,7 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
 import signal
+import subprocess
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 import trieye
+from tests import warm
 
 
 def pytest_configure() -> None:
@@ -54,6 +56,14 @@ def _own_environment(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
     for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def warm_programs(request):
+    """Let programs that `subprocess` starts be forks of a process that has imported their modules; see `warm`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", warm.POPEN[getattr(request.module, "WARM", warm.HEAVY)])
+        yield
 
 
 @pytest.fixture
