@@ -1,5 +1,6 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
+import os
 import signal
 import subprocess
 from collections import Counter
@@ -14,9 +15,14 @@ from tests import warm
 
 
 def pytest_configure() -> None:
-    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start."""
+    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start.
+
+    And let a Ray start only what is asked for.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # each Ray that starts would start a worker for each core, and count what nobody looks at: 1.5 s of a core
+    os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
     settings.register_profile("busy", deadline=None)  # a machine that does other things too is no error
     settings.load_profile("busy")
 
@@ -64,6 +70,12 @@ def warm_programs(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", warm.POPEN[getattr(request.module, "WARM", warm.HEAVY)])
         yield
+
+
+@pytest.fixture
+def cold_programs(monkeypatch):
+    """Let programs be interpreters that start, in a module of which others are forks."""
+    monkeypatch.setattr(subprocess, "Popen", warm.Popen.__base__)
 
 
 @pytest.fixture
