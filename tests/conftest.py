@@ -1,6 +1,8 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
+import os
 import signal
+import subprocess
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -9,12 +11,18 @@ import pytest
 from hypothesis import settings
 
 import trieye
+from tests import warm
 
 
 def pytest_configure() -> None:
-    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start."""
+    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start.
+
+    And let a Ray start only what is asked for.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # each Ray that starts would start a worker for each core, and count what nobody looks at: 1.5 s of a core
+    os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
     settings.register_profile("busy", deadline=None)  # a machine that does other things too is no error
     settings.load_profile("busy")
 
@@ -54,6 +62,20 @@ def _own_environment(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
     for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def warm_programs(request):
+    """Let programs that `subprocess` starts be forks of a process that has imported their modules; see `warm`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", warm.POPEN[getattr(request.module, "WARM", warm.HEAVY)])
+        yield
+
+
+@pytest.fixture
+def cold_programs(monkeypatch):
+    """Let programs be interpreters that start, in a module of which others are forks."""
+    monkeypatch.setattr(subprocess, "Popen", warm.Popen.__base__)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from mlflow import MlflowClient
 import trieye
 from trieye.cli import main
 
+pytestmark = pytest.mark.usefixtures("warm_programs")
+
 HIDDEN = {"***"}
 SECRETS = (b"hunter2", b"g4me-t0ken", b"yaml-pw", b"typed-pw")
 TRAIN = """

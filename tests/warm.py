@@ -1,116 +1,226 @@
 """Programs that start in a fork of a process which has imported what takes seconds: Hydra, and torch and MLflow too.
 
-A test that is not about starting uses it in place of `subprocess.run`: an interpreter that imports torch, its compiler
-for the first optimizer, and MLflow takes 7 s of a core, and a hundred tests start one.
+A test that is not about starting uses it in place of `subprocess`: an interpreter that imports torch, its compiler for
+the first optimizer, and MLflow takes 5 s of a core, and hundreds of them start in the tests.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
-import select
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
 
 LIGHT = ("trieye.config.hydra.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
-HEAVY = (
-    *LIGHT, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "gymnasium", "pandas",
-    "pyarrow.parquet", "cookiecutter.main", "trieye.run.run",
-    "trieye.sinks.mlflow.sink", "trieye.sinks.tensorboard.sink",
+RUN = (
+    *LIGHT, "numpy", "pandas", "pyarrow.parquet", "gymnasium", "trieye.run.run", "trieye.sinks.tensorboard.sink",
 )  # fmt: skip
+HEAVY = (
+    *RUN, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "cookiecutter.main",
+    "trieye.sinks.mlflow.sink",
+)  # fmt: skip
+
+STARTED = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+ASKS_FOR_MORE = ("preexec_fn", "pass_fds", "shell", "executable")
+SUBREAPER = 36
+"""`PR_SET_CHILD_SUBREAPER`: who has it becomes the parent of grandchildren whose parent ends."""
 
 
 class Warm:
-    """Runs programs one after the other, each in a fork of a process that has imported some modules.
+    """A process that has imported some modules and forks for each program.
 
     Args:
         modules: What it has imported.
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
-            start_new_session=True,
-        )
+        self._asks, asked = socket.socketpair()
+        self._startup = startup_variables(os.environ)
+        with asked:
+            self._server = subprocess.Popen(
+                [sys.executable, __file__, str(asked.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[asked.fileno()],
+                env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
+            )
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
     def close(self) -> None:
         """End the process; a second call does nothing."""
-        self._server.communicate()
-
-    def run(
-        self, command: list[str], cwd: Path, *, env: Mapping[str, str] | None = None, timeout: float = 280
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a Python program, as `subprocess.run` with captured text does.
-
-        Args:
-            command: `-m` and a module, or the path of a script, and arguments.
-            cwd: Its working directory.
-            env: Its environment; None: the present one.
-            timeout: Seconds after which it is killed.
-        """
-        with tempfile.TemporaryDirectory() as scratch:
-            out, err = Path(scratch, "out"), Path(scratch, "err")
-            request = [command, str(cwd), dict(os.environ if env is None else env), str(out), str(err)]
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
-            self._server.stdin.flush()
-            if not select.select([self._server.stdout], [], [], timeout)[0]:
-                os.killpg(self._server.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(command, timeout, out.read_text(), err.read_text())
-            code = json.loads(self._server.stdout.readline())
-            return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
+        self._asks.close()
+        self._server.wait()
 
     def is_alive(self) -> bool:
-        """Tell whether it can run another one."""
+        """Tell whether it can fork."""
         return self._server.poll() is None
 
+    def can_start(self, command: list[str], cwd: str, env: Mapping[str, str]) -> bool:
+        """Tell whether a fork can do what an interpreter that starts with these arguments does."""
+        is_program = command[0] in {"-c", "-m"} or (command[0].endswith(".py") and Path(cwd, command[0]).is_file())
+        is_of_tests = not any("site-packages" in word for word in command[:2])  # Ray's processes start with theirs
+        return is_program and is_of_tests and Path(cwd).is_dir() and startup_variables(env) == self._startup
 
+    def start(self, command: list[str], cwd: str, env: Mapping[str, str], files: list[int], *, leads: bool) -> int:
+        """Start a program as a child of this process and return its id.
+
+        Args:
+            command: `-c` and code, `-m` and a module, or the path of a script, and arguments.
+            cwd: Its working directory.
+            env: Its environment.
+            files: Descriptors of its input, output and errors.
+            leads: Whether it leads a session of its own.
+        """
+        asked = json.dumps([command, cwd, dict(env), leads]).encode()
+        system = ctypes.CDLL(None)
+        with self._lock:
+            system.prctl(SUBREAPER, 1)
+            try:
+                socket.send_fds(self._asks, [len(asked).to_bytes(4)], files)
+                self._asks.sendall(asked)
+                return int.from_bytes(self._asks.recv(4))
+            finally:
+                system.prctl(SUBREAPER, 0)
+
+
+class Popen(subprocess.Popen):
+    """A process as `subprocess` starts it; a Python program that can be a fork is one, whose parent is this process.
+
+    `_execute_child` is private: without it programs start as interpreters, and `test_warm.py` fails.
+    """
+
+    modules = HEAVY
+
+    def _execute_child(self, *values: Any) -> None:
+        given = dict(zip(STARTED, values, strict=True))
+        command = [os.fspath(word) for word in given["args"]] if isinstance(given["args"], list | tuple) else []
+        cwd, env = os.fspath(given["cwd"] or Path.cwd()), os.environ if given["env"] is None else given["env"]
+        is_plain = sys.platform == "linux" and not any(given[name] for name in ASKS_FOR_MORE)
+        if not (
+            is_plain and command[:1] == [sys.executable] and server_of(self.modules).can_start(command[1:], cwd, env)
+        ):
+            super()._execute_child(*values)
+            return
+        pipes = [given[name] for name in PIPES]
+        files = [own if end == -1 else end for own, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self.pid = server_of(self.modules).start(command[1:], cwd, env, files, leads=given["start_new_session"])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+class PopenLight(Popen):
+    """Forks of a process that has imported Hydra and little else."""
+
+    modules = LIGHT
+
+
+class PopenRun(Popen):
+    """Forks of a process that has imported what a run without torch and MLflow needs."""
+
+    modules = RUN
+
+
+POPEN = {each.modules: each for each in (Popen, PopenLight, PopenRun)}
 _servers: dict[tuple[str, ...], Warm] = {}
+
+
+def server_of(modules: tuple[str, ...]) -> Warm:
+    """Return the process with these modules that all tests of this one use."""
+    if modules not in _servers or not _servers[modules].is_alive():
+        _servers[modules] = Warm(modules)
+    return _servers[modules]
 
 
 def run(
     command: list[str], cwd: Path, *, env: Mapping[str, str] | None = None, modules: tuple[str, ...] = HEAVY
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program in a fork of a process that later tests use, too; see `Warm.run`."""
-    if modules not in _servers or not _servers[modules].is_alive():
-        _servers[modules] = Warm(modules)
-    return _servers[modules].run(command, cwd, env=env)
+    """Run a Python program, as `subprocess.run` with captured text does.
+
+    Args:
+        command: `-c` and code, `-m` and a module, or the path of a script, and arguments.
+        cwd: Its working directory.
+        env: Its environment; None: the present one.
+        modules: What is imported before it starts.
+    """
+    command = [sys.executable, *command]
+    with POPEN[modules](
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=280)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def serve(modules: list[str]) -> None:
-    """Fork for each request; a child returns from here when its program has ended."""
-    answers = os.dup(1)
+def startup_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what only an interpreter that starts reads."""
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
+
+
+def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
+    """Fork for each request; a child returns from here with its command and its directory."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the tests
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # a collection in a child would copy all of it, which takes seconds
-    for line in sys.stdin:
-        command, cwd, environment, out, err = json.loads(line)
-        if pid := os.fork():
-            _, status = os.waitpid(pid, 0)
-            os.write(answers, json.dumps(os.waitstatus_to_exitcode(status)).encode() + b"\n")
+    while True:
+        size, files, _, _ = socket.recv_fds(asked, 4, 3)
+        if not size:
+            os._exit(0)
+        command, cwd, env, leads = json.loads(asked.recv(int.from_bytes(size), socket.MSG_WAITALL))
+        here, there = socket.socketpair()
+        if between := os.fork():
+            with here, there:
+                pid = here.recv(4)
+                os.waitpid(between, 0)  # from now on the program is a child of the tests
+                here.sendall(b".")
+            for each in files:
+                os.close(each)
+            asked.sendall(pid)
             continue
-        os.close(answers)
+        if os.fork():
+            os._exit(0)
+        if leads:
+            os.setsid()
+        with here, there, asked:
+            there.sendall(os.getpid().to_bytes(4))
+            there.recv(1)
+        for own, each in enumerate(files):
+            os.dup2(each, own)
+            os.close(each)
         os.chdir(cwd)
         os.environ.clear()
-        os.environ.update(environment)
-        for path, descriptor, flags in ((os.devnull, 0, os.O_RDONLY), (out, 1, os.O_WRONLY), (err, 2, os.O_WRONLY)):
-            os.dup2(os.open(path, flags | os.O_CREAT), descriptor)
-        importlib.invalidate_caches()
-        _become(command, cwd)
-        return
+        os.environ.update(env)
+        return command, cwd
 
 
-def _become(command: list[str], cwd: str) -> None:
-    if command[0] == "-m":
+def become(command: list[str], cwd: str) -> None:
+    """Run a program as an interpreter does that starts with it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    importlib.invalidate_caches()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    for file, is_errors in ((sys.stdout, False), (sys.stderr, True)):
+        file.reconfigure(line_buffering=is_errors or file.isatty(), write_through="PYTHONUNBUFFERED" in os.environ)
+    sys.orig_argv = [sys.executable, *command]
+    if command[0] == "-c":
+        sys.argv, sys.path[0], sys.modules["__main__"] = ["-c", *command[2:]], "", ModuleType("__main__")
+        exec(command[1], vars(sys.modules["__main__"]))  # noqa: S102 - as `python -c` does
+    elif command[0] == "-m":
         sys.argv, sys.path[0] = command[1:], cwd
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
@@ -119,5 +229,31 @@ def _become(command: list[str], cwd: str) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
+def end(code: int) -> NoReturn:
+    """End as an interpreter does, but take nothing apart: that copies all that was imported, 0.5 s of a core."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> NoReturn:
+    """Fork for each request, and in a child run its program."""
+    program = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    try:
+        become(*program)
+    except SystemExit as wanted:
+        if isinstance(wanted.code, str):
+            sys.stderr.write(f"{wanted.code}\n")
+        end(wanted.code if isinstance(wanted.code, int) else int(wanted.code is not None))
+    except KeyboardInterrupt:
+        raise  # an interpreter ends by that signal
+    except Exception:  # noqa: BLE001 - any that the program lets through
+        sys.excepthook(*sys.exc_info())
+        end(1)
+    end(0)
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1:])
+    main()

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 import trieye
+from tests import warm
 from trieye.cli import main
 from trieye.cli.again import LOAD, Made, Program
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
+
+WARM = warm.RUN
 
 CONFIG = """
 defaults: [trieye, _self_]
@@ -78,8 +81,11 @@ def _made(tmp_path_factory):
 
 
 @pytest.fixture
-def project(_made, monkeypatch):
-    """A project under git with the run `first` of ten steps, whose best one is 6; what a test adds goes afterwards."""
+def project(_made, warm_programs, monkeypatch):
+    """A project under git with the run `first` of ten steps, whose best one is 6; what a test adds goes afterwards.
+
+    `first` is of an interpreter that started with it, what comes after it of forks.
+    """
     monkeypatch.chdir(_made)
     monkeypatch.setenv("COLUMNS", "200")
     yield _made

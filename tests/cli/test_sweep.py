@@ -8,9 +8,13 @@ import sys
 
 import pytest
 
+from tests import warm
 from trieye.cli import main
 from trieye.sweeps.jobs import STATUS
 from trieye.sweeps.record import SWEEP, lock_in
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 PROGRAM = """
 import os
@@ -322,6 +326,7 @@ def test_the_help_of_an_action_names_its_options(action, capsys):
     assert "DIR " in out
 
 
+@pytest.mark.usefixtures("cold_programs")
 def test_help_and_reading_load_nothing_heavy(planned):
     code = "import sys\nfrom trieye.cli import main\n{}\nprint([m for m in {} if m in sys.modules])"
     for words, heavy in (

@@ -21,6 +21,8 @@ from trieye.history.history import read_history
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore
 
+pytestmark = pytest.mark.usefixtures("warm_programs")
+
 STEPS = 30
 
 # counts in steps, and saves 4 MB at each; the state depends on every step

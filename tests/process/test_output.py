@@ -14,9 +14,13 @@ import threading
 import pytest
 
 import trieye
+from tests import warm
 from tests.forked import in_a_child
 from trieye.process import output
 from trieye.process.output import OutputLog
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 PROGRAM = """
 import logging, os, signal, sys, trieye

@@ -21,6 +21,8 @@ from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
 from trieye.process.lock import RunLock
 
+pytestmark = pytest.mark.usefixtures("warm_programs")
+
 REQUEUE = 75
 
 

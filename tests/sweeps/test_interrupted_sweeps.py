@@ -9,8 +9,12 @@ import sys
 import psutil
 import pytest
 
+from tests import warm
 from tests.waiting import wait_until
 from trieye.sweeps.jobs import JobRecord
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 PROGRAM = """
 import time

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from tests import warm
 from tests.sweeps.programs import started
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
@@ -12,6 +13,9 @@ from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Searching
 from trieye.sweeps.status import status_of
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 SPEC = ["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=tag(int,log,interval(1,64))", "k=range(2,5)", "a=b,c"]
 

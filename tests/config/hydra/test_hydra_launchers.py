@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.config.conftest import Project
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 PROGRAM = """
 import json

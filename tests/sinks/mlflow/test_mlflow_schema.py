@@ -18,6 +18,8 @@ from trieye.sinks.mlflow.store import prepare_database
 from trieye.stats.point import Point
 from trieye.testing import make_run
 
+pytestmark = pytest.mark.usefixtures("warm_programs")
+
 PROGRAM = """
 import sys
 from pathlib import Path

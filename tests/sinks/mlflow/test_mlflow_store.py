@@ -23,6 +23,8 @@ from trieye.sinks.mlflow.store import alone, prepare_client
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
 
+pytestmark = pytest.mark.usefixtures("warm_programs")
+
 NUM_PROCESSES = 2
 PROGRAM = """
 import json, sys

@@ -10,7 +10,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from tests import warm
 from trieye.testing import make_run
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 NUM_POINTS = 20_000
 NUM_KILLS = 6

@@ -1,0 +1,73 @@
+"""Forks of a warm process are to a test what interpreters are that start."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import warm
+
+LOADED = "'hydra._internal.hydra' in sys.modules"
+
+
+@pytest.fixture
+def popen():
+    return warm.PopenLight
+
+
+def said(popen, *command, **options):
+    with popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, **options) as process:
+        return process.communicate(timeout=60)[0].strip(), process.returncode
+
+
+def test_a_program_is_a_child_of_the_test_with_its_arguments_directory_and_environment(popen, tmp_path):
+    text = f"import os, sys; print(os.getppid(), os.getcwd(), sys.argv[1:], os.environ['A'], __name__, {LOADED})"
+    (tmp_path / "program.py").write_text(text)
+    (tmp_path / "module.py").write_text(text)
+    for command in (["program.py"], ["-m", "module"], ["-c", text]):
+        found, _ = said(popen, *command, "x y", cwd=tmp_path, env={**os.environ, "A": "1"})
+        assert found == f"{os.getpid()} {tmp_path} ['x y'] 1 __main__ True"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit", 0),
+        ("raise SystemExit(7)", 7),
+        ("raise SystemExit('no')", 1),
+        ("1 / 0", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    ],
+)
+def test_it_ends_as_an_interpreter_does(popen, code, status):
+    code = f"import atexit; atexit.register(print, 'left', flush=True)\n{code}"
+    real = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    found = said(popen, "-c", code, stderr=subprocess.PIPE)
+    assert found == (real.stdout.strip(), real.returncode)
+    assert found[1] == status
+
+
+def test_it_hears_signals_and_may_lead_a_session(popen):
+    code = "import os, time; print(os.getsid(0), flush=True); time.sleep(60)"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        with popen([sys.executable, "-c", code], start_new_session=True, **streams) as process:
+            assert process.stdout.readline() == f"{process.pid}\n"
+            os.killpg(process.pid, number)
+            assert process.wait(30) == -number
+
+
+def test_threads_that_are_no_daemons_end_before_it(popen):
+    code = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('done'))).start()"
+    assert said(popen, "-c", code) == ("done", 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"env": {**os.environ, "PYTHONHASHSEED": "1"}}, {"preexec_fn": int}, {"executable": sys.executable}]
+)
+def test_what_only_an_interpreter_can_do_starts_one(popen, options):
+    assert said(popen, "-c", f"import sys; print({LOADED})", **options) == ("False", 0)
