@@ -285,7 +285,7 @@ def test_runs_of_another_program_with_any_name_are_shown_as_they_are(tmp_path):
 def test_runs_without_a_value_make_a_page_all_the_same(tmp_path):
     changed(make_run(tmp_path, "only", [1.0, 2.0], seed=0) / "run.json", status="FAILED")
     page = Page(page_of(load(tmp_path)))
-    assert page.texts("figures")[1][:4] == ["all runs", "0", "1", "- no CI"]
+    assert page.texts("figures")[1][:4] == ["only", "0", "1", "- no CI"]
     assert "FAILED at step 1" in page.text
 
 
