@@ -230,11 +230,14 @@ def become(command: list[str], cwd: str) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End as an interpreter does, but take nothing apart: that copies all that was imported, 0.5 s of a core."""
+    """End as an interpreter does, by SIGINT if the code says so, but take nothing apart: that copies all imports."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if code == -signal.SIGINT:  # by which an interpreter ends, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
@@ -248,7 +251,8 @@ def main() -> NoReturn:
             sys.stderr.write(f"{wanted.code}\n")
         end(wanted.code if isinstance(wanted.code, int) else int(wanted.code is not None))
     except KeyboardInterrupt:
-        raise  # an interpreter ends by that signal
+        sys.excepthook(*sys.exc_info())
+        end(-signal.SIGINT)
     except Exception:  # noqa: BLE001 - any that the program lets through
         sys.excepthook(*sys.exc_info())
         end(1)

@@ -29,8 +29,7 @@ def printed(tmp_path):
 
     def run(before="", after=""):
         (tmp_path / "program.py").write_text(PROGRAM.format(before=before, after=after))
-        modules = ("trieye.sinks.console", "trieye.testing", "rich.progress")
-        done = warm.run(["program.py"], tmp_path, modules=modules)
+        done = warm.run(["program.py"], tmp_path, modules=warm.RUN)
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 
