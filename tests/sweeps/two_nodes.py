@@ -68,10 +68,10 @@ def main(directory: Path) -> None:
             saved = any((job / "run" / "checkpoints").glob("checkpoint_step_*"))
             if saved and begun.is_file() and begun.read_text().split() == [second.node_id]:
                 victim = job.name
-    nodes = {path.read_text() for path in (directory / "s").glob("*/run/node")}
     if victim is not None:
         cluster.remove_node(second, allow_graceful=False)
     printed = sweep.communicate(timeout=120)[0]
+    nodes = {path.read_text().split()[0] for path in (directory / "s").glob("*/run/node")}
     records = {path.parent.name: json.loads(path.read_text()) for path in (directory / "s").glob("*/status.json")}
     run = json.loads((directory / "s" / str(victim) / "run/run.json").read_text()) if victim is not None else {}
     cluster.shutdown()
