@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
 ROOMS = (
-    "cli", "testing", "integrations", "results", "sweeps", "training",
+    "cli", "testing", "integrations", "results", "training", "tune", "sweeps",
     "experiment", "run", "hub", "sinks", "replay", "mirror", "checkpoints", "snapshot", "history", "journal", "stats",
     "files", "config", "process", "exceptions",
 )  # fmt: skip
@@ -45,6 +45,9 @@ HOMES = {
         "replay/remote/actor.py",
         "training/exploring/*ray*.py",
         "sweeps/in_ray.py",
+        "tune/s*.py",
+        "tune/trainable.py",
+        "tune/watching.py",
     },
     "torch": {
         "training/*",

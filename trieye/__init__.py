@@ -58,6 +58,7 @@ _HOME = {
     "TrieyeError": "trieye.exceptions",
     "UntrustedPickleError": "trieye.exceptions",
     "XAxis": "trieye.config",
+    "as_trainable": "trieye.tune.trainable",
     "compose": "trieye.config.hydra.compose",
     "did_you_mean": "trieye.config.base",
     "evaluate": "trieye.training.launch",
@@ -67,7 +68,7 @@ _HOME = {
     "main": "trieye.run.application",
     "mean": "trieye.training.engine",
     "register": "trieye.config.hydra.registration",
-    "run_experiment": "trieye.experiment.experiment",
+    "run_experiment": "trieye.tune.launch",
     "set_lr": "trieye.training.engine",
     "train": "trieye.training.launch",
 }

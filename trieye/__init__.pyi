@@ -34,7 +34,6 @@ from trieye.exceptions import SerializationError as SerializationError
 from trieye.exceptions import TrieyeError as TrieyeError
 from trieye.exceptions import UntrustedPickleError as UntrustedPickleError
 from trieye.experiment.experiment import Experiment as Experiment
-from trieye.experiment.experiment import run_experiment as run_experiment
 from trieye.hub.actor import TrieyeActor as TrieyeActor
 from trieye.hub.fold import ActorState as ActorState
 from trieye.hub.logic import ActorLogic as ActorLogic
@@ -59,5 +58,7 @@ from trieye.training.policy import Act as Act
 from trieye.training.policy import Context as Context
 from trieye.training.policy import Policy as Policy
 from trieye.training.spaces import Spaces as Spaces
+from trieye.tune.launch import run_experiment as run_experiment
+from trieye.tune.trainable import as_trainable as as_trainable
 
 __version__: str

@@ -10,7 +10,7 @@ import trieye
 from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
-from trieye.experiment.experiment import run_experiment
+from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode

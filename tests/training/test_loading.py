@@ -10,7 +10,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.experiment.experiment import run_experiment
+from trieye.experiment.loop import run_alone as run_experiment
 
 
 class Watched(DQN):

@@ -7,7 +7,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO
-from trieye.experiment.experiment import run_experiment
+from trieye.experiment.loop import run_alone as run_experiment
 
 AGENTS = {
     "dqn": (DQN, {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}),

@@ -12,7 +12,7 @@ import trieye
 from tests.training.algorithms import DQN, QPolicy
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import RunInterrupted
-from trieye.experiment.experiment import run_experiment
+from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_record import RunRecord
 
 AXES = {"env_steps", "updates", "iterations"}

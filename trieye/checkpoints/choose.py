@@ -105,6 +105,19 @@ def choose(
     return point
 
 
+def point_at(path: Path, files: RunFiles, config: PersistenceConfig, *, read: Read = check) -> ResumePoint:
+    """Return the state in the directory of a checkpoint, which this run or another one saved, and perhaps was copied.
+
+    Raises:
+        CheckpointError: It is not whole, or is not there.
+    """
+    manifest, state = read_manifest(path), read(path)
+    run_name = _saved_by(path) or files.run_base_dir.name
+    whose = "its own" if run_name == config.run_name else f"that of {run_name!r},"
+    reason = f"run {config.run_name!r} goes on from {whose} {path.name}, which was given"
+    return ResumePoint(Saved(path, manifest.step, state), None, run_name, reason)
+
+
 def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
     """Make sure, before anything is started, that there is what `load_checkpoint_path` calls `best` or `first:best`.
 

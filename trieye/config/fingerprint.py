@@ -29,7 +29,7 @@ def config_hash(config: TrieyeConfig) -> str | None:
 MAX_DEPTH = 100
 """Objects inside objects that a config may have; what walks through it must not meet Python's recursion limit."""
 
-_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags", "description"}
+_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags", "description", "tune"}
 _NO_PARAMETERS = (_HOW_IT_RUNS - {"loop"}) | {"app_name", "run_name", "replay.storage_dir"}
 
 

@@ -16,6 +16,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
 from trieye.config.sinks import SinksConfig
 from trieye.config.stats import StatsConfig
+from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 
 
@@ -42,6 +43,7 @@ class TrieyeConfig(TolerantModel):
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
     loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
+    tune: TuneConfig = Field(default_factory=TuneConfig, description="Many trials of the experiment, under Ray Tune.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

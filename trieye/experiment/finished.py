@@ -52,6 +52,7 @@ class Progress:
     iterations: int = 0
     env_steps: int = 0
     updates: int = 0
+    evaluations: int = 0
     time_s: float = 0.0
     best: float | None = None
     evaluated_step: int | None = -1

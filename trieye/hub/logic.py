@@ -283,7 +283,12 @@ class ActorLogic:
 
     @request("ingest", is_slow=True)
     def restore(
-        self, *, group: str | None = None, config_hash: str | None = None, key: str = ""
+        self,
+        *,
+        group: str | None = None,
+        config_hash: str | None = None,
+        path: Path | None = None,
+        key: str = "",
     ) -> tuple[EncodedState, dict[str, Any]] | None:
         """Return the state to go on with and where it comes from; open windows go on as they were.
 
@@ -293,20 +298,24 @@ class ActorLogic:
         Args:
             group: The sweep that the run belongs to; its other members are never resumed.
             config_hash: The hub resumes no run with another hash.
+            path: The checkpoint to go on from; None: the one that the config means. If it is another run's, what this
+                one has logged stays.
             key: See `log_event`.
 
         Raises:
-            CheckpointError: The run has checkpoints, and none of them is whole.
+            CheckpointError: The run has checkpoints, and none of them is whole, or the one that is given is not.
         """
         self._check_open()
         with self.status.doing("reading a checkpoint"):
-            restored = self.files.states.find(group=group, config_hash=config_hash)
-        self._go_on_from(restored, key)
+            find = self.files.states.find
+            restored = self.files.states.given(path) if path is not None else find(group=group, config_hash=config_hash)
+        self._go_on_from(restored, key, keeps_curves=path is not None)
         return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
-    def _go_on_from(self, restored: Restored | None, key: str) -> None:
+    def _go_on_from(self, restored: Restored | None, key: str, *, keeps_curves: bool = False) -> None:
         self.files.note_restored(restored)
-        if restored is not None and self._ledger.is_final(restored.identity):
+        is_fork = restored is not None and restored.fork is not None
+        if restored is not None and ((is_fork and keeps_curves) or self._ledger.is_final(restored.identity)):
             self._ledger.keep()
         else:
             self.set_state({} if restored is None else restored.hub_state, key=key)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer
+from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer, point_at
 from trieye.checkpoints.directory import read_hub_state
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
@@ -207,8 +207,17 @@ class SavedStates:
         """
         read = self._checkpoints.read
         point = choose(self._files, self._config, config_hash=config_hash, group=group, read=read)
-        if point is None:
-            return None
+        return None if point is None else self._found(point)
+
+    def given(self, path: Path) -> Restored:
+        """Return a checkpoint of `Run.save` that is given by its directory: one of this run, a copy too, or another's.
+
+        Raises:
+            CheckpointError: It is not whole, or one of the drop-in API.
+        """
+        return self._found(point_at(path, self._files, self._config, read=self._checkpoints.read), is_given=True)
+
+    def _found(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
         path, _, state = point.checkpoint
         if state is None:
             raise unreadable(path)
@@ -217,7 +226,7 @@ class SavedStates:
                 f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
-        return self._restored(point, state, lambda: _hub_state_in(path))
+        return self._restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
 
     def find_training(self) -> tuple[LoadedTrainingState, Restored | None]:
         """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
@@ -245,12 +254,18 @@ class SavedStates:
         return loaded, self._restored(point, None, lambda: checkpoint.actor_state)
 
     def _restored(
-        self, point: ResumePoint, state: EncodedState | None, hub_state: Callable[[], Mapping[str, Any]]
+        self,
+        point: ResumePoint,
+        state: EncodedState | None,
+        hub_state: Callable[[], Mapping[str, Any]],
+        *,
+        is_given: bool = False,
     ) -> Restored:
         path = point.checkpoint.path
         # a file of 0.1.5 has no curves of ours that could go on
         own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
-        is_own = own in path.resolve().parents and path.is_dir()
+        is_copy = is_given and point.run_name == self._config.run_name
+        is_own = is_copy or (own in path.resolve().parents and path.is_dir())
         return Restored(
             state=state,
             hub_state=hub_state() if is_own else {},

@@ -10,7 +10,8 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,24 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def printing_to(path: Path) -> Iterator[None]:
+    """Let what this process and its children print in the block go to the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with path.open("ab", buffering=0) as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)

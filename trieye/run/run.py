@@ -377,7 +377,14 @@ class Run(Recorder):
             raise ConfigurationError(f"save(step={number}): steps begin at 0")
         return number
 
-    def restore(self, *, strict: bool = True, key_map: Mapping[str, str] | None = None, **objects: Any) -> bool:
+    def restore(
+        self,
+        *,
+        strict: bool = True,
+        key_map: Mapping[str, str] | None = None,
+        from_checkpoint: Path | None = None,
+        **objects: Any,
+    ) -> bool:
         """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
 
         Args:
@@ -386,6 +393,9 @@ class Run(Recorder):
                 was missing, unexpected and of another shape.
             key_map: New names, `{"old.prefix": "new.prefix"}`, of keys in the checkpoint. A key is the name given to
                 `save`, and the keys on the way to an array: `model.encoder.0.weight`.
+            from_checkpoint: The directory of a checkpoint to go on from, whatever the run itself has saved: one that
+                this run saved and somebody copied, or one of another run, whose curves are left alone then. None: as
+                the config says.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled,
                 under the names given to `save`.
 
@@ -399,7 +409,9 @@ class Run(Recorder):
             ConfigurationError: An object cannot take a state, or `key_map` names what is not there.
         """
         attempt = self._opened()
-        found = attempt.hub.ask(ActorLogic.restore, group=attempt.group, config_hash=attempt.config_hash)
+        found = attempt.hub.ask(
+            ActorLogic.restore, group=attempt.group, config_hash=attempt.config_hash, path=from_checkpoint
+        )
         if found is None:
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")

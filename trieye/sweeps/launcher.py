@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
@@ -348,25 +349,42 @@ class LauncherBody:
 
 def new_record(config: DictConfig) -> SweepRecord:
     """Return the record of a sweep that is about to begin, without its grid."""
-    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # `${cpus}` is each job's own
+    return _record_of(config.hydra, str(OmegaConf.select(config, "loop.mode", default="max")))
+
+
+def record_of_study(mode: str) -> SweepRecord:
+    """Return the record of a study that this program is about to begin, which Hydra has started for one run.
+
+    Args:
+        mode: Whether more of the objective is better, `max`, or less, `min`.
+    """
+    if not HydraConfig.initialized():
+        return SweepRecord(spec=[], working_dir=str(Path.cwd()), mode=mode)
+    record = _record_of(HydraConfig.get(), mode)
+    record.own = [word for word in record.own if not word.startswith(("hydra.run.dir=", "hydra.mode="))]
+    return record
+
+
+def _record_of(hydra: Any, mode: str) -> SweepRecord:
+    overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is each job's own
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
     return SweepRecord(
-        program=[sys.executable, *started, *_flags(config)],
+        program=[sys.executable, *started, *_flags(hydra)],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
-        mode=str(OmegaConf.select(config, "loop.mode", default="max")),
+        mode=mode,
     )
 
 
-def _flags(config: DictConfig) -> list[str]:
+def _flags(hydra: Any) -> list[str]:
     """Return the flags that say where the configs are."""
-    found, name = [], config.hydra.job.config_name
+    found, name = [], hydra.job.config_name
     if name is not None:
         found += ["--config-name", str(name)]
     is_elsewhere = any(word.startswith(("--config-p", "-cp")) for word in sys.argv[1:])
-    for source in config.hydra.runtime.config_sources:
+    for source in hydra.runtime.config_sources:
         path = source.path if source.schema == "file" else f"{source.schema}://{source.path}"
         if source.provider == "command-line":
             found += ["--config-dir", path]

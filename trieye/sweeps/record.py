@@ -26,6 +26,11 @@ def lock_in(directory: Path) -> RunLock:
     return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
 
 
+def study_dir(working_dir: Path, name: str) -> Path:
+    """Return the directory of a study that is begun in a directory."""
+    return working_dir / "multirun" / name
+
+
 class Record(msgspec.Struct, kw_only=True):
     """A JSON file that is read as a whole, and replaced as a whole."""
 
@@ -78,6 +83,7 @@ class SweepRecord(Record, kw_only=True):
         mode: Whether more of the objective is better, `max` or less, `min`.
         created: When it was begun, in Unix seconds.
         summary: What became of the jobs when a sweeper of trieye last came to its end, and the best one.
+        study: Of a study of Ray Tune: its name, and what it tries; empty for a sweep.
     """
 
     FILE = SWEEP
@@ -93,6 +99,7 @@ class SweepRecord(Record, kw_only=True):
     mode: str = "max"
     created: float = msgspec.field(default_factory=time.time)
     summary: dict[str, Any] = {}
+    study: dict[str, Any] = {}
 
     @classmethod
     def of(cls, directory: Path) -> Self:
@@ -112,6 +119,11 @@ class SweepRecord(Record, kw_only=True):
             raise ConfigurationError(f"{directory} holds no sweep, which would have a {SWEEP}{hint}")
         return record
 
+    @property
+    def is_study(self) -> bool:
+        """Whether its jobs are trials of Ray Tune."""
+        return bool(self.study)
+
     def the_grid(self) -> Grid:
         """Return the grid.
 
@@ -120,8 +132,8 @@ class SweepRecord(Record, kw_only=True):
         """
         if self.grid is None:
             raise ConfigurationError(
-                "this sweep has no grid: it is a search, whose jobs are known when they begin, or was begun with "
-                "another sweeper than hydra/sweeper=trieye"
+                "this sweep has no grid: it is a search or a study, whose jobs are known when they begin, or was begun "
+                "with another sweeper than hydra/sweeper=trieye"
             )
         return Grid.of_plain(self.grid)
 

@@ -1,5 +1,7 @@
 """How the jobs of a sweep are, from their files."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,17 @@ def status_of(directory: Path) -> list[JobStatus]:
         _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep.varying)
         for index in (grid if grid is not None else range(sweep.size))
     ]
+
+
+def sum_up(directory: Path, record: SweepRecord) -> None:
+    """Note in the record of a sweep what became of its jobs, and which of those that came to their end is the best."""
+    jobs = status_of(directory)
+    record.summary = dict(Counter(job.how for job in jobs))
+    numbers = {job.index: job.objective for job in jobs if job.how == "completed" and job.objective is not None}
+    numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
+    if numbers:
+        best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
+        record.summary |= {"best": best, "objective": numbers[best]}
 
 
 def _status(directory: Path, index: int, values: Mapping[str, str] | None, varying: Sequence[str]) -> JobStatus:

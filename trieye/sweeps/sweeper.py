@@ -1,9 +1,7 @@
 """The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
 
 import contextlib
-import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
@@ -29,7 +27,7 @@ from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
 from trieye.sweeps.spec import grid_of
-from trieye.sweeps.status import status_of
+from trieye.sweeps.status import sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
@@ -147,13 +145,7 @@ class SweeperBody:
 
     def _sum_up(self, record: SweepRecord) -> None:
         """Write down and show what the sweep has found, in this start and in those before."""
-        jobs = status_of(self._directory)
-        record.summary = dict(Counter(job.how for job in jobs))
-        numbers = {job.index: job.objective for job in jobs if job.objective is not None}
-        numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
-        if numbers:
-            best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
-            record.summary |= {"best": best, "objective": numbers[best]}
+        sum_up(self._directory, record)
         if not self._is_kept:
             record.write(self._directory)
         show_in_mlflow(self._directory, record)

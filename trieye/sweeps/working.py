@@ -1,11 +1,10 @@
 """What a process does that runs jobs of a sweep."""
 
-import contextlib
 import os
 import pickle
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
 
@@ -72,7 +72,7 @@ def work(shared: Shared, index: int, overrides: Sequence[str], *, is_own_process
         instances = {**shared.singletons["instances"], Plugins: Plugins.instance()}
         Singleton.set_state({**shared.singletons, "instances": instances})
         os.chdir(shared.working_dir)
-        with _printing_to(directory / OUTPUT):
+        with printing_to(directory / OUTPUT):
             return _portable(_ended(_result(shared, index, overrides), job))
 
 
@@ -127,24 +127,3 @@ def _portable(done: Done) -> Done:
             print(f"what the job returned cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error)
     return done
-
-
-@contextlib.contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    """Let what this process and its children print in the block go to the end of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    kept = [os.dup(1), os.dup(2)]
-    with path.open("ab", buffering=0) as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)

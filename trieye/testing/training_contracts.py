@@ -14,7 +14,7 @@ from torch import nn
 
 from trieye.checkpoints.store import load_checkpoint
 from trieye.exceptions import SerializationError
-from trieye.experiment.experiment import run_experiment
+from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.snapshot.encode import decode, encode
 from trieye.training.batches import Experience

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from trieye.checkpoints.store import CheckpointStore, Which
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.experiment.experiment import run_experiment
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.training.config import TrainingConfig
+from trieye.tune.launch import run_experiment
 
 if TYPE_CHECKING:
     import numpy as np

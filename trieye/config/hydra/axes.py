@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -67,6 +68,18 @@ def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> lis
 def quoted(text: str) -> str:
     """Return a text as a value of Hydra's grammar."""
     return QuotedString(text, Quote.single).with_quotes()
+
+
+def value_of(text: str) -> Any:
+    """Return a value that is typed in Hydra's grammar as Python has it: a number, a text, a list.
+
+    Raises:
+        ConfigurationError: It is none, or several.
+    """
+    (item,) = _parsed([f"value={text}"], None)
+    if item.is_sweep_override():
+        raise ConfigurationError(f"{text}: this is more than one value")
+    return item.value()
 
 
 @dataclass(frozen=True, slots=True)

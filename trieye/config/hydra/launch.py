@@ -1,8 +1,10 @@
 """Launch: how this process was started by Hydra, for what a run writes down about itself."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,8 @@ class Launch:
         job_num: Number of the job in its sweep, from 0; None for a single run.
         output_dir: Absolute directory with Hydra's own records of the job.
         working_dir: Absolute directory in which the command was typed.
+        choices: The chosen option of each config group, of Hydra's own ones, too.
+        config_dir: The config directory of the program; None if that is in a package.
     """
 
     overrides: tuple[str, ...]
@@ -24,6 +28,8 @@ class Launch:
     job_num: int | None
     output_dir: Path
     working_dir: Path
+    choices: Mapping[str, Any]
+    config_dir: Path | None
 
 
 def launch_info() -> Launch | None:
@@ -42,6 +48,7 @@ def _of(hydra: object) -> Launch | None:
     if runtime.get("output_dir") in (None, "???"):
         return None
     working_dir = Path(runtime["cwd"])
+    sources = [held for held in runtime["config_sources"] if held["schema"] == "file"]
     is_multirun = getattr(mode, "name", mode) == "MULTIRUN"
     return Launch(
         overrides=tuple(overrides),
@@ -50,4 +57,6 @@ def _of(hydra: object) -> Launch | None:
         job_num=int(job["num"]) if is_multirun else None,
         output_dir=Path(runtime["output_dir"]),
         working_dir=working_dir,
+        choices=dict(runtime["choices"]),
+        config_dir=next((Path(held["path"]) for held in sources if held["provider"] == "main"), None),
     )

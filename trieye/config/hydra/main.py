@@ -183,6 +183,8 @@ def _prepared(
         return _Prepared(default_name)
     checked = preflight.compose(arguments.overrides, check, multirun=arguments.multirun)
     check_paths(checked.config.persistence)
+    if checked.is_multirun and checked.config.tune.enabled:
+        raise ConfigurationError("tune runs many trials by itself, and -m many jobs; leave one of them out")
     place = _sweep_place if checked.is_multirun else _run_place
     return place(checked, default_name)
 

@@ -24,6 +24,8 @@ from trieye.config.persistence import PersistenceConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 
+_SPACE = "tune.space."
+
 
 @dataclass(frozen=True)
 class Checked(Generic[Config]):
@@ -115,6 +117,10 @@ class Preflight(Generic[Config]):
             takes_list = takes_list or isinstance(self._loader.entries().get(key), list)
             is_list = takes_list and isinstance(values, ChoiceSweep) and values.simple_form
             instead = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
+            if key.lstrip("+").startswith(_SPACE):
+                typed = axis.get_value_string().replace('"', "'")
+                mistakes.append(f"{axis.input_line}: what a study draws from is a text; type '{key}=\"{typed}\"'")
+                continue
             mistakes.append(
                 f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"
             )

@@ -1,0 +1,1 @@
+"""Studies: many trials of an experiment under Ray Tune, early stopping and population-based training."""

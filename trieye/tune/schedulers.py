@@ -1,0 +1,60 @@
+"""Schedulers: what Ray Tune does with trials that are behind, as a config says."""
+
+import math
+from typing import Any
+
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+
+from trieye.config import TrieyeConfig
+from trieye.exceptions import ConfigurationError
+from trieye.tune.space import Space
+
+_TIME = "training_iteration"
+"""What a trial counts as its time: evaluations."""
+
+_LONGEST = 1 << 20
+
+
+def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
+    """Return the scheduler of a study.
+
+    Raises:
+        ConfigurationError: Trials would be compared that are not evaluated on their way.
+    """
+    asked = config.tune
+    if asked.scheduler == "none":
+        return FIFOScheduler()
+    if not config.loop.evaluate_every_steps:
+        raise ConfigurationError(
+            f"tune.scheduler={asked.scheduler} compares trials on their way; set loop.evaluate_every_steps"
+        )
+    if asked.scheduler == "median":
+        return MedianStoppingRule(time_attr=_TIME, grace_period=asked.grace, min_samples_required=2, hard_stop=True)
+    if asked.scheduler == "asha":
+        # a trial is done when it says so, which is after as many evaluations or a few more
+        longest = max(_evaluations_of(config), asked.grace)
+        return AsyncHyperBandScheduler(
+            time_attr=_TIME,
+            grace_period=asked.grace,
+            max_t=longest,
+            reduction_factor=asked.reduction,
+            stop_last_trials=False,
+        )
+    return PopulationBasedTraining(
+        time_attr=_TIME,
+        perturbation_interval=asked.interval,
+        hyperparam_mutations=space.mutations(),
+        quantile_fraction=asked.quantile,
+        resample_probability=asked.resample,
+        custom_explore_fn=space.clamp,
+        synch=asked.in_step,
+        log_config=False,  # the hyperparameters of a trial are metrics of its run
+    )
+
+
+def _evaluations_of(config: TrieyeConfig) -> int:
+    """Return how many evaluations a trial makes at most, as far as its limits tell."""
+    limits = config.loop
+    same_axis = [limits.steps, limits.env_steps if limits.axis == "env_steps" else None]
+    known = [steps for steps in same_axis if steps is not None]
+    return math.ceil(min(known) / limits.evaluate_every_steps) if known else _LONGEST

@@ -1,0 +1,115 @@
+"""Space: what a study may try for each key, as Ray Tune draws it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray import tune
+
+from trieye.config import TrieyeConfig
+from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, value_of
+from trieye.exceptions import ConfigurationError
+from trieye.tune.values import flat, with_values
+
+
+class Space:
+    """What varies in a study.
+
+    Args:
+        config: The config of the study, whose `tune.space` is read.
+
+    Attributes:
+        dimensions: What may be chosen for each key.
+
+    Raises:
+        ConfigurationError: A key is not there, a text cannot be read, or an end of an interval or a choice is not
+            allowed for its key.
+    """
+
+    def __init__(self, config: TrieyeConfig) -> None:
+        words = [f"{key}={_text(key, value)}" for key, value in flat(config.tune.space).items()]
+        try:
+            self.dimensions = dimensions_of(words)
+            self._axes = axes_of(words) if config.tune.search == "grid" else []
+        except ConfigurationError as error:
+            raise ConfigurationError(f"tune.space.{error}") from error
+        self._check(config)
+
+    def _check(self, config: TrieyeConfig) -> None:
+        for dimension in self.dimensions:
+            if dimension.key.partition(".")[0] in {"tune", "run_name", "app_name"}:
+                raise ConfigurationError(f"tune.space.{dimension.key}: a study does not vary this key")
+            tried = [value_of(text) for text in dimension.choices] or [_end(dimension, end) for end in _ends(dimension)]
+            for value in tried:
+                with_values(config, {dimension.key: value})
+        if all(len(dimension.choices) == 1 for dimension in self.dimensions):
+            raise ConfigurationError(
+                "tune.space: nothing varies; give a key an interval(a,b), a range(1,9) or several values, 1,2,3"
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that vary."""
+        return [dimension.key for dimension in self.dimensions if len(dimension.choices) != 1]
+
+    def domains(self) -> dict[str, Any]:
+        """Return what Tune draws from, by key; for a grid, all combinations."""
+        if self._axes:
+            return {key: tune.grid_search([value_of(text) for text in texts]) for key, texts in self._axes}
+        return {dimension.key: _domain(dimension) for dimension in self.dimensions}
+
+    def mutations(self) -> dict[str, Any]:
+        """Return what population-based training changes, by key: choices to the next one, numbers by a factor."""
+        varying = [dimension for dimension in self.dimensions if len(dimension.choices) != 1]
+        return {held.key: [value_of(text) for text in held.choices] or _domain(held) for held in varying}
+
+    @property
+    def clamp(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """What keeps values within their intervals, which population-based training leaves by its factors."""
+        return Clamp({held.key: held for held in self.dimensions if not held.choices})
+
+
+class Clamp:
+    """Keeps values within their intervals; sent to the process of a scheduler.
+
+    Args:
+        intervals: The interval of each key.
+    """
+
+    def __init__(self, intervals: Mapping[str, Dimension]) -> None:
+        self._intervals = intervals
+
+    def __call__(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a trial, each within its interval."""
+        return {key: self._within(key, value) for key, value in values.items()}
+
+    def _within(self, key: str, value: Any) -> Any:
+        if (held := self._intervals.get(key)) is None:
+            return value
+        return _end(held, min(max(value, held.low), held.high))
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if value is None:
+        raise ConfigurationError(f"tune.space.{key} is null; leave the key out, or say what it may be")
+    return str(value)
+
+
+def _ends(dimension: Dimension) -> tuple[float, float]:
+    return dimension.low, dimension.high
+
+
+def _end(dimension: Dimension, value: float) -> float:
+    return round(value) if dimension.is_int else float(value)
+
+
+def _domain(dimension: Dimension) -> Any:
+    low, high = dimension.low, dimension.high
+    if dimension.choices:
+        values = [value_of(text) for text in dimension.choices]
+        return values[0] if len(values) == 1 else tune.choice(values)
+    if dimension.is_int:
+        make = tune.lograndint if dimension.is_log else tune.randint
+        return make(int(low), int(high) + 1)
+    return (tune.loguniform if dimension.is_log else tune.uniform)(low, high)

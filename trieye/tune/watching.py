@@ -1,0 +1,203 @@
+"""Watching: what Ray Tune says of trials, as the records and the table of a sweep."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+from ray.tune import Callback
+
+from trieye.config import TrieyeConfig
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import SerializationError
+from trieye.files.atomic import relink
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.progress import Progress
+from trieye.tune.trainable import INDEX, index_of, run_name_of
+
+_WRITE_EVERY_S = 1.0
+
+
+class Watch:
+    """The trials of a study as this process knows them; records lie where those of a sweep do.
+
+    Args:
+        config: The config of the study.
+        directory: Of the study.
+        keys: What varies.
+        size: How many trials there will be.
+    """
+
+    def __init__(self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int) -> None:
+        self._config, self._directory = config, directory
+        self._records: dict[int, JobRecord] = {}
+        self._written: dict[int, float] = {}
+        self._running: set[int] = set()
+        self.progress = Progress(directory, size, keys)
+        self._began = psutil.Process().create_time()
+        self.has_reached_target = False
+
+    def started(self, trial: Any) -> None:
+        """Take note that a trial has begun, or goes on."""
+        record = self._record_of(trial)
+        record.overrides = [f"{key}={value}" for key, value in trial.config.items() if key != INDEX]
+        job = Job(record.index, tuple(record.overrides))
+        if record.index not in self._running:
+            self.progress.began(job)
+            self._running.add(record.index)
+        job_dir = self._directory / str(record.index)
+        job_dir.mkdir(parents=True, exist_ok=True)
+        name = run_name_of(self._config, record.index)
+        relink(job_dir / RUN, self._config.persistence.get_run_base_dir().with_name(name))
+        self._write(record)
+
+    def told(self, trial: Any, result: dict[str, Any]) -> None:
+        """Take note of a result of a trial."""
+        record, mode = self._record_of(trial), self._config.loop.mode
+        record.step = int(result["step"])
+        record.attempt = max(record.attempt, int(result.get("attempt") or 1))
+        value = result.get(self._config.loop.objective)
+        if value is not None and math.isfinite(value):
+            best = record.objective
+            record.objective = value if best is None else (max if mode == "max" else min)(value, best)
+            self._look_at_target(value)
+        record.heartbeat = time.time()
+        if time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
+            self._write(record)
+
+    def _look_at_target(self, value: float) -> None:
+        target = self._config.tune.target
+        if target is not None:
+            self.has_reached_target |= value >= target if self._config.loop.mode == "max" else value <= target
+
+    def recovered(self, trial: Any) -> None:
+        """Take note that a trial failed, or its process died, and that it goes on."""
+        record, reason = self._record_of(trial), _reason(trial)
+        record.deaths += 1
+        record.error = redacted_text(reason)
+        self._write(record)
+        self._running.discard(record.index)
+        self.progress.died(self._job(record), reason)
+
+    def ended(self, trial: Any) -> None:
+        """Take note that a trial has ended: by itself, or since a scheduler stopped it."""
+        record, result = self._record_of(trial), trial.last_result or {}
+        is_done = bool(result.get("done")) and result.get("stop_reason") is not None
+        record.state = "completed" if is_done else "pruned"
+        record.error, record.ended = None, time.time()
+        self._write(record, is_lasting=True)
+        self._show(Done(record.index, record.objective, is_pruned=not is_done and record.objective is not None), record)
+
+    def failed(self, trial: Any) -> None:
+        """Take note that a trial has failed for good."""
+        record = self._record_of(trial)
+        reason = _reason(trial)
+        record.fail(reason)
+        self._write(record, is_lasting=True)
+        self._show(Done(record.index, error=RuntimeError(reason)), record)
+
+    def left(self) -> None:
+        """Take note that nobody goes on with the trials that have not ended."""
+        for record in self._records.values():
+            if record.state == "running":
+                record.state, record.ended = "interrupted", time.time()
+                self._write(record, is_lasting=True)
+
+    @property
+    def failures(self) -> list[JobRecord]:
+        """The trials that have failed for good."""
+        return [record for record in self._records.values() if record.state == "failed"]
+
+    def _show(self, done: Done, record: JobRecord) -> None:
+        if record.index not in self._running:
+            self.progress.began(self._job(record))
+        self._running.discard(record.index)
+        self.progress.ended(self._job(record), done)
+
+    @staticmethod
+    def _job(record: JobRecord) -> Job:
+        return Job(record.index, tuple(record.overrides))
+
+    def _record_of(self, trial: Any) -> JobRecord:
+        index = index_of(trial.trial_id, trial.config)
+        assert index is not None  # noqa: S101 - trials of a study have numbers
+        if index not in self._records:
+            self._records[index] = self._begun(index)
+        return self._records[index]
+
+    def _begun(self, index: int) -> JobRecord:
+        record = JobRecord(index=index, overrides=[], process_began=self._began)
+        try:
+            before = JobRecord.read(self._directory / str(index))
+        except SerializationError:  # it is written anew
+            before = None
+        if before is not None:
+            record.attempt, record.deaths = before.attempt, before.deaths
+            record.step, record.objective = before.step, before.objective
+        return record
+
+    def _write(self, record: JobRecord, *, is_lasting: bool = False) -> None:
+        self._written[record.index] = time.monotonic()
+        record.write(self._directory / str(record.index), is_lasting=is_lasting)
+
+
+class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
+    """What Tune calls; it is pickled with the study, so the watch is found by the directory.
+
+    Args:
+        directory: Of the study.
+    """
+
+    watches: ClassVar[dict[str, Watch]] = {}
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    @property
+    def _watch(self) -> Watch:
+        return self.watches[self._directory]
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Forward."""
+        del iteration, trials, info
+        self._watch.started(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Forward."""
+        del iteration, trials, info
+        self._watch.told(trial, result)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Forward."""
+        del iteration, trials, info
+        self._watch.recovered(trial)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Forward."""
+        del iteration, trials, info
+        self._watch.ended(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Forward."""
+        del iteration, trials, info
+        self._watch.failed(trial)
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Show the table."""
+        del iteration, trials, info
+        self._watch.progress.show()
+
+
+def _reason(trial: Any) -> str:
+    """Return the last line of what Tune noted of a failure that says something."""
+    error = trial.get_error()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] if error is not None else []
+    said = [line for line in lines if not line.startswith(("The actor", "class_name", "actor_id", "pid", "name:"))]
+    is_dead = any("ActorDiedError" in line or "ActorUnavailableError" in line for line in lines)
+    if is_dead:
+        return next((line for line in lines if "died" in line or "unavailable" in line), "its process died")[:300]
+    return (said or ["it failed"])[-1][:300]
