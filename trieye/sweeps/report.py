@@ -79,7 +79,11 @@ def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
     for name in headings(keys):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("objective", justify="right", style="bold")
+    has_others = any(job.how != "completed" for job in jobs)
+    if has_others:
+        table.add_column("state")
     for job in jobs:
         value = "" if job.objective is None else f"{job.objective:g}"
-        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), value)
+        state = [job.how] if has_others else []
+        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), value, *state)
     return table

@@ -269,6 +269,7 @@ def _own_directory(trial: Any) -> str:
 def _quiet() -> Iterator[None]:
     """Let Ray Tune say nothing that the table and the records of the study say, and write no second set of curves."""
     wanted = {
+        "RAY_AIR_NEW_OUTPUT": "0",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_CHDIR_TO_TRIAL_DIR": "0",

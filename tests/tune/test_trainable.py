@@ -1,0 +1,172 @@
+import signal
+from pathlib import Path
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.utils.util import validate_save_restore
+
+import trieye
+from tests.training.algorithms import DQN, TrainConfig
+from tests.tune.walks import Agreeing, Raising, Walk, curve_in
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.sweeps.jobs import OUTPUT
+from trieye.tune.trainable import StudyPlace, as_trainable
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
+
+
+class Pausing(FIFOScheduler):
+    """Pauses a trial after each of its results, so that each iteration may run in another process or after others."""
+
+    def on_trial_result(self, tune_controller, trial, result):
+        return TrialScheduler.PAUSE
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    return StudyPlace(tmp_path / "study", tmp_path)
+
+
+def fit(trainable, place, paces, **options):
+    """Run a trial for each pace, and return their results in order."""
+    run = {name: options.pop(name) for name in ("failure_config",) if name in options}
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"walk.pace": tune.grid_search(paces)},
+        tune_config=tune.TuneConfig(metric="eval/return", mode="max", **options),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(place.directory),
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2),
+            **run,
+        ),
+    )
+    return tuner.fit()
+
+
+def run_dir_of(config, index):
+    return config.persistence.get_run_base_dir().with_name(f"{config.run_name}_{index}")
+
+
+def test_it_resumes_correctly_as_tune_checks_it(walks_config, tmp_path):
+    assert validate_save_restore(as_trainable(Walk, walks_config("walk", steps=100)))
+    config = TrainConfig(
+        run_name="dqn",
+        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        persistence={"root_data_dir": str(tmp_path / "root")},
+        runtime={"kind": "local"},
+        sinks={},
+        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 50},
+    )
+    assert validate_save_restore(as_trainable(DQN, config))
+
+
+def test_it_is_what_tune_asks_of_a_trainable(walks_config, tmp_path):
+    trainable = as_trainable("tests.tune.walks:Walk", walks_config("walk"))
+    assert issubclass(trainable, tune.Trainable)
+    assert trainable.__name__ == "WalkTrainable"
+    made = trainable({"walk": {"pace": 2.0}, "walk.legs": 1})
+    assert (made.train()["eval/return"], made.train()["training_iteration"]) == (10.0, 2)
+    saved = made.save(str(tmp_path / "saved"))
+    assert saved.metrics["step"] == 10
+    state = made.get_state()
+    assert (state["iteration"], state["last_result"]["step"]) == (2, 10)
+    made.train()
+    made.restore(saved.checkpoint)  # a bare checkpoint, without results: the counters are in it
+    assert made.training_iteration == 2
+    assert made.train()["step"] == 15
+    assert made.train_buffered(60.0, 10)[-1]["done"]
+    assert made.export_model("txt", str(tmp_path)) == {"position.txt": str(tmp_path / "position.txt")}
+    made.stop()
+
+
+def test_a_state_that_cannot_be_read_leaves_the_counters_as_they_were(walks_config, tmp_path):
+    made = as_trainable(Walk, walks_config("walk"))({})
+    made.train()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        made.restore(str(tmp_path / "empty"))
+    assert made.training_iteration == 1
+    assert made.train()["step"] == 10
+    made.reset({"walk.pace": 5.0})
+    assert (made.training_iteration, made.get_state()["last_result"]) == (0, None)
+    made.stop()
+
+
+def test_mistakes_are_named(walks_config):
+    with pytest.raises(ConfigurationError, match="would never stop"):
+        as_trainable(Walk, walks_config(steps=None))
+    with pytest.raises(ConfigurationError, match="no key 'pac' in walk; did you mean 'pace'"):
+        as_trainable(Walk, walks_config())({"walk.pac": 1})
+    assert trieye.as_trainable is as_trainable
+
+
+@pytest.mark.parametrize("kind", [Walk, Agreeing])
+def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, place):
+    config = walks_config("turns")
+    results = fit(
+        as_trainable(kind, config, place), place, [1.0, 2.0, 3.0],
+        scheduler=Pausing(), reuse_actors=True, max_concurrent_trials=1,
+    )  # fmt: skip
+    assert [result.metrics["eval/return"] for result in results] == [40.0, 80.0, 120.0]
+    pids = set()
+    for index, pace in enumerate([1.0, 2.0, 3.0]):
+        run_dir = run_dir_of(config, index)
+        assert curve_in(run_dir) == [(step, 2 * pace * step) for step in range(1, 21)]
+        record = RunRecord.read(run_dir / "run.json")
+        assert (record.attempt, record.status, record.group) == (4, "FINISHED", str(place.directory))
+        pids |= {value for _, value in curve_in(run_dir, "pid")}
+        printed = (place.directory / str(index) / OUTPUT).read_text()
+        assert f"turns_{index}" in printed
+        assert not any(f"turns_{other}" in printed for other in range(3) if other != index)
+    assert len(pids) == 1
+    if kind is Agreeing:
+        reused = [value for index in range(3) for _, value in curve_in(run_dir_of(config, index), "reused")]
+        assert set(reused) == {0.0, 1.0}
+
+
+def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_config, place):
+    config = walks_config("raising")
+    results = fit(
+        as_trainable(Raising, config, place), place, [1.0, 60.0, 2.0],
+        reuse_actors=True, max_concurrent_trials=1, failure_config=tune.FailureConfig(max_failures=2),
+    )  # fmt: skip
+    assert [result.error is None for result in results] == [True, False, True]
+    assert "too fast" in str(results[1].error)
+    records = [RunRecord.read(run_dir_of(config, index) / "run.json") for index in range(3)]
+    assert [record.status for record in records] == ["FINISHED", "FAILED", "FINISHED"]
+    assert [record.attempt for record in records] == [1, 3, 1]
+    assert len(curve_in(run_dir_of(config, 1))) == 5
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(walks_config, place, tmp_path):
+    config = walks_config("damaged")
+    made = as_trainable(Walk, config, place)({})
+    made.train()
+    saved = made.save(str(tmp_path / "saved"))
+    made.stop()
+    (directory,) = (tmp_path / "saved").glob("checkpoint_step_*")
+    manifest = directory / "MANIFEST.json"
+    content = manifest.read_text().replace('"step": 5', '"step": 6')
+    manifest.unlink()
+    manifest.write_text(content[: len(content) // 2])
+    again = as_trainable(Walk, config, place)({})
+    with pytest.raises(CheckpointError):
+        again.restore(saved)
+    assert again.training_iteration == 0
+    again.stop()
+
+
+def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place):
+    class Where(Walk):
+        def evaluate(self):
+            return {"eval/return": float(Path.cwd() == place.working_dir)}
+
+    assert fit(as_trainable(Where, walks_config("where"), place), place, [1.0])[0].metrics["eval/return"] == 1.0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,199 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.tune.walks import Agreeing, Raising, Walk, curve_in
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.experiment.loop import run_alone
+from trieye.files.run_record import RunRecord
+from trieye.tune.trial import Trial
+from trieye.tune.values import named, with_values
+
+
+def curve(trial, metric="position"):
+    """Return the steps and values of a metric that are not superseded, in order."""
+    return curve_in(trial.run_dir, metric)
+
+
+def status(trial):
+    return RunRecord.read(trial.run_dir / "run.json").status
+
+
+def test_an_iteration_is_an_evaluation_and_the_last_one_says_that_it_is_done(walks_config):
+    trial = Trial(Walk, walks_config(), {"walk.pace": 1.0, "walk.gait": "slow"})
+    told = [trial.iterate() for _ in range(4)]
+    assert [each["training_iteration"] for each in told] == [1, 2, 3, 4]
+    assert [each["step"] for each in told] == [5, 10, 15, 20]
+    assert [each["eval/return"] for each in told] == [10.0, 20.0, 30.0, 40.0]
+    assert [each["done"] for each in told] == [False, False, False, True]
+    assert told[-1]["stop_reason"] == "loop.steps=20 done"
+    assert trial.iterate() == told[-1]
+    assert status(trial) == "FINISHED"
+    assert curve(trial) == [(step, 2.0 * step) for step in range(1, 21)]
+    assert {value for _, value in curve(trial, "tune/walk.pace")} == {1.0}
+
+
+def test_the_curve_of_a_trial_is_that_of_a_run_with_its_config(walks_config):
+    trial = Trial(Walk, walks_config())
+    while not trial.iterate()["done"]:
+        pass
+    alone = walks_config("alone")
+    run_alone(Walk, alone)
+    other = Trial(Walk, alone)
+    assert curve(trial, "noise") == curve(other, "noise")
+    assert len(curve(trial, "noise")) == 20
+
+
+def test_what_was_saved_is_gone_on_from_with_its_counters_and_generators(walks_config, tmp_path):
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    trial.save(tmp_path / "saved")
+    whole = [trial.iterate() for _ in range(2)]
+    trial.close()
+    before = curve(trial, "noise")
+    again = Trial(Walk, walks_config())
+    again.restore(tmp_path / "saved")
+    assert again.evaluations == 1
+    told = [again.iterate() for _ in range(2)]
+    skipped = {"time_train_s", "attempt"}
+    assert [{k: v for k, v in each.items() if k not in skipped} for each in told] == [
+        {k: v for k, v in each.items() if k not in skipped} for each in whole
+    ]
+    again.close()
+    assert curve(again, "noise") == before, "what came after the checkpoint is superseded, and the same again"
+
+
+def test_a_trial_that_nobody_saved_goes_on_from_what_its_run_has(walks_config):
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    trial.close()  # an evaluation that is the best so far is saved by the run
+    assert status(trial) == "KILLED"
+    told = Trial(Walk, walks_config()).iterate()
+    assert (told["training_iteration"], told["step"], told["attempt"]) == (2, 10, 2)
+
+
+def test_the_state_of_another_trial_is_taken_over_and_the_curve_stays(walks_config, tmp_path):
+    good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
+    for trial in (good, poor):
+        trial.iterate()
+        trial.save(tmp_path / trial.run_dir.name)
+    poor.close()
+    taking = Trial(Walk, walks_config("poor", 8.0))
+    taking.restore(tmp_path / "good")
+    told = taking.iterate()
+    assert (told["training_iteration"], told["eval/return"]) == (2, 9.0 * 10 + 8.0 * 10)
+    taking.close()
+    assert curve(taking) == [
+        *((step, 2.0 * step) for step in range(1, 6)),
+        *((s, 90 + 16.0 * (s - 5)) for s in range(6, 11)),
+    ]
+    record = RunRecord.read(taking.run_dir / "run.json")
+    assert (record.run_name, record.forked_from.run_name) == ("poor", "good")
+    assert RunRecord.read(good.run_dir / "run.json").run_id != record.run_id
+    good.close()
+
+
+def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_state_follows(walks_config, tmp_path):
+    trial = Trial(Agreeing, walks_config("first"))
+    trial.iterate()
+    trial.save(tmp_path / "first")
+    trial.reset(walks_config("second", 3.0), {})
+    told = trial.iterate()
+    assert (told["eval/return"], told["training_iteration"]) == (30.0, 1), "nothing is left of the first one"
+    second = trial.run_dir
+    trial.reset(walks_config("third", 5.0), {})
+    assert {value for _, value in curve_in(second, "reused")} == {0.0}
+    trial.restore(tmp_path / "first")
+    assert trial.iterate()["eval/return"] == 10.0 + 50.0
+    trial.close()
+    assert {value for _, value in curve(trial, "reused")} == {1.0}
+    names = [RunRecord.read(trial.run_dir.with_name(name) / "run.json").status for name in ("first", "second", "third")]
+    assert names == ["KILLED"] * 3
+
+
+def test_a_trial_that_fails_is_recorded_and_the_next_one_begins_where_it_was_saved(walks_config, tmp_path):
+    trial = Trial(Raising, walks_config(pace=60.0))
+    trial.iterate()
+    trial.save(tmp_path / "saved")
+    with pytest.raises(RuntimeError, match="too fast"):
+        trial.iterate()
+    assert status(trial) == "FAILED"
+    with pytest.raises(RuntimeError, match="too fast"):
+        trial.iterate()
+    again = Trial(Raising, walks_config(pace=6.0))
+    again.restore(tmp_path / "saved")
+    assert again.iterate()["step"] == 10
+    again.close()
+
+
+def test_a_damaged_state_is_refused_and_the_run_keeps_its_own(walks_config, tmp_path):
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    trial.save(tmp_path / "saved")
+    trial.close()
+    (saved,) = (tmp_path / "saved").iterdir()
+    largest = max((path for path in saved.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    largest.unlink()  # it may be a further name of the run's own
+    largest.write_bytes(content)
+    again = Trial(Walk, walks_config())
+    with pytest.raises(CheckpointError):
+        again.restore(tmp_path / "saved")
+    assert again.evaluations == 0
+    assert status(again) == "FAILED"
+    assert again.iterate()["step"] == 10, "its own checkpoint is whole"
+    again.close()
+    with pytest.raises(CheckpointError, match="holds no checkpoint of a trial"):
+        again.restore(tmp_path)
+
+
+def test_no_identity_is_taken_over(walks_config, tmp_path):
+    trial = Trial(Walk, walks_config("first"))
+    trial.iterate()
+    trial.save(tmp_path / "saved")
+    trial.close()
+    other = Trial(Walk, walks_config("second"))
+    other.restore(tmp_path / "saved")
+    other.close()
+    for run in (trial, other):
+        assert json.loads((run.run_dir / "run.json").read_text())["run_name"] == run.run_dir.name
+    assert len(list((trial.run_dir / "checkpoints").glob("checkpoint_step_*"))) == 1
+
+
+def test_a_model_is_written(walks_config, tmp_path):
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    (path,) = trial.export_model(tmp_path)
+    assert path.read_text() == "10.0"
+    trial.close()
+
+
+def test_an_objective_that_is_no_number_is_the_worst(walks_config):
+    class Lost(Walk):
+        def evaluate(self):
+            return {"eval/return": np.nan}
+
+    assert Trial(Lost, walks_config(steps=5)).iterate()["eval/return"] == -np.inf
+    assert Trial(Lost, walks_config("least", steps=5, mode="min")).iterate()["eval/return"] == np.inf
+
+
+def test_values_are_set_and_checked_and_all_else_is_the_very_same(walks_config):
+    config = walks_config()
+    made = with_values(config, {"walk.pace": 3, "loop.steps": 7, "seed": 5})
+    assert (made.walk.pace, made.walk.legs, made.loop.steps, made.loop.evaluate_every_steps, made.seed) == (
+        3,
+        2,
+        7,
+        5,
+        5,
+    )
+    assert (config.walk.pace, config.seed, made.run_name) == (1.0, 0, "trial_0")
+    assert made.sinks is config.sinks
+    assert os.fspath(named(made, "other").persistence.get_run_base_dir()).endswith("app/runs/other")
+    with pytest.raises(ConfigurationError, match="no key 'pac' in walk; did you mean 'pace'"):
+        with_values(config, {"walk.pac": 3})
+    with pytest.raises(ConfigurationError, match=r"walk\.pace=1000: Input should be less than or equal to 100"):
+        with_values(config, {"walk.pace": 1000})

@@ -1,0 +1,92 @@
+"""Walks: small experiments with hyperparameters, whose curves tell whether anything was lost or done twice."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+import trieye
+from trieye.history.table import read_history
+
+
+class WalkConfig(trieye.StrictModel):
+    """Hyperparameters of a walk."""
+
+    pace: float = Field(default=1.0, gt=0, le=100, description="How far a step leads.")
+    legs: int = Field(default=2, ge=1, le=8, description="How many steps there are in a step.")
+    gait: str = Field(default="slow", description="How it goes.")
+
+
+class WalksConfig(trieye.TrieyeConfig):
+    """The config of a walk."""
+
+    walk: WalkConfig = Field(default_factory=WalkConfig, description="The walk.")
+
+
+class Walk(trieye.Experiment[WalksConfig]):
+    """Goes on by `pace * legs` in each step; the objective is how far it came, plus some noise."""
+
+    def setup(self, config):
+        self.position = 0.0
+        self.path = []
+        self.pid = os.getpid()
+
+    def step(self):
+        walk = self.config.walk
+        self.position += walk.pace * walk.legs
+        self.path.append(self.position)
+        return {"position": self.position, "noise": np.random.rand(), "pid": float(os.getpid())}  # noqa: NPY002
+
+    def evaluate(self):
+        return {"eval/return": self.position, "eval/steps": float(len(self.path))}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"position": self.position, "path": np.array(self.path)}
+
+    def load_checkpoint(self, checkpoint):
+        self.position, self.path = float(checkpoint["position"]), list(checkpoint["path"])
+
+    def export_model(self, export_dir):
+        path = export_dir / "position.txt"
+        path.write_text(str(self.position))
+        return [path]
+
+
+class Agreeing(Walk):
+    """The same; it takes another config in place."""
+
+    def reset_config(self, new_config):
+        self.reused = True
+        return True
+
+    def step(self):
+        return {**super().step(), "reused": float(getattr(self, "reused", False))}
+
+
+class Raising(Walk):
+    """The same; it fails after a while if it is fast."""
+
+    def step(self):
+        if self.config.walk.pace > 50 and len(self.path) == 5:
+            raise RuntimeError("too fast for this path")
+        return super().step()
+
+
+class Killed(Walk):
+    """The same; the process of one trial is killed once."""
+
+    def step(self):
+        values = super().step()
+        mark = Path(self.run.config.persistence.root_data_dir) / "killed"
+        if len(self.path) == 7 and self.run.name.endswith("_1") and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), 9)
+        return values
+
+
+def curve_in(run_dir, metric="position"):
+    """Return the steps and values of a metric of a run that are not superseded, in order."""
+    table = read_history(run_dir)
+    rows = [row for row in table.to_pylist() if row["metric"] == metric]
+    return [(row["step"], row["value"]) for row in sorted(rows, key=lambda row: row["step"])]
