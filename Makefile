@@ -73,7 +73,7 @@ bench: $(READY)
 soak: $(READY)
 	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
-	  sweep_kills; do \
+	  sweep_kills study_kills; do \
 	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
 	@echo "soak: explorer_kills"; $(BIN)/python soak/explorer_kills.py && $(BIN)/python soak/explorer_kills.py --agent ppo
 

@@ -70,7 +70,9 @@ def test_a_trial_that_nobody_saved_goes_on_from_what_its_run_has(walks_config):
     trial.iterate()
     trial.close()  # an evaluation that is the best so far is saved by the run
     assert status(trial) == "KILLED"
-    told = Trial(Walk, walks_config()).iterate()
+    again = Trial(Walk, walks_config())
+    told = again.iterate()
+    again.close()
     assert (told["training_iteration"], told["step"], told["attempt"]) == (2, 10, 2)
 
 
@@ -93,6 +95,23 @@ def test_the_state_of_another_trial_is_taken_over_and_the_curve_stays(walks_conf
     assert (record.run_name, record.forked_from.run_name) == ("poor", "good")
     assert RunRecord.read(good.run_dir / "run.json").run_id != record.run_id
     good.close()
+
+
+def test_what_came_after_the_step_of_a_state_that_is_taken_over_is_superseded(walks_config, tmp_path):
+    good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
+    good.iterate()
+    good.save(tmp_path / "good")
+    good.close()
+    for _ in range(2):
+        poor.iterate()
+        poor.save(tmp_path / f"poor{poor.evaluations}")
+    poor.close()
+    taking = Trial(Walk, walks_config("poor", 8.0))
+    taking.restore(tmp_path / "good")
+    assert taking.iterate()["step"] == 10
+    taking.close()
+    assert curve(taking) == [(step, 2.0 * step if step <= 5 else 90 + 16.0 * (step - 5)) for step in range(1, 11)]
+    assert [value for _, value in curve(taking, "eval/return")] == [10.0, 170.0]
 
 
 def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_state_follows(walks_config, tmp_path):

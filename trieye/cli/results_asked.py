@@ -106,9 +106,11 @@ class Asked:
 
     def tell(self) -> None:
         """Say what was left out, and which jobs are missing."""
+        from trieye.sweeps.status import ENDED
+
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         for sweep, jobs in self._jobs().items():
-            without = [job for job in jobs if job.how != "completed"]
+            without = [job for job in jobs if job.how not in ENDED]
             if without:
                 numbers = ", ".join(f"{job.index} ({job.how})" for job in without[:_MOST_PROBLEMS])
                 more = ", ..." if len(without) > _MOST_PROBLEMS else ""

@@ -299,7 +299,7 @@ class ActorLogic:
             group: The sweep that the run belongs to; its other members are never resumed.
             config_hash: The hub resumes no run with another hash.
             path: The checkpoint to go on from; None: the one that the config means. If it is another run's, what this
-                one has logged stays.
+                one had logged until that step stays.
             key: See `log_event`.
 
         Raises:
@@ -309,13 +309,12 @@ class ActorLogic:
         with self.status.doing("reading a checkpoint"):
             find = self.files.states.find
             restored = self.files.states.given(path) if path is not None else find(group=group, config_hash=config_hash)
-        self._go_on_from(restored, key, keeps_curves=path is not None)
+        self._go_on_from(restored, key)
         return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
-    def _go_on_from(self, restored: Restored | None, key: str, *, keeps_curves: bool = False) -> None:
+    def _go_on_from(self, restored: Restored | None, key: str) -> None:
         self.files.note_restored(restored)
-        is_fork = restored is not None and restored.fork is not None
-        if restored is not None and ((is_fork and keeps_curves) or self._ledger.is_final(restored.identity)):
+        if restored is not None and self._ledger.is_final(restored.identity):
             self._ledger.keep()
         else:
             self.set_state({} if restored is None else restored.hub_state, key=key)

@@ -46,8 +46,9 @@ class Restored:
 
     Attributes:
         state: What was saved; None where the caller has read it already.
-        hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own.
-        identity: What tells this checkpoint from another of the same step.
+        hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
+            unless the run goes on from a checkpoint that was given: then that of its own newest one until there.
+        identity: What tells the checkpoint with this state of the hub from another of the same step.
         origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, and the `seed` of
             the run when it was saved; None if that is not known.
         went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
@@ -266,10 +267,13 @@ class SavedStates:
         own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
         is_copy = is_given and point.run_name == self._config.run_name
         is_own = is_copy or (own in path.resolve().parents and path.is_dir())
+        # a trial that takes over the state of another one keeps its curves until there
+        earlier = self._newest_until(point.checkpoint.step) if is_given and not is_own else None
+        curves = path if is_own else earlier
         return Restored(
             state=state,
-            hub_state=hub_state() if is_own else {},
-            identity=_identity(path) if is_own else "",
+            hub_state={} if curves is None else hub_state() if is_own else _hub_state_in(curves),
+            identity="" if curves is None else _identity(curves),
             origin={
                 "path": str(path),
                 "reason": point.reason,
@@ -280,6 +284,11 @@ class SavedStates:
             went_back_to=point.went_back_to,
             fork=None if is_own else self._fork_at(point),
         )
+
+    def _newest_until(self, step: int | None) -> Path | None:
+        """Return the newest checkpoint of the run itself up to a step."""
+        paths = [entry.path for entry in self._checkpoints.entries() if step is None or entry.step <= step]
+        return paths[-1] if paths else None
 
     def _fork_at(self, point: ResumePoint) -> ForkPoint:
         path, step, _ = point.checkpoint

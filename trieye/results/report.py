@@ -34,6 +34,7 @@ from trieye.results.runs import StoredRun, is_seed
 from trieye.results.statistics import Band, Estimate
 from trieye.results.tables import interval, number
 from trieye.run.provenance import Provenance
+from trieye.sweeps.status import ENDED
 
 MAX_BYTES = 1_000_000
 """A page may be so large; of long lists it has fewer lines then, and says so."""
@@ -184,7 +185,7 @@ class Report:
             "commits": counted(known, _commit),
             "machines": counted(known, _machine),
             "jobs": {
-                sweep: (jobs, [job for job in jobs if job.how != "completed"]) for sweep, jobs in status.jobs.items()
+                sweep: (jobs, [job for job in jobs if job.how not in ENDED]) for sweep, jobs in status.jobs.items()
             },
             "ended_badly": [(how, path) for how, paths in status.runs.items() if how != "completed" for path in paths],
         }

@@ -44,6 +44,10 @@ class Job:
     overrides: tuple[str, ...]
 
 
+class ToldError(RuntimeError):
+    """What another process said of an error, with its type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """A job that has ended.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import Done, Job
+from trieye.sweeps.jobs import Done, Job, ToldError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +71,8 @@ class Progress:
             what = f"{done.number:g}, which is hopeless: stopped"
         elif done.error is not None:
             self._num["failed"] += 1
-            what = f"FAILED: {type(done.error).__name__}: {done.error}"
+            kind = "" if isinstance(done.error, ToldError) else f"{type(done.error).__name__}: "
+            what = f"FAILED: {kind}{done.error}"
         else:
             self._num["done"] += 1
             what = "done" if done.number is None else f"{done.number:g}"
@@ -87,6 +88,11 @@ class Progress:
         self._running.pop(job.index, None)
         self._num["killed"] += 1
         self._say(f"{self._named(job)}: its process was killed, it goes on in another one ({reason})")
+
+    def again(self, job: Job, reason: str) -> None:
+        """Note that a job failed, or its process died, and that it goes on from its last checkpoint."""
+        self._running.pop(job.index, None)
+        self._say(f"{self._named(job)}: {redacted_text(reason)}; it goes on from its last checkpoint")
 
     def show(self) -> None:
         """Draw the table anew if it is time."""

@@ -16,6 +16,9 @@ How = Literal["completed", "running", "failed", "pruned", "incomplete", "missing
 
 HOWS: tuple[How, ...] = ("completed", "running", "failed", "pruned", "incomplete", "missing")
 
+ENDED: frozenset[How] = frozenset(("completed", "pruned"))
+"""What nobody has to go on with."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:

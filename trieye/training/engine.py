@@ -24,6 +24,7 @@ from trieye.training.environments import make_envs, spaces_of_config
 from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
+from trieye.training.exporting import export_policy
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
@@ -294,6 +295,10 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.load_state_dict(checkpoint["replay"])
         if not is_whole:
             self.replay.interrupt()
+
+    def export_model(self, export_dir: Path) -> list[Path]:
+        """Write the weights of the policy, and what acts as a program where torch can; see `trieye export`."""
+        return export_policy(self.policy, export_dir)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""

@@ -1,10 +1,8 @@
 """Trial: an experiment that is trained an evaluation at a time, in a run of its own; knows no Ray."""
 
 import math
-import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, noted
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.loop import Loop
+from trieye.files.atomic import link_or_copy
 from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.run.run import Run
 from trieye.snapshot.generators import seed_all
@@ -135,7 +134,7 @@ class Trial:
             self._step = begun.run.step
         paths = RunFiles(self._config.trieye.persistence)
         source = CheckpointStore(paths.checkpoint_dir, read_only=True).path(self._step or 0)
-        shutil.copytree(source, directory / source.name, copy_function=_linked)
+        shutil.copytree(source, directory / source.name, copy_function=_as_copied)
 
     def restore(self, directory: Path) -> None:
         """Go on from what `save` put into a directory, this trial's or another's; all of it, or an error.
@@ -230,9 +229,5 @@ class Trial:
             spare.cleanup()
 
 
-def _linked(source: str, target: str) -> None:
-    """Copy a file of a checkpoint, which nobody changes, as a further name of it where that can be."""
-    with suppress(OSError):
-        os.link(source, target)
-        return
-    shutil.copy2(source, target)
+def _as_copied(source: str, target: str) -> None:
+    link_or_copy(Path(source), Path(target))  # nobody changes a file of a checkpoint

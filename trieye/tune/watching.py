@@ -13,11 +13,12 @@ from trieye.config import TrieyeConfig
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import relink
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ToldError
 from trieye.sweeps.progress import Progress
 from trieye.tune.trainable import INDEX, index_of, run_name_of
 
 _WRITE_EVERY_S = 1.0
+_LONGEST = 300
 
 
 class Watch:
@@ -79,7 +80,7 @@ class Watch:
         record.error = redacted_text(reason)
         self._write(record)
         self._running.discard(record.index)
-        self.progress.died(self._job(record), reason)
+        self.progress.again(self._job(record), reason)
 
     def ended(self, trial: Any) -> None:
         """Take note that a trial has ended: by itself, or since a scheduler stopped it."""
@@ -96,7 +97,7 @@ class Watch:
         reason = _reason(trial)
         record.fail(reason)
         self._write(record, is_lasting=True)
-        self._show(Done(record.index, error=RuntimeError(reason)), record)
+        self._show(Done(record.index, error=ToldError(reason)), record)
 
     def left(self) -> None:
         """Take note that nobody goes on with the trials that have not ended."""
@@ -193,11 +194,9 @@ class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
 
 
 def _reason(trial: Any) -> str:
-    """Return the last line of what Tune noted of a failure that says something."""
-    error = trial.get_error()
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] if error is not None else []
-    said = [line for line in lines if not line.startswith(("The actor", "class_name", "actor_id", "pid", "name:"))]
-    is_dead = any("ActorDiedError" in line or "ActorUnavailableError" in line for line in lines)
-    if is_dead:
-        return next((line for line in lines if "died" in line or "unavailable" in line), "its process died")[:300]
-    return (said or ["it failed"])[-1][:300]
+    """Return why a trial failed the last time: the last line of its error, or that its process died."""
+    path = None if trial.error_file is None else Path(trial.error_file)  # which is in the storage of Tune only later
+    text = path.read_text("utf-8", "replace") if path is not None and path.exists() else str(trial.get_error() or "")
+    lines = [line.strip() for line in text.rpartition("Failure # ")[2].splitlines() if line.strip()]
+    died = [line for line in lines if "The actor died" in line or "The actor is unavailable" in line]
+    return (died or lines or ["it failed"])[-1][:_LONGEST]

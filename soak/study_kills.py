@@ -1,0 +1,166 @@
+"""Run a study of the project template's DQN under Ray Tune, kill a trial, kill the driver, and run it again.
+
+The same command has to end the study: no trial is lost, each has one run in MLflow below that of the study, with the
+status that the study says and with every point of its history once.
+"""
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+from curves import curves_in_history
+from sweep_kills import kill_with_jobs, status
+
+DEADLINE_S = 1500.0
+STEPS, EVERY = 1600, 200
+NAME = "study"
+OPTIONS = [
+    f"run_name={NAME}", "runtime.num_cpus=2", "sinks=[mlflow]", "metrics=[core]", "agent=dqn",
+    "agent.hidden_sizes=[16]", "agent.batch_size=16", "agent.learning_starts=50", "env=cartpole", "env.eval_episodes=1",
+    f"loop.steps={STEPS}", f"loop.evaluate_every_steps={EVERY}", f"persistence.checkpoint_save_freq_steps={STEPS}",
+    'tune.space.agent.lr="tag(log, interval(1e-4, 1e-2))"', 'tune.space.agent.batch_size="8,16"',
+]  # fmt: skip
+STATUS = {"completed": "FINISHED", "pruned": "KILLED"}
+
+
+def trials_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the processes of trials."""
+    found = []
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            if "DQNTrainable" in process.cmdline()[0]:
+                found.append(process)
+    return found
+
+
+def await_evaluations(study: Path, driver: subprocess.Popen[bytes], number: int) -> None:
+    """Return when trials have reached so many evaluations in all."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        if driver.poll() is not None:
+            raise RuntimeError(f"the driver ended with {driver.returncode}")
+        records = [json.loads(path.read_bytes()) for path in study.glob("*/status.json")]
+        if sum((record["step"] or 0) // EVERY for record in records) >= number:
+            return
+        time.sleep(0.05)
+    raise TimeoutError("the trials never got so far")
+
+
+def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, Any]:
+    """Run the soak and return its figures."""
+    began = time.monotonic()
+    from trieye.cli.new import answers_of, bake
+
+    project = bake(answers_of({"project_name": "My Agent"}), root)
+    study = project / "multirun" / NAME
+    words = [f"tune={scheduler}", f"tune.num_trials={trials}", f"tune.reuse_actors={str(reuse).lower()}"]
+    command = [sys.executable, "-m", "my_agent.train", *OPTIONS, *words]
+    problems: list[str] = []
+    with (root / "log").open("ab") as log:
+        driver = subprocess.Popen(command, cwd=project, stdout=log, stderr=log, start_new_session=True)
+        try:
+            await_evaluations(study, driver, 4)
+            if not (running := trials_of(driver)):
+                problems.append("no process of a trial was found")
+            for process in running[:1]:
+                process.kill()
+            await_evaluations(study, driver, 3 * trials)
+        finally:
+            kill_with_jobs(driver)
+        ended = {index for index, job in status(study).items() if job["state"] in STATUS}
+        before = {index: (study / str(index) / "status.json").read_bytes() for index in ended}
+        code = subprocess.run(command, cwd=project, stdout=log, stderr=log, timeout=DEADLINE_S, check=False).returncode
+    if code:
+        problems.append(f"the same command ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
+    after = status(study)
+    for index, content in before.items():
+        if (study / str(index) / "status.json").read_bytes() != content:
+            problems.append(f"trial {index} had ended, and was touched")
+    records = {index: json.loads((study / str(index) / "status.json").read_bytes()) for index in after}
+    if not any(record["deaths"] for record in records.values()):
+        problems.append("nobody noted that a trial was killed")
+    points, taken = check_curves(study, after, problems)
+    return {
+        "benchmark": "study_kills", "scheduler": scheduler, "reuse_actors": reuse, "trials": trials,
+        "states": Counter(job["state"] for job in after.values()), "taken_over": taken,
+        "deaths": sum(record["deaths"] for record in records.values()), "points": points,
+        "took_s": round(time.monotonic() - began), "problems": problems[:10],
+    }  # fmt: skip
+
+
+def check_curves(study: Path, jobs: dict[int, dict[str, Any]], problems: list[str]) -> tuple[int, int]:
+    """Compare MLflow with the histories; return the number of points, and of states that were taken over.
+
+    Of a trial that was begun again, MLflow also keeps what came after the checkpoint from which it went on.
+    """
+    from mlflow import MlflowClient
+
+    from trieye.files.run_record import RunRecord
+
+    run_dirs = {index: (study / str(index) / "run").resolve() for index in jobs}
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dirs[0].parents[1] / 'mlruns' / 'mlflow.db'}")
+    found = {run.info.run_id: run for run in client.search_runs([e.experiment_id for e in client.search_experiments()])}
+    members = {key for key, run in found.items() if "mlflow.parentRunId" in run.data.tags}
+    if (len(members), len(found)) != (len(jobs), len(jobs) + 1):
+        problems.append(f"MLflow has {len(found)} runs, of which {len(members)} are trials")
+    points = taken = 0
+    for index, run_dir in run_dirs.items():
+        record = RunRecord.read(run_dir / "run.json")
+        if record is None or record.mlflow_run_id not in members:
+            problems.append(f"trial {index} has no run in MLflow")
+            continue
+        taken += record.forked_from is not None
+        state, run = jobs[index]["state"], found[record.mlflow_run_id]
+        if {run.info.status, record.status} != {STATUS.get(state)}:
+            problems.append(f"trial {index} is {state}, its run {record.status}, and {run.info.status} in MLflow")
+        curves = curves_in_history(run_dir)
+        for name, curve in curves.items():
+            history = client.get_metric_history(record.mlflow_run_id, name)
+            shown = Counter((m.step, m.value, m.timestamp) for m in history)
+            steps = [step for step, _ in curve]
+            if any(later <= earlier for earlier, later in pairwise(steps)) and not name.startswith("trieye/"):
+                problems.append(f"trial {index}: {name} has a step twice: {steps}")
+            if name.startswith("trieye/"):
+                continue
+            missing = set(curve) - {(step, value) for step, value, _ in shown}
+            if missing or max(shown.values(), default=1) > 1:
+                problems.append(f"trial {index}: {name} lacks {sorted(missing)[:5]} in MLflow, or has one twice")
+            points += len(curve)
+        evaluated = [step for step, _ in curves["eval/return"]]
+        if state == "completed" and len(evaluated) != STEPS // EVERY:
+            problems.append(f"trial {index} was evaluated at {evaluated}")
+    return points, taken
+
+
+def main() -> int:
+    """Print one JSON line for each kind of study; the exit code says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--scheduler", choices=["asha", "pbt", "median", "random"], help="one kind only")
+    parser.add_argument("--own-processes", action="store_true", help="a process for each trial")
+    parser.add_argument("--keep", action="store_true", help="keep the files, and say where they are")
+    options = parser.parse_args()
+    is_well = True
+    for scheduler in [options.scheduler] if options.scheduler else ["asha", "pbt"]:
+        root = Path(tempfile.mkdtemp())
+        try:
+            found = soak(root, trials=options.trials, scheduler=scheduler, reuse=not options.own_processes)
+        finally:
+            print(root, file=sys.stderr) if options.keep else shutil.rmtree(root, ignore_errors=True)
+        print(json.dumps({**found, "met": not found["problems"]}), flush=True)
+        is_well &= not found["problems"]
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+import pytest
+
+from tests.tune.walks import Walk
+from trieye.config.hydra.axes import value_of
+from trieye.exceptions import ConfigurationError
+from trieye.tune.schedulers import scheduler_of
+from trieye.tune.space import Space
+from trieye.tune.study import Study
+
+
+@pytest.fixture
+def space_of(walks_config):
+    def make(search="random", **space):
+        tune = {"enabled": True, "search": search, "space": space or {"walk": {"pace": "interval(1,10)"}}}
+        return Space(walks_config(tune=tune))
+
+    return make
+
+
+def test_texts_of_hydras_grammar_become_what_tune_draws_from(space_of):
+    space = space_of(walk={"pace": "tag(log, interval(1e-3, 10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
+    domains = space.domains()
+    drawn = {key: {domains[key].sample() for _ in range(300)} for key in space.keys}
+    assert space.keys == ["walk.pace", "walk.legs", "walk.gait"]
+    assert drawn["walk.legs"] == {1, 2, 3, 4}
+    assert drawn["walk.gait"] == {"slow", "fast"}
+    assert min(drawn["walk.pace"]) < 0.1
+    assert all(1e-3 <= value <= 10 for value in drawn["walk.pace"])
+    assert domains["seed"] == 7
+
+
+def test_a_grid_has_all_combinations(space_of):
+    domains = space_of("grid", **{"walk.pace": "1,2.5", "walk.legs": "range(1,4)"}).domains()
+    assert domains == {"walk.pace": {"grid_search": [1, 2.5]}, "walk.legs": {"grid_search": [1, 2, 3]}}
+    with pytest.raises(ConfigurationError, match=r"tune\.space\.walk\.pace=interval\(1,2\): an interval has no steps"):
+        space_of("grid", **{"walk.pace": "interval(1,2)"})
+
+
+def test_exploring_stays_within_the_bounds(space_of):
+    space = space_of(walk={"pace": "interval(1,10)", "legs": "range(1,5)", "gait": "slow,fast"})
+    assert space.clamp({"walk.pace": 12.0, "walk.legs": 0, "walk.gait": "fast"}) == {
+        "walk.pace": 10.0, "walk.legs": 1, "walk.gait": "fast",
+    }  # fmt: skip
+    assert space.mutations()["walk.gait"] == ["slow", "fast"]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"walk.pac": "1,2"}, "tune.space.walk.pac: there is no key 'pac' in walk; did you mean 'pace'"),
+        ({"walks": {"pace": "1,2"}}, "there is no key 'walks' in the config; did you mean 'walk'"),
+        ({"walk.pace": "interval(1,1000)"}, "walk.pace=1000.0: Input should be less than or equal to 100"),
+        ({"walk.pace": "interval(2,1)"}, r"interval\(a,b\) needs a < b"),
+        ({"walk.pace": "range(1,3"}, r"tune.space.walk.pace=range\(1,3: this is no override"),
+        ({"walk.pace": "1"}, "nothing varies"),
+        ({"walk.pace.x": "1,2"}, "walk.pace has no keys of its own"),
+        ({"run_name": "a,b"}, "a study does not vary this key"),
+        ({"walk.pace": None}, "tune.space.walk.pace is null"),
+    ],
+)
+def test_mistakes_in_a_space_are_named(space_of, space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        space_of(**space)
+
+
+def test_a_value_is_what_hydra_reads():
+    assert [value_of(text) for text in ("1", "2.5", "1e-3", "true", "fast", "'1'", "[1,2]", "null")] == [
+        1, 2.5, 1e-3, True, "fast", "1", [1, 2], None,
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match="more than one value"):
+        value_of("1,2")
+
+
+def test_schedulers_need_evaluations_on_the_way(walks_config):
+    tune = {"enabled": True, "scheduler": "asha", "space": {"walk": {"pace": "1,2"}}}
+    config = walks_config(tune=tune, evaluate_every_steps=0)
+    with pytest.raises(ConfigurationError, match=r"tune\.scheduler=asha compares trials .* loop\.evaluate_every_steps"):
+        scheduler_of(config, Space(config))
+    with pytest.raises(ConfigurationError, match="would never stop"):
+        Study(Walk, walks_config(tune=tune, steps=None))
