@@ -95,6 +95,7 @@ class TrieyeConfig(TolerantModel):
             ConfigurationError: Something is missing or does not fit; the message says what to type.
         """
         self.sinks.check()
+        self.tune.check()
         if self.persistence.mirror is not None:
             require_package(self.persistence.mirror)
 

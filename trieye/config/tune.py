@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
+from trieye.exceptions import ConfigurationError
 
 
 class TuneConfig(StrictModel):
@@ -67,12 +68,19 @@ class TuneConfig(StrictModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.enabled and not self.space:
-            raise ValueError(
-                "nothing varies; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
-            )
         if self.scheduler == "pbt" and self.search != "random":
             raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
         return self
+
+    def check(self) -> None:
+        """Refuse a study that has nothing to try.
+
+        Raises:
+            ConfigurationError: `space` is empty.
+        """
+        if self.enabled and not self.space:
+            raise ConfigurationError(
+                "tune: nothing varies; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
+            )
