@@ -47,7 +47,7 @@ $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
 
 # Ray 2.48 leaves files open when it starts, which pytest 8 makes an error of the test that runs then
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" -p no:cacheprovider \
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" -p no:cacheprovider \
 	  -W default::pytest.PytestUnraisableExceptionWarning $(FAST)
 
 test-matrix:
@@ -71,6 +71,7 @@ bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 soak: $(READY)
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
 	  sweep_kills; do \

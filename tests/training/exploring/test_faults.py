@@ -75,7 +75,11 @@ ERRORS = {
 
 @pytest.mark.parametrize(
     ("where", "runtime"),
-    [*((where, "local") for where in ERRORS if where != "explorer"), ("environment", "ray"), ("explorer", "ray")],
+    [
+        *((where, "local") for where in ERRORS if where != "explorer"),
+        pytest.param("environment", "ray", marks=pytest.mark.long),
+        ("explorer", "ray"),
+    ],
 )
 def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where, runtime):
     kind, message = ERRORS[where]
