@@ -36,7 +36,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(MAKE) --no-print-directory --jobs=2 check compiled
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
 	@echo "Installing the lowest versions into $(LOWEST) (a few minutes) ..."
