@@ -5,7 +5,7 @@
 # make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
 #                   about 5 minutes each                                     (FAST=tests/config for some tests only)
 # make bench  every goal of the benchmarks folder as one JSON line each
-# make soak   kills, damage, outages, full disks, by the hundred: about 25 minutes
+# make soak   the tests marked long; then kills, damage, outages, full disks, by the hundred: about 30 minutes
 # make format mend what the formatter and the linter can mend
 # make clean  remove what the others made
 
