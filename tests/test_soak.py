@@ -52,7 +52,7 @@ SOAKS = {
     "a damaged run shows nothing wrong, says what is lost and goes on from its model":  # its log, and a shared part
         ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda told: told["damages"] == 4),
     "a full disk costs nothing that was accepted":
-        ("disk_full --full 2", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
+        ("disk_full --full 1 --calm 0.5", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
     "short runs at once have all their points in one MLflow store when the last of them has ended":
         ("short_runs --runs 3 --busy 0 --seconds 0.2 --fork", lambda told: told["points"] > 3 * 5),
     "a clock that jumps between attempts spoils no point":
