@@ -323,7 +323,7 @@ with trieye.Run(config) as run:
 """
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, kind):
     def start(kind):
