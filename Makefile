@@ -5,7 +5,7 @@
 # make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
 #                   about 5 minutes each                                     (FAST=tests/config for some tests only)
 # make bench  every goal of the benchmarks folder as one JSON line each
-# make soak   kills, damage, outages, full disks, by the hundred: about 25 minutes
+# make soak   the tests marked long; then kills, damage, outages, full disks, by the hundred: about 30 minutes
 # make format mend what the formatter and the linter can mend
 # make clean  remove what the others made
 
@@ -36,7 +36,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(MAKE) --no-print-directory --jobs=2 check compiled
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
 	@echo "Installing the lowest versions into $(LOWEST) (a few minutes) ..."
@@ -47,7 +47,7 @@ $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
 
 # Ray 2.48 leaves files open when it starts, which pytest 8 makes an error of the test that runs then
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" -p no:cacheprovider \
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" -p no:cacheprovider \
 	  -W default::pytest.PytestUnraisableExceptionWarning $(FAST)
 
 test-matrix:
@@ -71,6 +71,7 @@ bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 soak: $(READY)
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
 	  sweep_kills study_kills; do \

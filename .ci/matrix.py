@@ -85,7 +85,7 @@ def judged(name: str, own: Path, paths: list[str]) -> bool:
     ignored = [] if "torch" in versions else left_out(paths)
     given = [path for path in paths if "torch" in versions or path.rstrip("/") != TRAINING]
     command = [str(own), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    options = ["-m", "not slow", "-p", "no:cacheprovider", *(f"--ignore={file}" for file in ignored)]
+    options = ["-m", "not slow and not long", "-p", "no:cacheprovider", *(f"--ignore={file}" for file in ignored)]
     began = time.monotonic()
     done = subprocess.run([*command, *options, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

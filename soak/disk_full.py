@@ -80,7 +80,7 @@ class Trainer(threading.Thread):
         return False
 
 
-def soak(root: Path, overflow: str, *, full_s: float) -> dict[str, Any]:
+def soak(root: Path, overflow: str, *, full_s: float, calm_s: float) -> dict[str, Any]:
     """Run the soak with one policy and return its figures."""
     disk, messages = Disk(), Messages()
     logging.getLogger("trieye").addHandler(messages)
@@ -96,7 +96,7 @@ def soak(root: Path, overflow: str, *, full_s: float) -> dict[str, Any]:
         run_dir = run.dir
         trainer = Trainer(run)
         trainer.start()
-        time.sleep(2.0)
+        time.sleep(calm_s)
         run.flush()
         accepted_before = run.health()["accepted"]
         disk.fill()
@@ -107,7 +107,7 @@ def soak(root: Path, overflow: str, *, full_s: float) -> dict[str, Any]:
             disk.free()
         if went_on != (overflow == "drop"):
             problems.append(f"overflow={overflow}: the training {'went on' if went_on else 'stopped'}")
-        time.sleep(3.0)
+        time.sleep(1.5 * calm_s)
         trainer.stopped.set()
         trainer.join()
         run.flush()
@@ -142,11 +142,12 @@ def main() -> int:
     """Print one JSON line; the exit code says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--full", type=float, default=20.0, help="seconds without room")
+    parser.add_argument("--calm", type=float, default=2.0, help="seconds with room, before and after")
     options = parser.parse_args()
     found = []
     for overflow in ("block", "drop"):
         with tempfile.TemporaryDirectory() as root:
-            found.append(soak(Path(root), overflow, full_s=options.full))
+            found.append(soak(Path(root), overflow, full_s=options.full, calm_s=options.calm))
     met = all(figures["met"] for figures in found)
     print(json.dumps({"benchmark": "disk_full", "runs": found, "met": met}))
     return 0 if met else 1

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.sweeps.jobs import JobRecord
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 PROGRAM = """
 import time

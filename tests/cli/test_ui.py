@@ -202,7 +202,7 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_whatever_ends_it_ends_the_servers(root, ui, number):
     shown = ui("events", "--root", root)
     assert list(shown.links) == ["TensorBoard", "report"]

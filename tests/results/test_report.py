@@ -364,6 +364,7 @@ def test_the_same_runs_make_the_same_page(root):
     assert "2026-01-02 03:04 UTC" in first
 
 
+@pytest.mark.long
 def test_three_hundred_runs_make_a_page_below_a_megabyte_in_seconds(root, tmp_path):
     for number in range(300):
         source = root / f"app/runs/ppo{number % 4}"

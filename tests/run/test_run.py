@@ -75,7 +75,7 @@ def test_status_says_how_a_run_ended(make_config):
     assert record_of(run.dir.parent / "ugly").status == "KILLED"
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kind):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")
@@ -168,7 +168,7 @@ def test_a_sink_that_cannot_be_sent_to_the_hub_is_said(make_config, tmp_path, ra
     sink.file.close()
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
     if kind == "ray":
@@ -323,7 +323,7 @@ with trieye.Run(config) as run:
 """
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, kind):
     def start(kind):
@@ -547,7 +547,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("kind", "way"), [("local", "with"), ("local", "open"), ("ray", "with")])
+@pytest.mark.parametrize(
+    ("kind", "way"), [("local", "with"), ("local", "open"), pytest.param("ray", "with", marks=pytest.mark.long)]
+)
 @pytest.mark.slow
 def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, kind, way):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]

@@ -78,7 +78,7 @@ states = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(states)
 def test_plain_data_and_arrays_come_back_from_disk_exactly_and_without_pickle(assert_same, state):
     assert is_plain(state)

@@ -23,16 +23,16 @@ import trieye
 
 
 class Walk(trieye.Experiment):
-    '''Half-way, it waits until it may go on.'''
+    '''In the middle, and again later, it waits until it may go on.'''
 
     def setup(self, config):
         self.done, self.name = 0, config.seed
 
     def step(self):
         self.done += 1
-        if self.done == MIDDLE:
-            Path(f"middle{self.name}").touch()
-            while not Path(f"go{self.name}").exists():
+        if self.done in (MIDDLE, LATE):
+            Path(f"at{self.done}_{self.name}").touch()
+            while not Path(f"go{self.done}_{self.name}").exists():
                 time.sleep(0.01)
         return {"one": 1.0}
 
@@ -55,7 +55,7 @@ def train(config: trieye.TrieyeConfig) -> float:
 if __name__ == "__main__":
     train()
 """
-STEPS, MIDDLE = 60, 30
+STEPS, MIDDLE, LATE = 60, 30, 45
 OPTIONS = [
     "-m", "hydra/launcher=trieye_ray", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
     "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000",
@@ -67,7 +67,7 @@ class Driver:
 
     def __init__(self, directory, *options):
         self.directory = directory
-        (directory / "walk.py").write_text(PROGRAM.replace("MIDDLE", str(MIDDLE)))
+        (directory / "walk.py").write_text(PROGRAM.replace("MIDDLE", str(MIDDLE)).replace("LATE", str(LATE)))
         self._log = directory / "log"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -78,11 +78,12 @@ class Driver:
     def record(self, index):
         return JobRecord.read(self.directory / "sweep" / str(index))
 
-    def await_middle(self, index):
-        wait_until((self.directory / f"middle{index}").exists, within_s=120, pause_s=0.05)
+    def await_step(self, step, index):
+        wait_until((self.directory / f"at{step}_{index}").exists, within_s=120, pause_s=0.05)
 
-    def go_on(self, index):
-        (self.directory / f"go{index}").touch()
+    def go_on(self, index, *steps):
+        for step in steps or (MIDDLE, LATE):
+            (self.directory / f"go{step}_{index}").touch()
 
     def printed(self, index):
         return (self.directory / "sweep" / str(index) / "output.log").read_text()
@@ -125,9 +126,9 @@ def start(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save(start):
+def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_none_stops_the_last(start):
     driver = start("seed=0,1")
-    driver.await_middle(0)
+    driver.await_step(MIDDLE, 0)
     driver.ctrl_c()
     wait_until(lambda: "SIGINT: no other job begins" in driver.said())
     driver.go_on(0)
@@ -141,12 +142,12 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save(start):
     wait_until(lambda: not driver.left_behind())
 
     driver = start("seed=0,1")
-    driver.await_middle(1)
+    driver.await_step(MIDDLE, 1)
     driver.ctrl_c()
     wait_until(lambda: driver.said().count("SIGINT: no other job begins") == 2)
     driver.ctrl_c()
     wait_until(lambda: "stopping after this step" in driver.printed(1))
-    driver.go_on(1)
+    driver.go_on(1, MIDDLE)
     assert driver.ended() == 130
     assert "1 job saves and stops" in driver.said()
     stopped = driver.record(1)
@@ -154,21 +155,15 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save(start):
     assert "Traceback" not in driver.said()
     wait_until(lambda: not driver.left_behind())
 
+    num_said = len(driver.said())
     driver = start("seed=0,1")
+    driver.await_step(LATE, 1)
+    driver.ctrl_c()  # while the last job runs: it stops nothing
+    wait_until(lambda: "SIGINT: no other job begins" in driver.said()[num_said:])
+    driver.go_on(1)
     assert driver.ended() == 0
+    assert "relaunch" not in driver.said()[num_said:]
     assert (driver.record(0).attempt, driver.record(0).state) == (1, "completed")
     last = driver.record(1)
     assert (last.attempt, last.deaths, last.state, last.objective) == (2, 0, "completed", STEPS)
     assert re.findall(r"goes on after (\d+) steps", driver.printed(1)) == [str(MIDDLE)]
-
-
-@pytest.mark.slow
-def test_a_ctrl_c_while_the_last_job_runs_stops_nothing(start):
-    driver = start("seed=0")
-    driver.await_middle(0)
-    driver.ctrl_c()
-    wait_until(lambda: "SIGINT: no other job begins" in driver.said())
-    driver.go_on(0)
-    assert driver.ended() == 0
-    assert driver.record(0).state == "completed"
-    assert "relaunch" not in driver.said()

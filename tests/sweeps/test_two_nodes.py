@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_jobs_of_a_node_that_is_lost_go_on_from_their_checkpoints_on_another(tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("two_nodes.py")), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)

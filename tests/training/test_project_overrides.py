@@ -115,7 +115,7 @@ def test_an_override_trains_or_is_refused_by_one_sentence_before_the_start(compo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", ["dqn", "ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose, agent):
     plain, num_trained = compose(agent), 0
     values = plain.model_dump(exclude={"replay"})

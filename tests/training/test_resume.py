@@ -60,7 +60,13 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("name", "env"), [("dqn", {}), ("dqn", {"num": 3}), ("ppo", {"num": 4}), ("ppo", {"normalize_observations": True})]
+    ("name", "env"),
+    [
+        pytest.param("dqn", {}, marks=pytest.mark.long),
+        ("dqn", {"num": 3}),
+        pytest.param("ppo", {"num": 4}, marks=pytest.mark.long),
+        ("ppo", {"normalize_observations": True}),
+    ],
 )
 def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, name, env):
     kind, _ = AGENTS[name]

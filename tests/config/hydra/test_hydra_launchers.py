@@ -46,7 +46,7 @@ def results(project: Project) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(project.directory.glob("*.json"))]
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.long)])
 def test_a_sweep_runs_on_a_launcher_that_pickles(program, launcher):
     if find_spec(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher") is None:
         pytest.skip(f"hydra-{launcher.partition('_')[0]}-launcher is not installed")

@@ -111,6 +111,7 @@ def test_version_not_bumped_on_failed_broadcast(train_config, way):
         explorers.close()
 
 
+@pytest.mark.long
 def test_one_explorer_with_a_broadcast_trains_as_through_the_object_store(ray_cluster, train_config):
     given = DQN_PARTS | {"env": {"num": 2}, "loop": {"env_steps": 200}, "explorer": {"num": 1}} | IN_RAY
     stored = trained(train_config, DQN, **given, run_name="stored", sync={"transport": "object_store"})

@@ -29,7 +29,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, env_steps, normalized):
     env = {"num": 2, "normalize_observations": normalized}
     loop = {"env_steps": env_steps}

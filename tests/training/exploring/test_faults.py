@@ -75,7 +75,11 @@ ERRORS = {
 
 @pytest.mark.parametrize(
     ("where", "runtime"),
-    [*((where, "local") for where in ERRORS if where != "explorer"), ("environment", "ray"), ("explorer", "ray")],
+    [
+        *((where, "local") for where in ERRORS if where != "explorer"),
+        pytest.param("environment", "ray", marks=pytest.mark.long),
+        ("explorer", "ray"),
+    ],
 )
 def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where, runtime):
     kind, message = ERRORS[where]
@@ -116,6 +120,7 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
 
 
+@pytest.mark.long
 def test_a_program_whose_explorer_fails_ends_with_an_exit_code(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""

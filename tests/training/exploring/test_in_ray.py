@@ -26,7 +26,10 @@ def is_of(process, kind):
         return False
 
 
-@pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
+@pytest.mark.parametrize(
+    ("engine", "parts", "env_steps"),
+    [(DQN, DQN_PARTS, 500), pytest.param(PPO, PPO_PARTS, 2000, marks=pytest.mark.long)],
+)
 def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, env_steps):
     env, loop = {"num": 2}, {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
@@ -75,18 +78,18 @@ def test_explorer_kill_recovers(started):
     assert longest < 5.0  # the other one goes on; most of it is what the start of a process takes from two cores
 
 
-@pytest.mark.parametrize("kind", ["ReplayActor", "SynchronizerActor"])
-def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started, kind):
+def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started):
     style = {"style": "fully_async"}
     engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "steps": 16}, sync=style)
     while not engine.updates:
         engine.advance()
-    processes(kind)[0].kill()
-    before, version = engine.updates, engine._source.version
-    for _ in range(30):
-        engine.advance()
-    assert engine.updates > before
-    assert engine._source.version == version + 30
+    for kind in ("ReplayActor", "SynchronizerActor"):
+        processes(kind)[0].kill()
+        before, version = engine.updates, engine._source.version
+        for _ in range(30):
+            engine.advance()
+        assert engine.updates > before
+        assert engine._source.version == version + 30
 
 
 def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
