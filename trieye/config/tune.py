@@ -1,11 +1,17 @@
 """TuneConfig: a study, many trials of an experiment under Ray Tune; what `tune` is in the config of a run."""
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
 from trieye.exceptions import ConfigurationError
+
+
+def study_dir(working_dir: Path, name: str) -> Path:
+    """Return the directory of a study that is begun in a directory."""
+    return working_dir / "multirun" / name
 
 
 class TuneConfig(StrictModel):

@@ -47,7 +47,7 @@ class Restored:
     Attributes:
         state: What was saved; None where the caller has read it already.
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
-            unless the run goes on from a checkpoint that was given: then that of its own newest one until there.
+            unless the run goes on from a checkpoint that was given: then that of its own nearest one.
         identity: What tells the checkpoint with this state of the hub from another of the same step.
         origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, and the `seed` of
             the run when it was saved; None if that is not known.
@@ -268,7 +268,7 @@ class SavedStates:
         is_copy = is_given and point.run_name == self._config.run_name
         is_own = is_copy or (own in path.resolve().parents and path.is_dir())
         # a trial that takes over the state of another one keeps its curves until there
-        earlier = self._newest_until(point.checkpoint.step) if is_given and not is_own else None
+        earlier = self._nearest(point.checkpoint.step or 0) if is_given and not is_own else None
         curves = path if is_own else earlier
         return Restored(
             state=state,
@@ -285,10 +285,10 @@ class SavedStates:
             fork=None if is_own else self._fork_at(point),
         )
 
-    def _newest_until(self, step: int | None) -> Path | None:
-        """Return the newest checkpoint of the run itself up to a step."""
-        paths = [entry.path for entry in self._checkpoints.entries() if step is None or entry.step <= step]
-        return paths[-1] if paths else None
+    def _nearest(self, step: int) -> Path | None:
+        """Return the checkpoint of this run that is nearest to a step; trials are not evaluated at quite the same."""
+        found = min(self._checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
+        return None if found is None else found.path
 
     def _fork_at(self, point: ResumePoint) -> ForkPoint:
         path, step, _ = point.checkpoint

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from trieye.config.hydra.axes import quoted
 from trieye.config.redaction import HIDDEN
+from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.record import SweepRecord, study_dir
+from trieye.sweeps.record import SweepRecord
 
 _LAUNCHER = "hydra/launcher=trieye_ray"
 _OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")

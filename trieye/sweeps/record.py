@@ -26,11 +26,6 @@ def lock_in(directory: Path) -> RunLock:
     return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
 
 
-def study_dir(working_dir: Path, name: str) -> Path:
-    """Return the directory of a study that is begun in a directory."""
-    return working_dir / "multirun" / name
-
-
 class Record(msgspec.Struct, kw_only=True):
     """A JSON file that is read as a whole, and replaced as a whole."""
 

@@ -20,6 +20,7 @@ from trieye.checkpoints.store import CheckpointStore
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.hydra.launch import launch_info
 from trieye.config.sweeper import SweeperConfig
+from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
@@ -29,7 +30,7 @@ from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
 from trieye.sweeps.launcher import record_of_study
-from trieye.sweeps.record import SweepRecord, lock_in, study_dir
+from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.report import final_table
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow

@@ -64,4 +64,4 @@ def _with(model: Model, path: Sequence[str], value: Any, key: str) -> Model:
         return type(model).model_validate(fields, context=STRICT)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigurationError(f"{key}={value}: {first['msg']}") from error
+        raise ConfigurationError(f"{key}={value}: {first['msg'].removeprefix('Value error, ')}") from error

@@ -36,6 +36,7 @@ from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
 from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
+from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.process.lock import RunLock
 
@@ -209,9 +210,13 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
             f"hydra.run.dir={chosen}: the records of Hydra lie in the directory of the run, {directory}; to have it "
             "elsewhere, leave hydra.run.dir out and set persistence.root_data_dir, app_name or run_name"
         )
+    if config.tune.enabled:  # its trials are runs, and it is none
+        directory = study_dir(Path.cwd(), config.run_name)
     if config.run_name == default_name:
         directory = reserved(directory.parent, default_name)
-    elif config.runtime.kind != "cluster" or not RunLock(directory / "run.lock").is_of_hub:
+    elif not config.tune.enabled and (
+        config.runtime.kind != "cluster" or not RunLock(directory / "run.lock").is_of_hub
+    ):
         # before Hydra writes its records over those of a running attempt; of a hub on a cluster the run itself asks Ray
         RunLock.check(directory / "run.lock")
     pinned = {
