@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
     "results": "tables, curves, comparisons and reports of many runs",
     "checkpoints": "list what a run has saved",
+    "export": "write the policy of a run for use elsewhere",
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",
     "rebuild": "write the sinks of a run anew, from its history",

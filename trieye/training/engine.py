@@ -24,6 +24,7 @@ from trieye.training.environments import make_envs, spaces_of_config
 from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
+from trieye.training.exporting import export_policy
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
@@ -294,6 +295,18 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.load_state_dict(checkpoint["replay"])
         if not is_whole:
             self.replay.interrupt()
+
+    def export_model(self, export_dir: Path) -> list[Path]:
+        """Write the policy as it is now for use elsewhere, and return the files; see `export_policy`.
+
+        Raises:
+            ConfigurationError: A file is in the way, or nothing can be written there.
+        """
+        with torch.random.fork_rng(devices=[]):  # a policy draws its first weights, and the training must not see that
+            # no deep copy: it would share the normalizer, and what was compiled
+            policy = self.policy_class(self.config, self.policy.spaces)
+            policy.load_state_dict(self.policy.state_dict())
+            return export_policy(policy.eval(), export_dir, env_steps=self.env_steps)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""

@@ -1,0 +1,111 @@
+"""`trieye export` writes the policy of a run where one wants it, and says how it is used."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, TrainConfig
+from trieye.cli import main
+from trieye.experiment.experiment import Experiment, run_experiment
+
+
+class Rated(DQN):
+    """A DQN whose second evaluation is the best."""
+
+    def evaluate(self):
+        return {"eval/return": float(self.run.step == 2)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, with checkpoints of the steps 1, 2 and 3; that of step 2 is the best."""
+    config = TrainConfig(
+        app_name="agents",
+        run_name="first",
+        agent={"kind": "dqn", "rollout_steps": 5, "batch_size": 4, "learning_starts": 5}
+        | {"engine": "tests.cli.test_export:Rated"},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        runtime={"kind": "local"},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 1},
+        loop={"steps": 3, "evaluate_every_steps": 1},
+    )
+    return run_experiment(Rated, config).run_dir
+
+
+def exported(directory, run_dir, which):
+    weights = torch.load(directory / "policy.pt", weights_only=True)
+    saved = trieye.load_policy(run_dir, which).state_dict()
+    return weights.keys() == saved.keys() and all(torch.equal(weights[name], value) for name, value in saved.items())
+
+
+def test_the_best_policy_is_exported_into_the_run_with_an_example_that_runs_without_trieye(trained, capsys):
+    for _ in range(2):
+        assert main(["export", "first", "--root", str(trained.parents[2])]) == 0
+    shown = capsys.readouterr().out
+    assert exported(trained / "export", trained, 2)
+    assert "checkpoint_step_2, the best one (objective 1), is exported to" in shown
+    for file in ("policy.pt", "policy.pt2", "export.json"):
+        assert f"  {trained / 'export' / file}  " in shown
+    note = json.loads((trained / "export" / "export.json").read_text())
+    assert (note["run"], note["step"], note["objective"]) == ("first", 2, 1.0)
+    example = "\n".join(line.strip() for line in shown.splitlines()[-2:])
+    code = f"{example}\nimport sys; print(tuple(actions.shape), 'trieye' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(1,) False\n"
+
+
+@pytest.mark.parametrize(("which", "step"), [("latest", 3), ("last", 3), ("step:1", 1)])
+def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which, step):
+    monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")
+    assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here")]) == 0
+    assert exported(tmp_path / "here", trained, step)
+    assert f"checkpoint_step_{step} (" in capsys.readouterr().out
+
+
+class Plain(Experiment[trieye.TrieyeConfig]):
+    """No engine."""
+
+    def step(self):
+        return {}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"weights": [1.0]}
+
+    def load_checkpoint(self, checkpoint):
+        pass
+
+
+def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
+    result = run_experiment(Plain, make_config(loop={"steps": 1}))
+    assert main(["export", str(result.run_dir)]) == 1
+    assert "is not that of a TrainEngine: it has no 'policy'" in capsys.readouterr().err
+    assert not (result.run_dir / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["second"], "run 'second': there is none in "),
+        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; say best, last"),
+        (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
+        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 1, 2, 3)"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):
+    assert main(["export", *given, "--root", str(trained.parents[2])]) in {1, 2}
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_of_the_user_is_not_replaced(trained, tmp_path, capsys):
+    (tmp_path / "policy.pt").write_text("mine")
+    assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
+    assert "policy.pt is there, and no export has written it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
+    assert (tmp_path / "policy.pt").read_text() == "mine"
