@@ -144,6 +144,14 @@ def test_a_program_takes_pictures_and_the_parts_of_a_dict(tmp_path):
     acts_alike(tmp_path / "parts", parts, [*both, dict(reversed(both[0].items()))])
 
 
+def test_observations_lie_within_their_bounds_and_are_of_a_size_that_networks_know():
+    bounds = np.float32([[0.0, 1.0], [100.0, 200.0], [-3e38, 3e38], [-np.inf, np.inf], [5.0, np.inf]])
+    space = gym.spaces.Box(bounds[:, 0], bounds[:, 1])
+    drawn = exporting._observations(space, 50, np.random.default_rng(0)).numpy()
+    assert ((bounds[:, 0] <= drawn) & (drawn <= bounds[:, 1]) & (abs(drawn) <= 200)).all()
+    assert (drawn[:, :4].std(0) > 0.1).all()
+
+
 @pytest.mark.parametrize("form", ["picture", "mask", "hidden"])
 def test_the_example_is_an_observation_as_the_program_takes_it(form):
     policy = {"picture": Looks, "mask": Parts}.get(form, QPolicy)

@@ -30,6 +30,8 @@ WEIGHTS, PROGRAM, NOTE = "policy.pt", "policy.pt2", "export.json"
 _TRACED, _COMPARED = 3, (1, 2, 7)
 """Numbers of observations with which a program is made, and with which it is tried."""
 _REASON_LENGTH = 200
+_WIDE = 1e6
+"""Between bounds that are further apart, observations are drawn as if there were none."""
 
 
 def export_policy(
@@ -187,9 +189,12 @@ def _observations(space: Any, n: int, draws: np.random.Generator) -> Any:
 
 def _drawn(space: Any, n: int, draws: np.random.Generator) -> Any:
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        # bounds such as 3e38, between which Gymnasium draws, make infinite numbers of most networks
-        normal = draws.standard_normal((n, *space.shape)).clip(space.low, space.high)
-        return normal.astype(space.dtype)
+        # between bounds such as 3e38, as Gymnasium draws, are numbers of which most networks make infinite ones
+        low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (n, *space.shape)
+        with np.errstate(over="ignore"):
+            width = high - low
+        within = low + draws.random(shape) * np.minimum(width, _WIDE)
+        return np.where(width < _WIDE, within, draws.standard_normal(shape)).clip(low, high).astype(space.dtype)
     own = copy.deepcopy(space)  # the generator of the policy's space is left where it is
     own.seed(int(draws.integers(1 << 31)))
     return np.stack([own.sample() for _ in range(n)])
