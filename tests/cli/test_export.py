@@ -1,61 +1,120 @@
-import shutil
+"""`trieye export` writes the policy of a run where one wants it, and says how it is used."""
+
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
+import trieye
 from tests.training.algorithms import DQN, TrainConfig
-from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
-from trieye.experiment.loop import run_alone
+from trieye.experiment.experiment import Experiment
+from trieye.experiment.loop import run_alone as run_experiment
+
+
+class Rated(DQN):
+    """A DQN whose second evaluation is the best."""
+
+    def evaluate(self):
+        return {"eval/return": float(self.run.step == 2)}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run of an engine, whose best checkpoint is its newest one."""
+    """A finished run, with checkpoints of the steps 1, 2 and 3; that of step 2 is the best."""
     config = TrainConfig(
         app_name="agents",
         run_name="first",
-        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        agent={"kind": "dqn", "rollout_steps": 5, "batch_size": 4, "learning_starts": 5}
+        | {"engine": "tests.cli.test_export:Rated"},
         env={"id": "CartPole-v1", "eval_episodes": 1},
         runtime={"kind": "local"},
-        sinks={},
-        persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 40},
-        loop={"axis": "env_steps", "steps": 80},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 1},
+        loop={"steps": 3, "evaluate_every_steps": 1},
     )
-    return run_alone(DQN, config)
+    return run_experiment(Rated, config).run_dir
 
 
-def steps_of(result):
-    return [entry.step for entry in CheckpointStore(result.run_dir / "checkpoints", read_only=True).entries()]
+def exported(directory, run_dir, which):
+    weights = torch.load(directory / "policy.pt", weights_only=True)
+    saved = trieye.load_policy(run_dir, which).state_dict()
+    return weights.keys() == saved.keys() and all(torch.equal(weights[name], value) for name, value in saved.items())
 
 
-def test_the_policy_of_a_run_is_written_and_it_is_said_how_to_load_it(trained, capsys):
-    root = trained.run_dir.parents[2]
-    assert main(["export", "first", "--root", str(root)]) == 0
-    printed = capsys.readouterr().out
-    directory = trained.run_dir / "export"
-    assert f"the policy of first at step {trained.step}, objective {trained.objective:g}:" in printed
-    assert f"torch.export.load('{directory / 'policy.pt2'}').module()" in printed
-    actions = torch.export.load(directory / "policy.pt2").module()(torch.zeros(3, 4))
-    assert actions.shape == (3,)
-    shutil.rmtree(directory)
+def test_the_best_policy_is_exported_into_the_run_with_an_example_that_runs(trained, capsys):
+    assert main(["export", "first", "--root", str(trained.parents[2])]) == 0
+    shown = capsys.readouterr().out
+    assert exported(trained / "export", trained, 2)
+    assert "checkpoint_step_2, the best one (objective 1), is exported to" in shown
+    for file in ("policy.pt", "policy.pt2", "export.json"):
+        assert f"  {trained / 'export' / file}  " in shown
+    note = json.loads((trained / "export" / "export.json").read_text())
+    assert (note["run"], note["step"], note["objective"]) == ("first", 2, 1.0)
+    names = {}
+    exec("\n".join(line.strip() for line in shown.splitlines()[-2:]), names)  # noqa: S102 - that is the point
+    assert names["actions"].shape == (1,)
 
 
-def test_a_checkpoint_and_a_place_can_be_chosen(trained, tmp_path, capsys):
-    first = steps_of(trained)[0]
-    assert main(["export", str(trained.run_dir), "--which", f"step:{first}", "-o", str(tmp_path / "out")]) == 0
-    assert f"at step {first}:" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["policy.pt", "policy.pt2"]
-    assert not (trained.run_dir / "export").exists()
+@pytest.mark.slow
+def test_a_program_runs_where_there_is_no_trieye(trained, tmp_path):
+    assert main(["export", str(trained), "-o", str(tmp_path)]) == 0
+    act = "torch.export.load(sys.argv[1]).module()"
+    code = f"import sys, torch; sys.modules['trieye'] = None; print({act}(torch.zeros(2, 4)).shape)"
+    command = [sys.executable, "-c", code, str(tmp_path / "policy.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "torch.Size([2])\n"
+
+
+@pytest.mark.parametrize(("which", "step"), [("latest", 3), ("last", 3), ("step:1", 1)])
+def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which, step):
+    monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")
+    assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here")]) == 0
+    assert exported(tmp_path / "here", trained, step)
+    assert f"checkpoint_step_{step} (" in capsys.readouterr().out
+
+
+class Plain(Experiment[trieye.TrieyeConfig]):
+    """No engine."""
+
+    def step(self):
+        return {}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {"weights": [1.0]}
+
+    def load_checkpoint(self, checkpoint):
+        pass
+
+
+def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
+    result = run_experiment(Plain, make_config(loop={"steps": 1}))
+    assert main(["export", str(result.run_dir)]) == 1
+    assert "is not that of a TrainEngine: it has no 'policy'" in capsys.readouterr().err
+    assert not (result.run_dir / "export").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("given", "sentence"),
     [
-        (["--which", "bst"], "did you mean 'best'"),
-        (["--which", "step:1"], "has no checkpoint of step 1; the nearest is step:"),
+        (["second"], "run 'second': there is none in "),
+        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; say best, last"),
+        (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
+        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
-def test_mistakes_are_named(trained, capsys, words, message):
-    assert main(["export", str(trained.run_dir), *words]) == 2
-    assert message in capsys.readouterr().err
+def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):
+    assert main(["export", *given, "--root", str(trained.parents[2])]) in {1, 2}
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_of_the_user_is_not_replaced(trained, tmp_path, capsys):
+    (tmp_path / "policy.pt").write_text("mine")
+    assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
+    assert "policy.pt is there, and no export has written it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
+    assert (tmp_path / "policy.pt").read_text() == "mine"

@@ -167,12 +167,26 @@ def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEn
         ConfigurationError: It is called by something else, or there is none of that kind.
         CheckpointError: Those that there are are damaged.
     """
+    reference = reference_of(which, asked=asked)
+    choice = _Choice(files, files.persist_config, strict=True, read=lambda _: None, changes_nothing=True)
+    return choice.called(files, reference, asked=asked)
+
+
+def reference_of(which: str, *, asked: str) -> CheckpointReference:
+    """Return what `best`, `latest` (or `last`) or `step:1200` means, for a run that is known already.
+
+    Args:
+        which: What was typed.
+        asked: What asks for it, for the message.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
     reference = checkpoint_reference("latest" if which == "last" else which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "last", "step"))
         raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; say best, last or step:N")
-    choice = _Choice(files, files.persist_config, strict=True, read=lambda _: None, changes_nothing=True)
-    return choice.called(files, reference, asked=asked)
+    return reference
 
 
 class _Choice:

@@ -1,55 +1,78 @@
-"""`trieye export`: the policy of a run for use elsewhere.
+"""`trieye export`: the policy of a run, for use elsewhere.
 
-Write the policy of a run as files that need no trieye: its weights, and how it acts as a program of torch.
+Write the policy of a run for programs that know nothing of trieye: its weights, and a program that acts.
 
-policy.pt has the weights, for torch.load(..., weights_only=True). policy.pt2 has what acts without exploring, from
-observations [n, ...] to actions [n, ...], for torch.export.load(...); where torch cannot export a policy, such as a
-recurrent one, that file is left out and a sentence says why. The run stays as it is.
+policy.pt holds the weights, for torch.load(weights_only=True). policy.pt2 holds a program of torch.export, which takes
+observations [n, ...] and gives the actions [n, ...] that the policy takes without exploring; there is none of a policy
+that torch.export cannot take, such as a recurrent one, and a sentence says why. The program sees observations as the
+policy does: after the wrappers of the environment, pictures as bytes and other numbers as float32.
+`best` is the newest checkpoint where none was rated. The files of an earlier export are replaced; nothing else is.
+The run may be alive.
 
 Examples:
   trieye export first
-  trieye export my_agent/first --which step:20000 -o exported
+  trieye export my_agent/first --which step:1200 -o robot/policy
 """
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import add_run_argument
+
+if TYPE_CHECKING:
+    from trieye.training.loading import LoadedPolicy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run_argument(parser)
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="where the files go (export/ in the run)")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write (default: RUN/export)")
     parser.add_argument(
-        "--which",
-        default="best",
-        metavar="CHECKPOINT",
-        help="best, latest or step:N (best, or else the newest)",
+        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files, and say where they are."""
-    from trieye.checkpoints.choose import named_checkpoint
-    from trieye.cli.given_run import config_of, find_run
-    from trieye.files.run_files import RunFiles
-    from trieye.training.exporting import PROGRAM, export_policy
-    from trieye.training.loading import loaded_policy
+    """Export the policy, and say what was written and how it is loaded."""
+    import sys
+
+    from rich.console import Console
+
+    from trieye.checkpoints.choose import reference_of
+    from trieye.cli.given_run import find_run
 
     run_dir = find_run(options.run_name, options.root)
-    which: str | int = options.which
-    if which not in {"best", "latest"}:
-        asked = f"export {run_dir.name} --which {which}"
-        which = named_checkpoint(RunFiles(config_of(run_dir).persistence), options.which, asked=asked).step
-    loaded = loaded_policy(run_dir, which)  # type: ignore[arg-type]  # one of the two words, or a step
-    paths = export_policy(loaded.policy, options.out or run_dir / "export")
-    rated = "" if loaded.checkpoint.objective is None else f", objective {loaded.checkpoint.objective:g}"
-    print(f"the policy of {run_dir.name} at step {loaded.checkpoint.step}{rated}:")
-    for path in paths:
-        print(f"  {path} ({path.stat().st_size / 1024:.1f} KiB)")
-    if paths[-1].name == PROGRAM:
-        print("load and use it:")
-        print(f"  policy = torch.export.load({str(paths[-1])!r}).module()")
-        print("  actions = policy(observations)  # [n, ...]")
+    which = reference_of(options.which, asked="--which").which
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # the engine of a project that is not installed is found where its run was started
+    with Console(stderr=True).status(f"loading {run_dir.name}"):
+        from trieye.training.exporting import export_policy
+        from trieye.training.loading import loaded_policy
+
+        loaded = loaded_policy(run_dir, which)
+    checkpoint = loaded.checkpoint
+    origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
+    with Console(stderr=True).status(f"exporting {run_dir.name}"):
+        output = (options.output or run_dir / "export").absolute()
+        files = export_policy(loaded.policy, output, env_steps=loaded.env_steps, origin=origin)
+    _show(loaded, files, is_best=which == "best" and checkpoint.objective is not None)
     return 0
+
+
+def _show(loaded: "LoadedPolicy", files: list[Path], *, is_best: bool) -> None:
+    """Say which checkpoint was exported to which files, and how the program is called."""
+    from rich.filesize import decimal
+
+    from trieye.training.exporting import PROGRAM, example
+
+    checkpoint = loaded.checkpoint
+    rated = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
+    print(f"{checkpoint.path}{', the best one' if is_best else ''} ({rated}), is exported to")
+    for file in files:
+        print(f"  {file}  {decimal(file.stat().st_size)}")
+    for file in files:
+        if file.name == PROGRAM:
+            print("which Python runs with torch alone:")
+            print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
+            print(f"  actions = act({example(loaded.policy.spaces)})")

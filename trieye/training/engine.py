@@ -297,8 +297,16 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.interrupt()
 
     def export_model(self, export_dir: Path) -> list[Path]:
-        """Write the weights of the policy, and what acts as a program where torch can; see `trieye export`."""
-        return export_policy(self.policy, export_dir)
+        """Write the policy as it is now for use elsewhere, and return the files; see `export_policy`.
+
+        Raises:
+            ConfigurationError: A file is in the way, or nothing can be written there.
+        """
+        with torch.random.fork_rng(devices=[]):  # a policy draws its first weights, and the training must not see that
+            # no deep copy: it would share the normalizer, and what was compiled
+            policy = self.policy_class(self.config, self.policy.spaces)
+            policy.load_state_dict(self.policy.state_dict())
+            return export_policy(policy.eval(), export_dir, env_steps=self.env_steps)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""
