@@ -28,7 +28,10 @@ class Pausing(FIFOScheduler):
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    return StudyPlace(tmp_path / "study", tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    yield StudyPlace(tmp_path / "study", tmp_path)
+    for number, handler in before.items():  # Tune leaves its own
+        signal.signal(number, handler)
 
 
 def fit(trainable, place, paces, **options):
@@ -169,4 +172,3 @@ def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place
             return {"eval/return": float(Path.cwd() == place.working_dir)}
 
     assert fit(as_trainable(Where, walks_config("where"), place), place, [1.0])[0].metrics["eval/return"] == 1.0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
