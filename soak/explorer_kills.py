@@ -51,11 +51,10 @@ def configure(root: Path, agent: str, env_steps: int) -> Any:
     )
 
 
-def train(root: Path, agent: str, env_steps: int) -> None:
+def train_watched(config: Any, root: Path) -> None:
     """Train to the end, and note how many environment steps were made."""
     import trieye
 
-    config = configure(root, agent, env_steps)
     module, _, name = config.agent.engine.partition(":")
     engine = getattr(__import__(module, fromlist=[name]), name)
     note = os.open(root / "progress", os.O_RDWR | os.O_CREAT)
@@ -73,11 +72,11 @@ def train(root: Path, agent: str, env_steps: int) -> None:
 class Life:
     """A process that trains, and all that is its own."""
 
-    def __init__(self, project: Path, root: Path, agent: str, env_steps: int) -> None:
+    def __init__(self, project: Path, root: Path, *given: Any, script: str = __file__) -> None:
         (root / "progress").write_bytes(b"")
-        given = json.dumps([str(project), str(root), agent, env_steps])
+        words = json.dumps([str(project), str(root), *given])
         with (root / "log").open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, __file__, "--child", given], stdout=log, stderr=log)
+            self.process = subprocess.Popen([sys.executable, script, "--child", words], stdout=log, stderr=log)
         self._root = root
 
     def made(self) -> int:
@@ -208,7 +207,7 @@ def main() -> int:
     if options.child:
         project, root, agent, env_steps = json.loads(options.child)
         sys.path.insert(0, project)
-        train(Path(root), agent, env_steps)
+        train_watched(configure(Path(root), agent, env_steps), Path(root))
         return 0
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)

@@ -165,7 +165,7 @@ class Explorers:
         while granted:
             granted = False
             for slot in sorted(self._group.alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
-                is_free = slot.worker is not None and len(slot.grants) < self._most_in_flight
+                is_free = slot.is_there and len(slot.grants) < self._most_in_flight
                 if is_free and self._may_begin(slot, produced):
                     self._tell(slot, published)
                     granted, produced = True, produced + 1
@@ -203,7 +203,7 @@ class Explorers:
             return
         there = self._inbox.counts()
         for slot in self._group.alive:
-            if slot.worker is not None and not there[slot.index]:
+            if slot.is_there and not there[slot.index]:
                 self._tell(slot, published)
 
     def metrics(self) -> dict[str, float]:
@@ -224,7 +224,7 @@ class Explorers:
 
     @property
     def _num_working(self) -> int:
-        return sum(slot.worker is not None for slot in self._group.slots)
+        return sum(slot.is_there for slot in self._group.slots)
 
     @property
     def interrupted(self) -> int:

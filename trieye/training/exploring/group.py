@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trieye.config.explorer import ExplorerConfig
@@ -25,6 +26,7 @@ class Slot:
     Attributes:
         index: Its number.
         worker: Where it is; None while it is away.
+        is_there: Whether it has answered; one that waits for room on a cluster has not, and is told nothing.
         incarnation: How often it was begun anew.
         delivered: Fragments that came from it over the whole run.
         grants: What it was told and has not done yet, the oldest first.
@@ -37,11 +39,12 @@ class Slot:
         state: With which it goes on when it begins.
         on_version: Fragments that it was told to begin with the newest version.
         asks_until: How long it waits for newer weights at most; None if it waits for none.
-        began_at: When it began its oldest grant.
+        began_at: When it began its oldest grant, or was begun itself.
     """
 
     index: int
     worker: Worker | None = None
+    is_there: bool = False
     incarnation: int = 0
     delivered: int = 0
     grants: deque[Grant] = field(default_factory=deque)
@@ -55,6 +58,11 @@ class Slot:
     on_version: tuple[int, int] = (-1, 0)
     asks_until: float | None = None
     began_at: float = 0.0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something has to come from it."""
+        return bool(self.grants) or (self.worker is not None and not self.is_there)
 
     @property
     def produced(self) -> int:
@@ -158,7 +166,8 @@ class ExplorerGroup:
     def ask(self, method: str, timeout_s: float) -> list[Any]:
         """Call a method of each explorer; None for those that are away, or do not answer in time."""
         with self.lock:
-            calls = [None if slot.worker is None else slot.worker.begin(method) for slot in self.slots]
+            workers = [slot.worker if slot.is_there else None for slot in self.slots]
+            calls = [None if worker is None else worker.begin(method) for worker in workers]
         until = time.monotonic() + timeout_s
         return [None if call is None else self._answer(call, until) for call in calls]
 
@@ -215,7 +224,7 @@ class ExplorerGroup:
         if slot.is_given_up:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
-        times += [slot.began_at + self._config.timeout_s] if slot.grants else []
+        times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
         times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
         return min(times, default=None)
 
@@ -226,17 +235,21 @@ class ExplorerGroup:
                 self.restarts += 1
                 slot.incarnation += 1
                 self._begin(slot)
-            if slot.grants and slot.began_at + self._config.timeout_s <= now:
-                self._fail(slot, TimeoutError(f"no fragment came for explorer.timeout_s={self._config.timeout_s:g} s"))
+            if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
+                what = "no fragment came" if slot.is_there else "it did not start"
+                self._fail(slot, TimeoutError(f"{what} for explorer.timeout_s={self._config.timeout_s:g} s"))
 
     def _begin(self, slot: Slot) -> None:
-        slot.resumes_at = None
+        slot.resumes_at, slot.began_at = None, time.monotonic()
         slot.worker = self._place.start(self._task, slot.index, slot.incarnation)
         if slot.state is not None:
             state, slot.state = slot.state, None
             self._note(slot, slot.worker.begin("load_state_dict", state), self._cut)
-        if self._task.make_writer is not None:
-            self._note(slot, slot.worker.begin("writer_name"), lambda name: setattr(slot, "client", name))
+        self._note(slot, slot.worker.begin("writer_name"), partial(self._arrived, slot))
+
+    @staticmethod
+    def _arrived(slot: Slot, client: str | None) -> None:
+        slot.client, slot.is_there = client, True
 
     def _cut(self, count: int) -> None:
         self.interrupted += count
@@ -280,7 +293,7 @@ class ExplorerGroup:
         slot.grants.clear()
         if slot.worker is not None:
             slot.worker.kill()
-            slot.worker = None
+            slot.worker, slot.is_there = None, False
         if slot.client is not None:
             self._leave(slot.client)
             slot.client = None
