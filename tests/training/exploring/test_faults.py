@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.training.algorithms import DQN, QPolicy
 from tests.training.exploring.test_in_ray import processes
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
+from trieye.training.exploring.places import ThreadPlace
 
 LATE = 60
 """Environment steps of the whole run after which something goes wrong."""
@@ -145,3 +148,34 @@ train()
     done = subprocess.run(command, cwd=tmp_path, env=places, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "ZeroDivisionError: the world ended" in done.stderr
+
+
+class FullPlace(ThreadPlace):
+    """Has no room for an explorer that is begun again, as a cluster that lost a node."""
+
+    def start(self, task, index, incarnation):
+        worker = super().start(task, index, incarnation)
+        if incarnation:
+            worker.begin = lambda *_: Future()
+        return worker
+
+
+def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_config, tmp_path):
+    engine = DQN(train_config(explorer={"num": 2, "steps": 8}, sync={"style": "fully_async", "max_staleness": 2}))
+    group = engine._source._group
+    group._place = FullPlace()
+    for _ in range(5):
+        engine.advance()
+    with group.lock:
+        group._fail(group.slots[1], ConnectionError("its node is gone"))
+    group.poke()
+    before = engine.env_steps
+    for _ in range(20):
+        engine.advance()
+    assert engine.env_steps >= before + 200
+    assert engine._source.metrics()["explorer/alive"] == 1
+    began = time.monotonic()
+    state = engine._source.state_dict()
+    assert time.monotonic() - began < 60, "explorer.timeout_s is 300 s"
+    assert [held["state"] is None for held in state["explorers"]] == [False, True]
+    engine.cleanup()
