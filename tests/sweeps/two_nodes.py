@@ -1,4 +1,4 @@
-"""A sweep on a cluster of two nodes, one of which is killed while jobs run on both; prints what became of it."""
+"""A sweep on a cluster of nodes, one of which is killed while jobs run on all; prints what became of it."""
 
 import json
 import subprocess
@@ -42,17 +42,22 @@ if __name__ == "__main__":
 TOTAL = 60
 
 
-def main(directory: Path) -> None:
-    """Run the sweep, and kill the second node when a job of it has a checkpoint."""
+def is_over(job: Path) -> bool:
+    """Tell whether a job has ended."""
+    return '"completed"' in (job / "status.json").read_text()
+
+
+def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
+    """Run the sweep, and kill the second node when half of the jobs have ended and one of it has a checkpoint."""
     (directory / "program.py").write_text(PROGRAM.replace("TOTAL", str(TOTAL)))
     (directory / "conf").mkdir()
     (directory / "conf/train.yaml").write_text(
         "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
     )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=1)
+    second, *_ = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
     words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", f"hydra.launcher.address={cluster.address}"]
-    words += ["seed=range(0,3)", "hydra.sweep.dir=s"]
+    words += [f"seed=range(0,{jobs})", "hydra.sweep.dir=s"]
     sweep = subprocess.Popen(
         [sys.executable, "program.py", *words],
         cwd=directory,
@@ -60,17 +65,18 @@ def main(directory: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    until, victim = time.monotonic() + 90, None
+    until, victim = time.monotonic() + 90 + 20 * jobs, None
     while victim is None and time.monotonic() < until and sweep.poll() is None:
         time.sleep(0.1)
-        for job in (directory / "s").glob("[0-9]"):
+        ended = sum(path.read_text().count('"completed"') for path in (directory / "s").glob("*/status.json"))
+        for job in (directory / "s").glob("[0-9]*") if ended >= jobs // 2 - 1 else ():
             begun = job / "run" / "node"
             saved = any((job / "run" / "checkpoints").glob("checkpoint_step_*"))
-            if saved and begun.is_file() and begun.read_text().split() == [second.node_id]:
+            if saved and begun.is_file() and begun.read_text().split() == [second.node_id] and not is_over(job):
                 victim = job.name
     if victim is not None:
         cluster.remove_node(second, allow_graceful=False)
-    printed = sweep.communicate(timeout=120)[0]
+    printed = sweep.communicate(timeout=120 + 20 * jobs)[0]
     nodes = {path.read_text().split()[0] for path in (directory / "s").glob("*/run/node")}
     records = {path.parent.name: json.loads(path.read_text()) for path in (directory / "s").glob("*/status.json")}
     run = json.loads((directory / "s" / str(victim) / "run/run.json").read_text()) if victim is not None else {}
@@ -80,4 +86,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
