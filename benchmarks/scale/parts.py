@@ -32,6 +32,9 @@ from trieye.training.exploring.synchronizer import Published, Synchronizer
 NUM_SENDERS = 2
 """Processes that send; more of them only share the same processors."""
 
+WARM_UP_S = 1.0
+"""In which clients of the hub come to their rhythm."""
+
 FEW, MANY = 8, 64
 """Explorers with which a cost is measured."""
 
@@ -137,10 +140,12 @@ class Rig(ABC):
     def receiver(self) -> int:
         """Return the process that receives."""
 
-    def _sent(self, num: int, seconds: float, begin: Callable[[Any, int, float], Any]) -> Outcome:
-        """Let all senders send, each for its share of the explorers."""
+    def _sent(
+        self, num: int, seconds: float, begin: Callable[[Any, int, float], Any], *, warm_up_s: float = 0.0
+    ) -> Outcome:
+        """Let all senders send, each for its share of the explorers; what comes in the first moments may not count."""
         pids = ray.get([sender.pid.remote() for sender in self._senders])
-        begins, cpu = time.monotonic() + START_S, Cpu(self.receiver(), pids)
+        begins, cpu = time.monotonic() + START_S + warm_up_s, Cpu(self.receiver(), pids)
         calls = [begin(sender, share, begins) for sender, share in zip(self._senders, shares(num), strict=True)]
         with cpu.during(begins, seconds):
             pass
@@ -231,7 +236,10 @@ class HubRig(Rig):
         """Return what becomes of the values of so many explorers."""
         events, interval_s = self._kind.events_per_s, self._kind.flush_interval_s
         return self._sent(
-            num, seconds, lambda sender, share, begins: sender.run.remote(share, events, interval_s, begins, seconds)
+            num,
+            seconds,
+            lambda sender, share, begins: sender.run.remote(share, events, interval_s, begins, seconds, WARM_UP_S),
+            warm_up_s=WARM_UP_S,
         )
 
     def close(self) -> None:

@@ -209,18 +209,21 @@ class HubSender:
         """Return the process."""
         return _pid()
 
-    async def run(self, num: int, events: float, interval_s: float, begins: float, seconds: float) -> Tally:
+    async def run(  # noqa: PLR0913, PLR0917 - numbers that are independent of each other
+        self, num: int, events: float, interval_s: float, begins: float, seconds: float, warm_up_s: float = 0.0
+    ) -> Tally:
         """Send for some time.
 
         Args:
             num: How many explorers.
             events: Per second of each; in each batch, if there is no pause between.
             interval_s: The pause after a batch; 0: none.
-            begins: When, seconds of `time.monotonic`.
+            begins: From when on messages count, seconds of `time.monotonic`.
             seconds: How long.
+            warm_up_s: So much earlier they begin.
         """
-        tally = Tally(begins, seconds)
-        clients = [self._log(tally, events, interval_s, begins + interval_s * at / num) for at in range(num)]
+        tally, first = Tally(begins, seconds), begins - warm_up_s
+        clients = [self._log(tally, events, interval_s, first + interval_s * at / num) for at in range(num)]
         await asyncio.gather(*clients)
         tally.offered_units = num * events * seconds if interval_s else tally.accepted_units
         tally.offered = round(num * seconds / interval_s) if interval_s else tally.accepted
@@ -276,9 +279,11 @@ class Waiters:
             left_s = min(tally.ends - now, 10.0)
             method = self._actor.wait_newer.options(max_task_retries=0)
             found = await method.remote(-1 if is_closed_loop else version, left_s)
-            if found is not None:
-                version = found.version
+            if found is None:
+                continue
+            if is_closed_loop or version >= 0:  # the first answer is of a version from before
                 tally.note(now if is_closed_loop else found.step / 1e9, time.monotonic())
+            version = found.version
 
 
 class Answerers:
