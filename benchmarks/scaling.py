@@ -1,21 +1,23 @@
 """How many explorers the learner's side can take: a model of the data plane, and 10 to 1000 simulated explorers.
 
-First the costs: how long the replay actor, the hub, the learner and the synchronizer need for one message, measured
-with few senders that always have messages under way; and the bytes of what travels. `scale/model.py` makes of these
-where each part is full. Then that is checked: many explorers, coroutines of two processes, send what real ones send, at
-their own rate whether or not they are answered, to the real actors. `met` says that what was accepted is what the model
-had told, within a factor of 1.5. Prints one JSON line for each part, and a summary; docs/scaling.md explains them.
+First the costs: the seconds of CPU that the replay actor, the hub, the learner and the synchronizer need for one
+message, measured with few senders that always have messages under way; and the bytes of what travels. `scale/model.py`
+makes of these where each part is full that has a processor for itself. Then that is checked: many explorers, coroutines
+of two processes, send what real ones send, at their own rate whether or not they are answered, to the real actors.
+`met` says that what was accepted is what the model tells, within a factor of 1.5, for the part of a processor that a
+full receiver got. Prints one JSON line for each part, and a summary; docs/scaling.md explains them.
 """
 
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,10 @@ from scale.model import (
     forecast,
     hub_events_saturate_at,
     is_within,
-    save_bytes,
     saturates_at,
+    save_bytes,
 )
-from scale.parts import BoardRig, HubRig, LearnerRig, Outcome, ReplayRig
+from scale.parts import BoardRig, HubRig, LearnerRig, Outcome, ReplayRig, Sample
 
 import trieye
 
@@ -44,6 +46,9 @@ FULL = 0.9
 """A part that accepts less than this of what is offered is full."""
 
 NEW_ROWS = 2_000
+
+MOST_QUICK = 100
+"""More need longer until all have been served once."""
 
 
 def main() -> int:
@@ -72,10 +77,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--explorers", type=int, nargs="+", default=[10, 100, 1000], help="how many are simulated")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each simulation")
-    parser.add_argument("--quick", action="store_true", help="a second for each simulation")
+    parser.add_argument("--quick", action="store_true", help=f"two seconds for each, {MOST_QUICK} explorers at most")
     parser.add_argument("--parts", nargs="+", default=list(RIGS), choices=list(RIGS), help="which ones")
     options = parser.parse_args()
-    options.seconds = 1.0 if options.quick else options.seconds
+    if options.quick:
+        options.seconds = 2.0
+        options.explorers = [num for num in options.explorers if num <= MOST_QUICK]
     options.calibration_s = 0.7 if options.quick else 3.0
     return options
 
@@ -142,14 +149,14 @@ def replay_line(name: str, root: Path, options: argparse.Namespace) -> dict[str,
     del root
     kind = WORLDS[name.partition("_")[2]].kind()
     rig, seconds = ReplayRig(kind), options.calibration_s
+    rig.warm_up()
     parts = (max(kind.fragment_rows // 8, 1), max(kind.fragment_rows // 2, 1))
     small, large = (rig.calibrate(rows, seconds) for rows in parts)
     rig.prepare()
     line = line_of(name, "replay", kind, (small, large), rig.simulate, options)
     rig.close()
-    at = line["saturates_at"]
     rows_per_s = max(one["accepted_per_s"] for one in line["simulated"]) * kind.fragment_rows
-    return {**line, "rows_per_s": rows_per_s, "bytes_per_s": rows_per_s * kind.row_bytes, "saturates_at": at}
+    return {**line, "rows_per_s": rows_per_s, "bytes_per_s": rows_per_s * kind.row_bytes}
 
 
 def hub_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def hub_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, An
     pairs = (rig.calibrate(10, options.calibration_s), rig.calibrate(2_000, options.calibration_s))
     line = line_of(name, "hub", kind, pairs, rig.simulate, options)
     rig.close()
-    events_at = hub_events_saturate_at(kind, Cost.of(*pairs))
+    events_at = hub_events_saturate_at(kind, cost_of(pairs))
     return {**line, "values_pile_up_at": events_at, "events_per_s": events_at * kind.events_per_s}
 
 
@@ -169,9 +176,9 @@ def board_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, 
     del root
     kind = WORLDS["floats"].kind()
     rig = BoardRig(kind)
-    rig.calibrate(0.5)
-    per_s = rig.calibrate(options.calibration_s)
-    line = line_of(name, "board", kind, ((0.0, per_s), (1.0, per_s)), rig.simulate, options)
+    rig.calibrate(64, 0.5)
+    sample = rig.calibrate(64, options.calibration_s)
+    line = line_of(name, "board", kind, (sample, replace(sample, units=sample.units + 1)), rig.simulate, options)
     rig.close()
     return line
 
@@ -182,35 +189,35 @@ def learner_line(name: str, root: Path, options: argparse.Namespace) -> dict[str
     kind = WORLDS["floats"].kind()
     rig = LearnerRig(kind, has_rows=name == "learner_with_rows")
     rig.calibrate(16, 0.5)
-    pairs = (rig.calibrate(16, options.calibration_s), rig.calibrate(128, options.calibration_s))
+    pairs = (rig.calibrate(16, options.calibration_s), rig.calibrate(256, options.calibration_s))
     line = line_of(name, "learner", kind, pairs, rig.simulate, options)
     rig.close()
     return line
 
 
-def line_of(  # noqa: PLR0913, PLR0917 - what the line is made of
+def line_of(
     name: str,
     part: Part,
     kind: Kind,
-    pairs: tuple[tuple[float, float], tuple[float, float]],
+    pairs: tuple[Sample, Sample],
     simulate: Callable[[int, float], Outcome],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Simulate, and return the line of a part: its cost, where it is full, and what came of each number of explorers."""
-    cost = Cost.of(*pairs)
+    """Simulate, and return the line of a part: its cost, where it is full, and what became of many explorers."""
+    cost = cost_of(pairs)
     simulated = []
     for num in options.explorers:
         outcome = simulate(num, options.seconds)
         is_full = outcome.accepted_per_s < FULL * outcome.offered_per_s
         if part == "hub":  # its clients send less often, and more at a time, so nothing is left over
-            is_full = outcome.p50_ms > 1e3 * kind.flush_interval_s
-        simulated.append(
-            {"explorers": num, "is_full": is_full, **judged(outcome, forecast(part, num, kind, cost))}
-        )
+            is_full = (outcome.p50_ms or math.inf) > 1e3 * kind.flush_interval_s
+        # the machine is shared: a receiver that is full gets what the others leave to it
+        held = cost.with_share(outcome.receiver_cpu) if is_full else cost
+        simulated.append({"explorers": num, "is_full": is_full, **judged(outcome, forecast(part, num, kind, held))})
     return {
         "part": name,
         "kind": kind.name,
-        "calibration": [{"units": units, "per_s": per_s} for units, per_s in pairs],
+        "calibration": [asdict(sample) for sample in pairs],
         "cost": {"call_us": 1e6 * cost.call_s, "unit_ns": 1e9 * cost.unit_s},
         "saturates_at": saturates_at(part, kind, cost),
         "full_between": full_between(simulated),
@@ -219,10 +226,17 @@ def line_of(  # noqa: PLR0913, PLR0917 - what the line is made of
     }
 
 
+def cost_of(pairs: tuple[Sample, Sample]) -> Cost:
+    """Return the cost that two samples show."""
+    small, large = pairs
+    return Cost.of((small.units, 1e6 / small.cpu_us), (large.units, 1e6 / large.cpu_us))
+
+
 def judged(outcome: Outcome, told: Forecast) -> dict[str, Any]:
     """Return what was found beside what the model had told."""
     return {
         **{name: value for name, value in asdict(outcome).items() if value is not None},
+        "receiver_cpu_us": outcome.cpu_us,
         "predicted_per_s": told.accepted_per_s,
         "predicted_utilization": told.utilization,
         "met": is_within(outcome.accepted_per_s, told.accepted_per_s, FACTOR),

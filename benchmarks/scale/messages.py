@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from scale.model import Kind
 from torch import nn
 
-from scale.model import Kind
 from trieye.replay.remote.messages import Block
 from trieye.replay.remote.writer import rows_of_a_block
 from trieye.replay.rows.schema import Column
@@ -66,8 +66,17 @@ class World:
     def policy(self) -> nn.Module:
         """Return networks of usual size for these observations."""
         if len(self.shape) == 1:
-            return nn.Sequential(nn.Linear(self.shape[0], 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
-        layers = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()]
+            return nn.Sequential(
+                nn.Linear(self.shape[0], 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+            )
+        layers = [
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+        ]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
 
     def kind(self) -> Kind:

@@ -52,7 +52,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a receiver needs for a message.
+    """What a receiver needs for a message, in seconds of one processor.
 
     Attributes:
         call_s: For each message.
@@ -66,9 +66,14 @@ class Cost:
         """Return how long a message takes."""
         return self.call_s + self.unit_s * units
 
+    def with_share(self, processors: float) -> "Cost":
+        """Return the cost for a receiver that gets so much of a machine, one processor at most."""
+        share = min(max(processors, 1e-3), 1.0)
+        return Cost(self.call_s / share, self.unit_s / share)
+
     @classmethod
     def of(cls, small: tuple[float, float], large: tuple[float, float]) -> "Cost":
-        """Return the cost that explains two measurements, each of units in a message and messages per second."""
+        """Return the cost that explains two measurements, each of units in a message and messages per second of CPU."""
         (few, few_per_s), (many, many_per_s) = small, large
         unit_s = max((1 / many_per_s - 1 / few_per_s) / (many - few), 0.0)
         return cls(max(1 / few_per_s - unit_s * few, 0.0), unit_s)
@@ -191,7 +196,7 @@ class Traffic:
         return self.rows + self.events + self.weights
 
 
-def traffic(  # noqa: PLR0913 - numbers that are independent of each other
+def traffic(
     num_explorers: float,
     kind: Kind,
     *,
@@ -219,7 +224,7 @@ def traffic(  # noqa: PLR0913 - numbers that are independent of each other
     )
 
 
-def weights_bytes_per_s(  # noqa: PLR0913, PLR0917 - as above
+def weights_bytes_per_s(
     policy_bytes: int, transport: Transport, num_explorers: float, num_nodes: int, versions: float, grants: float
 ) -> float:
     """Return the bytes of weights that travel in a second.

@@ -1,6 +1,6 @@
 """The parts that explorers send to: started, measured with few messages under way, and flooded by many explorers."""
 
-import statistics
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 import ray
 import torch
+from scale.messages import NAMES, WORLDS
+from scale.model import Kind, Part
+from scale.senders import START_S, Answerers, HubSender, ReplaySender, Tally, Waiters
 
 import trieye
-from scale.messages import NAMES, WORLDS
-from scale.model import Cost, Kind, Part
-from scale.senders import START_S, Answerers, HubSender, ReplaySender, Tally, Waiters
 from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import RemoteReplay
@@ -35,8 +35,33 @@ NUM_SENDERS = 2
 WARM_UP_S = 1.0
 """In which clients of the hub come to their rhythm."""
 
-FEW, MANY = 8, 64
+LONGEST_WARM_UP_S = 10.0
+
+FIRST_REPORT_S = 60.0
+"""So long may a learner take to tell all explorers what to do, which it does first."""
+
+FEW = 8
 """Explorers with which a cost is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured with few senders that always have messages under way.
+
+    Attributes:
+        units: Of a message.
+        per_s: Messages that were taken in a second.
+        cpu_us: Microseconds of CPU that the receiver used for each, in all its threads.
+    """
+
+    units: float
+    per_s: float
+    cpu_us: float
+
+    @classmethod
+    def of(cls, units: float, found: "Outcome") -> "Sample":
+        """Return the sample that an outcome is."""
+        return cls(units, found.accepted_per_s, found.cpu_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +82,32 @@ class Outcome:
 
     offered_per_s: float
     accepted_per_s: float
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
     backlog_growth_per_s: float
     receiver_cpu: float
     sender_cpu: float
     refused: int = 0
     units_per_s: float | None = None
 
+    @property
+    def cpu_us(self) -> float | None:
+        """Microseconds of CPU of the receiver for each message."""
+        return 1e6 * self.receiver_cpu / self.accepted_per_s if self.accepted_per_s else None
+
     @classmethod
     def of(cls, tallies: list[Tally], cpu: "Cpu") -> "Outcome":
         """Return what senders counted, all together."""
         seconds = tallies[0].seconds
         offered, accepted = sum(one.offered for one in tallies), sum(one.accepted for one in tallies)
-        latencies = [latency for one in tallies for latency in one.latencies] or [float("nan")]
+        latencies = [latency for one in tallies for latency in one.latencies]
         units = sum(one.accepted_units for one in tallies)
         behind = sum(one.offered_units - one.accepted_units for one in tallies) if units != accepted else 0.0
         return cls(
             offered_per_s=offered / seconds,
             accepted_per_s=accepted / seconds,
-            p50_ms=1e3 * float(np.percentile(latencies, 50)),
-            p99_ms=1e3 * float(np.percentile(latencies, 99)),
+            p50_ms=1e3 * float(np.percentile(latencies, 50)) if latencies else None,
+            p99_ms=1e3 * float(np.percentile(latencies, 99)) if latencies else None,
             backlog_growth_per_s=max(offered - accepted if units == accepted else behind, 0) / seconds,
             receiver_cpu=cpu.receiver,
             sender_cpu=cpu.senders,
@@ -176,12 +206,19 @@ class ReplayRig(Rig):
         """Return the process of the actor."""
         return int(self._replay.stats()["pid"])
 
-    def calibrate(self, rows: int, seconds: float) -> tuple[float, float]:
-        """Return the bytes of batches of so many rows, and how many of them are taken in a second."""
+    def warm_up(self) -> None:
+        """Fill the memory, as the first touch of it takes longer."""
+        self.prepare()
+        until = time.monotonic() + LONGEST_WARM_UP_S
+        while self._replay.stats()["size"] < self._world.capacity and time.monotonic() < until:
+            self._flood(FEW, 0.5)
+
+    def calibrate(self, rows: int, seconds: float) -> Sample:
+        """Return how many batches of so many rows are taken in a second; their units are bytes."""
         self._start(ReplaySender, self._channel, self._kind.name, rows)
-        self._flood(FEW, min(seconds, 1.0))  # the first touch of the memory
+        self._flood(FEW, 0.3)
         found = self._flood(FEW, seconds)
-        return rows * self._kind.row_bytes, found.accepted_per_s
+        return Sample.of(rows * self._kind.row_bytes, found)
 
     def _flood(self, num: int, seconds: float) -> Outcome:
         return self._sent(
@@ -225,12 +262,12 @@ class HubRig(Rig):
         """Return the process of the actor."""
         return process_of("TrieyeActor")
 
-    def calibrate(self, events: int, seconds: float) -> tuple[float, float]:
-        """Return the events in batches of so many, and how many batches are accepted in a second."""
+    def calibrate(self, events: int, seconds: float) -> Sample:
+        """Return how many batches of so many events are accepted in a second."""
         found = self._sent(
             2 * FEW, seconds, lambda sender, share, begins: sender.run.remote(share, events, 0.0, begins, seconds)
         )
-        return events, found.accepted_per_s
+        return Sample.of(events, found)
 
     def simulate(self, num: int, seconds: float) -> Outcome:
         """Return what becomes of the values of so many explorers."""
@@ -269,18 +306,17 @@ class BoardRig(Rig):
         self._version += 1
         self._board.publish(Published(self._version, time.monotonic_ns(), self._handle))
 
-    def calibrate(self, seconds: float) -> float:
-        """Return how many questions are answered in a second."""
-        return self._sent(
-            MANY, seconds, lambda sender, share, begins: sender.run.remote(share, begins, seconds, is_closed_loop=True)
-        ).accepted_per_s
+    def calibrate(self, num: int, seconds: float) -> Sample:
+        """Return how many questions are answered in a second, of so many explorers."""
+        found = self._sent(num, seconds, lambda sender, share, begins: sender.run.remote(share, begins, seconds))
+        return Sample.of(num, found)
 
     def simulate(self, num: int, seconds: float) -> Outcome:
         """Return how late so many explorers hear of versions that are published as often as they collect a fragment."""
         pids = ray.get([sender.pid.remote() for sender in self._senders])
         begins, cpu = time.monotonic() + START_S, Cpu(self.receiver(), pids)
         calls = [
-            sender.run.remote(share, begins, seconds, is_closed_loop=False)
+            sender.run.remote(share, begins, seconds, self._version)
             for sender, share in zip(self._senders, shares(num), strict=True)
         ]
         published = 0
@@ -313,35 +349,42 @@ class LearnerRig(Rig):
         super().__init__()
         self._kind, self._has_rows = kind, has_rows
         self._policy = WORLDS[kind.name].policy()
+        self._period_s: float | None = None
 
     def receiver(self) -> int:
         """Return this process."""
         return psutil.Process().pid
 
-    def calibrate(self, num: int, seconds: float) -> tuple[float, float]:
-        """Return a number of explorers, and how many reports are taken in a second that are there at once."""
-        return num, self._learn(num, seconds, 0.0).accepted_per_s
+    def calibrate(self, num: int, seconds: float) -> Sample:
+        """Return how many reports are taken in a second that are there at once, of so many explorers."""
+        return Sample.of(num, self._learn(num, seconds, 0.0))
 
     def simulate(self, num: int, seconds: float) -> Outcome:
         """Return what becomes of the reports of so many explorers."""
         return self._learn(num, seconds, 1 / self._kind.fragments_per_s)
 
     def _learn(self, num: int, seconds: float, period_s: float) -> Outcome:
-        world = self._kind.name if self._has_rows else None
-        self._start(Answerers, world, self._kind.fragment_rows, period_s)
+        self._use(period_s)
         pids = ray.get([sender.pid.remote() for sender in self._senders])
         inbox = _Noting(self._inbox())
         explorers = self._explorers(num, inbox)
-        cpu, tally = Cpu(self.receiver(), pids), Tally(time.monotonic() + START_S + 2 * period_s, seconds)
+        # in a thread, since a step of many explorers may take longer than the window; it ends with this process
+        threading.Thread(target=_learn_for_ever, args=(explorers, inbox), daemon=True).start()
+        inbox.has_begun.wait(FIRST_REPORT_S)
+        cpu, tally = Cpu(self.receiver(), pids), Tally(time.monotonic() + 2 * period_s, seconds)
         inbox.tally = tally
-        while time.monotonic() < tally.begins:
-            _step(explorers)
         with cpu.during(tally.begins, seconds):
-            while time.monotonic() < tally.ends:
-                _step(explorers)
+            pass
+        inbox.is_over = True
         explorers.close()
         tally.offered = round(num * seconds / period_s) if period_s else tally.accepted
         return Outcome.of([tally], cpu)
+
+    def _use(self, period_s: float) -> None:
+        """Start senders whose fragments take so long, unless there are some."""
+        if self._period_s != period_s:
+            self._period_s = period_s
+            self._start(Answerers, self._kind.name if self._has_rows else None, self._kind.fragment_rows, period_s)
 
     def _inbox(self) -> Any:
         cpu = torch.device("cpu")
@@ -365,11 +408,12 @@ class LearnerRig(Rig):
         return Explorers(task, place, inbox, Synchronizer(), self._policy, session="scaling")
 
 
-def _step(explorers: Explorers) -> None:
-    """Take a step of a learner that learns nothing."""
-    explorers.collect()
-    explorers.learned()
-    explorers.metrics()
+def _learn_for_ever(explorers: Explorers, inbox: "_Noting") -> None:
+    """Take steps of a learner that learns nothing."""
+    while not inbox.is_over:
+        explorers.collect()
+        explorers.learned()
+        explorers.metrics()
 
 
 class _Seats:
@@ -399,11 +443,13 @@ class _Noting:
 
     def __init__(self, inbox: Any) -> None:
         self._inbox = inbox
+        self.has_begun, self.is_over = threading.Event(), False
         self.tally: Tally | None = None
 
     def put(self, report: Report, incarnation: int) -> bool:
         """Take a report."""
         is_kept: bool = self._inbox.put(report, incarnation)
+        self.has_begun.set()
         if self.tally is not None:
             self.tally.note(report.seconds, time.monotonic())
             self.tally.refused += not is_kept
@@ -424,13 +470,3 @@ def process_of(kind: str) -> int:
         if line and line[0].startswith(f"ray::{kind}"):
             found.append((process.create_time(), process.pid))
     return max(found)[1]
-
-
-def cost_of_board(per_s: float) -> Cost:
-    """Return what an answer costs."""
-    return Cost(1 / per_s)
-
-
-def median(values: list[float]) -> float:
-    """Return the median."""
-    return statistics.median(values)

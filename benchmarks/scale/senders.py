@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from scale.messages import WORLDS, batch_of
+
 from trieye.replay.remote.delivery import Ack, Outbox, Parcel
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.server import ReplayServer
@@ -196,7 +197,7 @@ class ReplaySender:
 
 
 class HubSender:
-    """Flushers of many explorers: each sends what it logged since its last batch, once that was accepted and a pause over.
+    """Flushers of many explorers: each sends what it logged since its last batch, when a pause after that is over.
 
     Args:
         channel: The way to the hub, as a `RunClient` has it.
@@ -209,7 +210,7 @@ class HubSender:
         """Return the process."""
         return _pid()
 
-    async def run(  # noqa: PLR0913, PLR0917 - numbers that are independent of each other
+    async def run(
         self, num: int, events: float, interval_s: float, begins: float, seconds: float, warm_up_s: float = 0.0
     ) -> Tally:
         """Send for some time.
@@ -260,30 +261,27 @@ class Waiters:
         """Return the process."""
         return _pid()
 
-    async def run(self, num: int, begins: float, seconds: float, *, is_closed_loop: bool) -> Tally:
+    async def run(self, num: int, begins: float, seconds: float, version: int | None = None) -> Tally:
         """Wait for one version after the other; a latency counts from when a version was published.
 
         Args:
             num: How many explorers.
             begins: When, seconds of `time.monotonic`.
             seconds: How long.
-            is_closed_loop: Ask for what is known already, which is answered at once.
+            version: The newest one; None: ask for what is known already, which is answered at once.
         """
         tally = Tally(begins, seconds)
-        await asyncio.gather(*(self._follow(tally, is_closed_loop=is_closed_loop) for _ in range(num)))
+        await asyncio.gather(*(self._follow(tally, version) for _ in range(num)))
         return tally
 
-    async def _follow(self, tally: Tally, *, is_closed_loop: bool) -> None:
-        version = -1
+    async def _follow(self, tally: Tally, version: int | None) -> None:
+        method = self._actor.wait_newer.options(max_task_retries=0)
         while (now := time.monotonic()) < tally.ends:
-            left_s = min(tally.ends - now, 10.0)
-            method = self._actor.wait_newer.options(max_task_retries=0)
-            found = await method.remote(-1 if is_closed_loop else version, left_s)
+            found = await method.remote(-1 if version is None else version, min(tally.ends - now, 10.0))
             if found is None:
                 continue
-            if is_closed_loop or version >= 0:  # the first answer is of a version from before
-                tally.note(now if is_closed_loop else found.step / 1e9, time.monotonic())
-            version = found.version
+            tally.note(now if version is None else found.step / 1e9, time.monotonic())
+            version = None if version is None else found.version
 
 
 class Answerers:
@@ -340,7 +338,7 @@ async def _at_their_times(act: Callable[[int, float], None], per_s: float, tally
 
 async def _until(is_true: Callable[[], bool]) -> None:
     until = time.monotonic() + DRAIN_S
-    while not is_true() and time.monotonic() < until:
+    while not is_true() and time.monotonic() < until:  # noqa: ASYNC110 - a few times, after the window
         await asyncio.sleep(0.01)
 
 
