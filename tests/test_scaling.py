@@ -45,8 +45,8 @@ def test_a_part_takes_all_until_it_is_full_and_then_no_more(model, kind):
 
 def test_a_learner_whose_work_grows_with_the_explorers_is_full_much_earlier(model, kind):
     assert model.saturates_at("learner", kind, model.Cost(0.001)) == pytest.approx(250)
-    growing = model.saturates_at("learner", kind, model.Cost(0.001, 1e-5))
-    assert 4 * growing * (0.001 + 1e-5 * growing) == pytest.approx(1)
+    growing = model.saturates_at("learner", kind, model.Cost(0.001, 1e-6))
+    assert 4 * growing * (0.001 + 1e-6 * growing**2) == pytest.approx(1)
     assert growing < 130
 
 

@@ -56,7 +56,8 @@ class Cost:
 
     Attributes:
         call_s: For each message.
-        unit_s: For each unit of it: a byte of a batch of rows, an event of a batch of events, an explorer of a learner.
+        unit_s: For each unit of it: a byte of a batch of rows, an event of a batch of events, a
+            pair of explorers of a learner.
     """
 
     call_s: float
@@ -111,13 +112,14 @@ def load_of(part: Part, num_explorers: float, kind: Kind) -> Load:
     """Return what explorers send to a part.
 
     The learner learns from one fragment of each explorer in a step and publishes after each, so every explorer hears of
-    as many versions as it collects fragments.
+    as many versions as it collects fragments. With each report the learner looks which explorers may begin a fragment,
+    and for each of them counts all (`Explorers._may_begin`), hence the square.
     """
     fragments_per_s = num_explorers * kind.fragments_per_s
     loads: dict[Part, Load] = {
         "replay": Load(fragments_per_s, kind.fragment_rows * kind.row_bytes),
         "hub": Load(num_explorers / kind.flush_interval_s, kind.events_per_s * kind.flush_interval_s),
-        "learner": Load(fragments_per_s, num_explorers),
+        "learner": Load(fragments_per_s, num_explorers**2),
         "board": Load(fragments_per_s, 0.0),
     }
     return loads[part]

@@ -357,7 +357,7 @@ class LearnerRig(Rig):
 
     def calibrate(self, num: int, seconds: float) -> Sample:
         """Return how many reports are taken in a second that are there at once, of so many explorers."""
-        return Sample.of(num, self._learn(num, seconds, 0.0))
+        return Sample.of(num**2, self._learn(num, seconds, 0.0))
 
     def simulate(self, num: int, seconds: float) -> Outcome:
         """Return what becomes of the reports of so many explorers."""
