@@ -161,12 +161,12 @@ class Explorers:
             return
         produced = self._consumed + self._inbox.counts().total()
         produced += sum(len(slot.grants) for slot in self._group.slots)
-        granted = True
+        granted, alive = True, self._group.alive
         while granted:
             granted = False
-            for slot in sorted(self._group.alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
+            for slot in sorted(alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
                 is_free = slot.is_there and len(slot.grants) < self._most_in_flight
-                if is_free and self._may_begin(slot, produced):
+                if is_free and self._may_begin(slot, produced, len(alive)):
                     self._tell(slot, published)
                     granted, produced = True, produced + 1
         self._keep_from_starving(published)
@@ -180,11 +180,11 @@ class Explorers:
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
         self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published))
 
-    def _may_begin(self, slot: Slot, produced: int) -> bool:
+    def _may_begin(self, slot: Slot, produced: int, explorers: int) -> bool:
         version, on_version = slot.on_version
         counts = Counts(
             version=self.version,
-            explorers=self._wanted,
+            explorers=explorers,  # counted once for all: with a thousand of them that is most of a report's cost
             produced=produced,
             own_produced=slot.produced,
             own_on_version=on_version if version == self.version else 0,
