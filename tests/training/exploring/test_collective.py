@@ -124,10 +124,10 @@ def test_collective_member_death(ray_cluster, train_config):
     sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}
     engine = PPO(train_config(**parts, sync=sync))
     try:
-        engine.advance()
         source, way, ends = engine._source, engine._source._task.transport, time.monotonic() + 120
-        wait_until(lambda: way.num_members == 2)
-        engine.advance()
+        while way.num_members < 2:  # whoever starts first may have collected for the other
+            engine.advance()
+            assert time.monotonic() < ends
         epoch, versions = way.epoch, []
         processes("ExplorerActor")[0].kill()
         while source.metrics()["explorer/restarts"] == 0 or way.num_members < 2:
