@@ -23,6 +23,7 @@ COMMANDS = {
     "watch": "live view of a run: metrics, rates, sinks, checkpoints",
     "ui": "MLflow, TensorBoard and a report in the browser, for a run, an app or a sweep",
     "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
+    "cluster": "ask every node of a Ray cluster whether a training can run there",
     "results": "tables, curves, comparisons and reports of many runs",
     "checkpoints": "list what a run has saved",
     "export": "write the policy of a run for use elsewhere",

@@ -52,6 +52,16 @@ class ExplorerConfig(StrictModel):
     )
     num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each; 0 = none.")
     num_gpus: float = Field(default=0.0, ge=0, description="GPUs that Ray reserves for each, which it acts on.")
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="What else Ray reserves for each, such as `{collector: 1}` on nodes that were started with "
+        "`--resources='{\"collector\": 8}'`.",
+    )
+    placement: Literal["spread", "pack", "learner"] = Field(
+        default="spread",
+        description="Nodes of a cluster that they go to: spread = all alike; pack = as few as there is room on; "
+        "learner = that of the learner.",
+    )
     replay_snapshot_s: float | None = Field(
         default=60.0,
         gt=0,

@@ -1,6 +1,6 @@
 """LauncherConfig: how the jobs of a sweep share the machines: `hydra.launcher`, with `hydra/launcher=trieye_ray`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,15 @@ class LauncherConfig(StrictModel):
     )
     address: str | None = Field(
         default=None, description="Ray to join, such as `auto` or `ray://head:10001`; null = one that is started here."
+    )
+    working_dir: str | None = Field(
+        default="auto",
+        min_length=1,
+        description="What each worker of a cluster gets a copy of: `auto` = the project of the program, or a directory; "
+        "null = nothing. Only with an address.",
+    )
+    env: dict[str, Any] = Field(
+        default={}, description="Runtime environment of the workers, as Ray takes it. Only with an address."
     )
     is_part: bool = Field(
         default=False,

@@ -1,6 +1,6 @@
 """RuntimeConfig: where the hub of a run lives."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,17 @@ class RuntimeConfig(StrictModel):
     )
     address: str | None = Field(
         default=None, description="Ray address to join, such as `auto` or `ray://head:10001`; only for `cluster`."
+    )
+    working_dir: str | None = Field(
+        default="auto",
+        min_length=1,
+        description="What each worker of a cluster gets a copy of: `auto` = the project of the program, or a directory; "
+        "null = nothing, the nodes have the code already. Only for `cluster`.",
+    )
+    env: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Runtime environment of the workers, as Ray takes it, such as `{pip: [gymnasium]}` or "
+        "`{env_vars: {OMP_NUM_THREADS: '1'}}`. Only for `cluster`.",
     )
     num_cpus: int | None = Field(default=None, ge=1, description="CPUs that a Ray started here offers; null = all.")
     namespace: str = Field(default="trieye", min_length=1, description="Ray namespace in which the hub has its name.")
@@ -56,4 +67,8 @@ class RuntimeConfig(StrictModel):
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":
             raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
+        if self.env and self.kind != "cluster":
+            raise ValueError(f"env is only for kind=cluster, and kind is {self.kind}")
+        if "working_dir" in self.env:
+            raise ValueError("env.working_dir is runtime.working_dir")
         return self

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.hub.cluster import refuse_unreachable, unreachable
+from trieye.hub.ray_cluster import refuse_misfits
+from trieye.hub.shipment import Shipment, pack, project_of_program
 from trieye.process.progress import say
 from trieye.process.signals import children_outlive_signals
 
 _PRELOADED = "RAY_preload_python_modules"
+_OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_LOOK_S, _INSTALL_S = 60.0, 600.0
+"""How long a node may take to say whether it fits; longer where it installs packages for that."""
 
 
 def join_ray(runtime: RuntimeConfig) -> None:
     """Start or join Ray as the config says; a Ray that runs already is used as it is.
 
     Raises:
-        ConfigurationError: The address of a cluster cannot be reached.
+        ConfigurationError: The address of a cluster cannot be reached, or what is sent to its nodes cannot run there.
     """
     if ray.is_initialized():
         return
@@ -37,16 +44,37 @@ def join_ray(runtime: RuntimeConfig) -> None:
         say("starting Ray ...")
         _start_ray(num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
         return
+    _join_cluster(runtime, quiet)
+
+
+def _join_cluster(runtime: RuntimeConfig, quiet: Mapping[str, Any]) -> None:
+    """Join a cluster with an environment for its workers, and look whether they can run what they are sent."""
     address = runtime.address or "auto"
-    say(f"joining Ray at {address} ...")
+    refuse_unreachable("runtime.address", address)
+    with tempfile.TemporaryDirectory(prefix="trieye-") as place:
+        environment = dict(runtime.env)
+        if (shipment := _packed(runtime, Path(place))) is not None:
+            environment["working_dir"] = str(shipment.archive)
+        sent = "" if shipment is None else f", its workers get a copy of {shipment}"
+        say(f"joining Ray at {address}{sent} ...")
+        try:
+            with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
+                ray.init(address=address, runtime_env=environment, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(unreachable("runtime.address", address, error)) from error
     try:
-        with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
-            ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"runtime.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
-            "or use runtime=ray"
-        ) from error
+        refuse_misfits(_INSTALL_S if runtime.env.keys() & {"pip", "uv", "conda"} else _LOOK_S)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _packed(runtime: RuntimeConfig, into: Path) -> Shipment | None:
+    """Return what workers get a copy of; nothing for a job of Ray, which has what it was submitted with."""
+    if runtime.working_dir is None or os.environ.get(_OF_A_JOB):
+        return None
+    source = project_of_program() if runtime.working_dir == "auto" else Path(runtime.working_dir).expanduser().resolve()
+    return None if source is None else pack(source, into)
 
 
 def _start_ray(**options: Any) -> None:

@@ -24,8 +24,11 @@ class RayPlaces:
     """Runs jobs as tasks of Ray, each with the resources that it asks for; Ray starts those that there is room for."""
 
     def __init__(self, shared: Shared, options: LauncherConfig) -> None:
-        kind = "ray" if options.address is None else "cluster"
-        join_ray(RuntimeConfig(kind=kind, address=options.address))
+        if options.address is None:
+            join_ray(RuntimeConfig(kind="ray"))
+        else:
+            given = {"address": options.address, "working_dir": options.working_dir, "env": options.env}
+            join_ray(RuntimeConfig.model_validate({"kind": "cluster", **given}))
         self._options, self._shared = options, ray.put(shared)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
         self._running: dict[Any, int] = {}

@@ -144,9 +144,9 @@ class Study:
 
     def _fit(self) -> None:
         runtime = self._config.runtime
-        kind = "cluster" if runtime.kind == "cluster" else "ray"
+        is_cluster = runtime.kind == "cluster"
         with _quiet():
-            join_ray(RuntimeConfig(kind=kind, address=runtime.address, num_cpus=runtime.num_cpus))
+            join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             watch = Watch(self._config, self.directory, self._space.keys, self._size)
             Watching.watches[str(self.directory)] = watch
             stops = StopSignals(

@@ -76,11 +76,13 @@ class RayPlace:
     """Explorers in Ray actors.
 
     Args:
+        placement: On which nodes; see `ExplorerConfig.placement`.
         **options: Those of Ray, such as `num_cpus`.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(self, placement: str = "pack", **options: Any) -> None:
+        where = {"spread": "SPREAD", "pack": "DEFAULT"}
+        self._options = {"scheduling_strategy": where.get(placement) or on_this_node(), **options}
 
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
         """Start an actor; see `Place`."""

@@ -83,7 +83,10 @@ def place_and_transport(config: Any) -> tuple[Place, Transport]:
     from trieye.training.exploring.in_ray import ObjectStoreTransport, RayPlace
 
     join_ray(config.runtime)
-    place = RayPlace(num_cpus=config.explorer.num_cpus, num_gpus=config.explorer.num_gpus)
+    given = config.explorer
+    place = RayPlace(
+        given.placement, num_cpus=given.num_cpus, num_gpus=given.num_gpus, resources=given.resources or None
+    )
     return place, ObjectStoreTransport()
 
 

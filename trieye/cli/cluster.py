@@ -1,0 +1,111 @@
+"""`trieye cluster`: whether a training or a sweep can run on every node of a Ray cluster.
+
+Ask every node of a Ray cluster how it is, and compare it with this machine.
+
+For each node: is it alive, how long does it take to answer, can it import trieye, which versions does it have, how far
+is its clock off, how full are its disks, and is the directory of runs the same there. Nothing of your project is sent,
+and nothing is changed. The exit code is 0 if all is well, and 1 if something keeps a training from running there.
+
+Examples:
+  trieye cluster check                              the cluster that this machine is a part of
+  trieye cluster check 10.0.0.5:6379                on a node of the cluster
+  trieye cluster check ray://10.0.0.5:10001         from outside of it
+  trieye cluster check --json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trieye.cli.arguments import AnyOrder
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trieye.hub.cluster import Node
+
+EXIT_UNFIT = 1
+_RESOURCES = ("CPU", "GPU", "memory")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
+    )
+    check = actions.add_parser("check", help="ask every node how it is")
+    check.add_argument(
+        "address", nargs="?", default="auto", metavar="ADDRESS", help="of the cluster, as runtime.address (auto)"
+    )
+    check.add_argument(
+        "--root", type=Path, default=Path(".trieye_data"), metavar="DIR", help="directory of all runs (.trieye_data)"
+    )
+    check.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds that a node may take to answer (60)"
+    )
+    check.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask the nodes, say what they answered, and return whether something is wrong."""
+    from rich.console import Console
+
+    from trieye.hub.cluster import as_plain, compare
+    from trieye.hub.ray_cluster import ask_cluster, this_process
+
+    root = options.root.expanduser().absolute()
+    with Console(stderr=True).status(f"asking the nodes of the cluster at {options.address}"):
+        nodes = ask_cluster(options.address, root, options.timeout)
+    here = this_process(root)
+    found = compare(nodes, here, str(root))
+    if options.json:
+        told = {"nodes": [as_plain(node) for node in nodes], "problems": found.problems, "notes": found.notes}
+        print(json.dumps({**told, "python": here.python, "versions": here.versions}, indent=2))
+        return EXIT_UNFIT if found.problems else 0
+    console = Console()
+    console.print(_table(nodes))
+    for line in found.problems:
+        console.print(f"[red]problem:[/red] {_plain(line)}", highlight=False, soft_wrap=True)
+    for line in found.notes:
+        console.print(f"[yellow]note:[/yellow] {_plain(line)}", highlight=False, soft_wrap=True)
+    alive = sum(node.is_alive for node in nodes)
+    verdict = f"{len(found.problems)} problems" if found.problems else "a training can run on all of them"
+    console.print(f"{alive} of {len(nodes)} nodes are alive: {verdict}", highlight=False)
+    return EXIT_UNFIT if found.problems else 0
+
+
+def _table(nodes: "list[Node]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table("node", "host", "is", "offers", "Python", "trieye", "there and back", "clock", "disk", box=box.SIMPLE)
+    for node in nodes:
+        offers = ", ".join(_offer(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
+        state = "dead" if not node.is_alive else "silent" if node.error else "here" if node.is_here else "alive"
+        if node.error is not None or not node.is_alive:
+            table.add_row(node.node_id[:8], node.host, state, offers)
+            continue
+        free = min((free for free, _ in node.disks.values()), default=0)
+        table.add_row(
+            node.node_id[:8],
+            node.host,
+            state,
+            offers,
+            node.python,
+            "missing" if node.import_error else node.versions.get("trieye") or "not installed",
+            f"{node.latency_s * 1000:.1f} ms",
+            f"{node.offset_s * 1000:+.1f} ms",
+            f"{free / 1e9:.0f} GB free",
+        )
+    return table
+
+
+def _offer(name: str, number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if name == "memory" else f"{number:g} {name}"
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,32 @@
+"""Last words: what is printed for a process that is ended before it can say anything itself."""
+
+import contextlib
+import subprocess
+
+_SCRIPT = "trap '' INT TERM HUP USR1 XCPU; read -r _ || printf 'trieye: %s\\n' \"$1\" >&2"
+
+
+class LastWords:
+    """Prints a text on standard error when this process is gone, unless `withdraw` was called before.
+
+    A shell waits at the end of a pipe, which the system closes however the process ends.
+
+    Args:
+        text: What is to be said.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._shell: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # no shell, no words
+            self._shell = subprocess.Popen(  # noqa: S603 - the text is an argument, not a part of the script
+                ["/bin/sh", "-c", _SCRIPT, "sh", text],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def withdraw(self) -> None:
+        """Say nothing; a second call does nothing."""
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            with contextlib.suppress(OSError):
+                shell.communicate(b"\n")
