@@ -91,8 +91,15 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_no_cluster_is_the_command_says_so():
-    command = [sys.executable, "-m", "trieye.cli", "cluster", "check", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "error: address=127.0.0.1:1: no Ray cluster answers there"),
+        ("ray://127.0.0.1:10001", "error: address=ray://127.0.0.1:10001: Ray Client leaves the program outside"),
+    ],
+)
+def test_where_no_cluster_is_the_command_says_so(address, said):
+    command = [sys.executable, "-m", "trieye.cli", "cluster", "check", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: address=127.0.0.1:1: no Ray cluster answers there")
+    assert done.stderr.splitlines()[-1].startswith(said)

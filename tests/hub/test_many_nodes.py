@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 PORT = 6397
@@ -36,36 +38,50 @@ def machine(tmp_path, monkeypatch):
     place = Path("/tmp") / f"r{os.getpid()}"  # sockets have short names
     place.mkdir(exist_ok=True)
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_TMPDIR": str(place)}
-    environment.pop("RAY_ADDRESS", None)
+    environment["HOME"] = str(tmp_path)  # a token of its own
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        environment.pop(name, None)
 
-    def run(line, *, folder=tmp_path, timeout=280, **changes):
+    def run(line, *, folder=tmp_path):
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            environment[name] = value
+            line = "true"
         return subprocess.run(
-            shlex.split(line),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**environment, **changes},
+            shlex.split(line), cwd=folder, capture_output=True, text=True, timeout=280, env=environment
         )
 
+    def begin(line, *, folder, stderr):
+        return subprocess.Popen(shlex.split(line), cwd=folder, stderr=stderr, env=environment)
+
+    run.begin = begin
     yield run
     run("ray stop --force")
 
 
-def head_and_others(line, number):
-    """Return the command that starts a node with one CPU and, as machines have, a Ray of its own."""
-    return f"{line} --num-cpus=1 --include-dashboard=false" if number == 0 else f"{line} --num-cpus=1"
+@pytest.fixture
+def head(machine):
+    """Start the first node as the section says, and return the command for the others."""
+    *before, other = commands()[:4]
+    for line in before:
+        assert machine(small(line)).returncode == 0
+    return small(other)
+
+
+def small(line):
+    """Return a command as it is for a machine with one CPU; two of them are told apart by their Ray."""
+    return f"{line} --num-cpus=1" if line.startswith("ray start") else line
 
 
 def test_the_cluster_section_of_the_readme_word_by_word(machine, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
-    small = "loop.steps=400 loop.evaluate_every_steps=200 env.eval_episodes=1 agent.learning_starts=32"
+    short = "loop.steps=400 loop.evaluate_every_steps=200 env.eval_episodes=1 agent.learning_starts=32"
     seen = []
-    for number, line in enumerate(commands()):
-        given = head_and_others(line, number) if line.startswith("ray start") else line
-        given += f" {small} explorer.num_cpus=0.2" if "explorer.num" in line else ""
-        given += f" {small} hydra.launcher.num_cpus=1 runtime=local" if " -m hydra" in line else ""
+    for line in commands():
+        given = small(line)
+        given += f" {short} explorer.num_cpus=0.2" if "explorer.num" in line else ""
+        given += f" {short} hydra.launcher.num_cpus=1 runtime=local" if " -m hydra" in line else ""
         done = machine(given, folder=project)
         assert done.returncode == 0, f"{given}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         seen.append((line, done.stdout + done.stderr))
@@ -90,13 +106,11 @@ def bare_venv(place):
     return place / "bin" / "python"
 
 
-def test_a_machine_without_trieye_is_found_and_named(machine, tmp_path):
+def test_a_machine_without_trieye_is_found_and_named(machine, head, tmp_path):
     python = bare_venv(tmp_path / "bare")
     assert machine(f"{python} -c 'import ray'").returncode == 0
     assert machine(f"{python} -c 'import trieye'").returncode != 0
-    head, other, *_ = commands()
-    assert machine(head_and_others(head, 0)).returncode == 0
-    joined = machine(f"{python} -m ray.scripts.scripts {head_and_others(other, 1).removeprefix('ray ')}")
+    joined = machine(f"{python} -m ray.scripts.scripts {head.removeprefix('ray ')}")
     assert joined.returncode == 0, joined.stderr
     checked = machine("trieye cluster check")
     assert checked.returncode == 1, checked.stdout + checked.stderr
@@ -108,3 +122,26 @@ def test_a_machine_without_trieye_is_found_and_named(machine, tmp_path):
     refused = machine(train, folder=tmp_path / "my_agent")
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "No module named 'trieye'" in refused.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("head")
+def test_when_the_head_is_lost_it_is_said_and_the_same_command_goes_on(machine, tmp_path):
+    assert machine("trieye new my_agent --no-input").returncode == 0
+    project = tmp_path / "my_agent"
+    train = "python -m my_agent.train runtime=cluster explorer.num=1 agent.learning_starts=32 sinks=[] run_name=lost "
+    train += "loop.evaluate_every_steps=100_000 persistence.checkpoint_save_freq_steps=500 env.eval_episodes=1"
+    with (tmp_path / "log").open("w") as log:
+        first = machine.begin(f"{train} loop.steps=10_000_000", folder=project, stderr=log)
+    wait_until(lambda: list(project.glob(".trieye_data/*/runs/lost/checkpoints/checkpoint_step_*")), within_s=120)
+    machine("ray stop --force")
+    assert first.wait(90) != 0
+    wait_until(lambda: "run 'lost': its program was ended at once" in (tmp_path / "log").read_text())
+    (record,) = project.glob(".trieye_data/*/runs/lost/run.json")
+    identity = json.loads(record.read_text())["run_id"]
+    assert machine(small(commands()[2])).returncode == 0
+    steps = max(int(path.name.split("_")[-1]) for path in record.parent.glob("checkpoints/checkpoint_step_*")) + 500
+    again = machine(f"{train} loop.steps={steps}", folder=project)
+    assert again.returncode == 0, again.stderr
+    assert "resumes at step" in again.stderr
+    told = json.loads(record.read_text())
+    assert (told["run_id"], told["attempt"], told["status"]) == (identity, 2, "FINISHED")

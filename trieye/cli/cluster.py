@@ -9,7 +9,6 @@ and nothing is changed. The exit code is 0 if all is well, and 1 if something ke
 Examples:
   trieye cluster check                              the cluster that this machine is a part of
   trieye cluster check 10.0.0.5:6379                on a node of the cluster
-  trieye cluster check ray://10.0.0.5:10001         from outside of it
   trieye cluster check --json
 """
 

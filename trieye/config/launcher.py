@@ -29,7 +29,7 @@ class LauncherConfig(StrictModel):
         "which costs less and lets what a job leaves behind reach the next; `none` = one by one in this process.",
     )
     address: str | None = Field(
-        default=None, description="Ray to join, such as `auto` or `ray://head:10001`; null = one that is started here."
+        default=None, description="Ray to join, such as `auto` or `head:6379`; null = one that is started here."
     )
     working_dir: str | None = Field(
         default="auto",

@@ -15,7 +15,7 @@ class RuntimeConfig(StrictModel):
         description="`local` = a thread, no Ray; `ray` = an actor on this machine; `cluster` = join a cluster.",
     )
     address: str | None = Field(
-        default=None, description="Ray address to join, such as `auto` or `ray://head:10001`; only for `cluster`."
+        default=None, description="Ray address to join, such as `auto` or `head:6379`; only for `cluster`."
     )
     working_dir: str | None = Field(
         default="auto",

@@ -150,12 +150,18 @@ def _notes_of(node: Node, here: Node, root: str) -> list[str]:
 
 
 def refuse_unreachable(key: str, address: str) -> None:
-    """Refuse an address at which nothing listens, at once: Ray would try for minutes.
+    """Refuse an address at which nothing listens, at once: Ray would try for minutes; and one of Ray Client.
 
     Raises:
         ConfigurationError: It names the key and the address.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ConfigurationError(
+            f"{key}={address}: Ray Client leaves the program outside of the cluster, where it reads neither the memory of "
+            "the replay nor the files of the hub. Start it on a machine of the cluster, or send it there: "
+            "`ray job submit --working-dir . -- python -m ... runtime=cluster persistence.root_data_dir=/a/shared/disk`"
+        )
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return  # `auto`, `local`: there is nothing to ask
     try:
@@ -165,7 +171,12 @@ def refuse_unreachable(key: str, address: str) -> None:
 
 
 def unreachable(key: str, address: str, error: object) -> str:
-    """Return what to say where no cluster answers."""
+    """Return what to say where no cluster answers, or one that does not trust this machine."""
+    if "authentication" in f"{type(error).__name__} {error}".lower():
+        return (
+            f"{key}={address}: the Ray cluster there wants its token: copy ~/.ray/auth_token of its head here, and set "
+            f"RAY_AUTH_MODE=token ({type(error).__name__})"
+        )
     return (
         f"{key}={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, or use runtime=ray"
     )

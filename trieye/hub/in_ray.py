@@ -2,10 +2,12 @@
 
 import contextlib
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -199,6 +201,11 @@ def _last_words(config: TrieyeConfig) -> LastWords | None:
     """Return what speaks for this process, which Ray ends without a word when the head of its cluster is gone."""
     if config.runtime.kind != "cluster":
         return None
+    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") and not Path(config.persistence.root_data_dir).is_absolute():
+        say(
+            f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job of "
+            "Ray has, and goes with it: name a directory that stays, from /"
+        )
     return LastWords(
         f"run {config.run_name!r}: its program was ended at once; so Ray does when the head of the cluster, or the Ray of "
         "this machine, is gone. What was accepted is in the run's journal: start Ray again, and the same command with "

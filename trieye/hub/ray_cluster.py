@@ -36,7 +36,7 @@ def ask_cluster(address: str, root: Path, timeout_s: float) -> list[Node]:
     try:
         with children_outlive_signals():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigurationError(unreachable("address", address, error)) from error
     try:
         return ask_nodes(root, timeout_s)

@@ -60,7 +60,7 @@ def _join_cluster(runtime: RuntimeConfig, quiet: Mapping[str, Any]) -> None:
         try:
             with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
                 ray.init(address=address, runtime_env=environment, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise ConfigurationError(unreachable("runtime.address", address, error)) from error
     try:
         refuse_misfits(_INSTALL_S if runtime.env.keys() & {"pip", "uv", "conda"} else _LOOK_S)
