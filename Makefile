@@ -76,6 +76,7 @@ soak: $(READY)
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
 	  sweep_kills study_kills nodes learner_node; do \
 	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
+	@echo "soak: nodes, by a broadcast"; $(BIN)/python soak/nodes.py --seconds 80 --transport collective
 	@echo "soak: explorer_kills"; $(BIN)/python soak/explorer_kills.py && $(BIN)/python soak/explorer_kills.py --agent ppo
 
 clean:

@@ -20,7 +20,7 @@ from explorer_kills import AGENTS, DEADLINE_S, STALENESS, Life, check, train_wat
 from ray.cluster_utils import Cluster
 
 
-def configure(root: Path, address: str, time_s: float) -> Any:
+def configure(root: Path, address: str, time_s: float, transport: str = "auto") -> Any:
     """Return the config of the run."""
     from my_agent.config import TrainConfig
 
@@ -30,7 +30,7 @@ def configure(root: Path, address: str, time_s: float) -> Any:
         run_name="nodes",
         runtime={"kind": "cluster", "address": address},
         explorer={"num": 2, "num_cpus": 1.0, "steps": 32, "backoff_s": 0.5, "max_restarts": 100},
-        sync={"style": "fully_async", "max_staleness": STALENESS},
+        sync={"style": "fully_async", "max_staleness": STALENESS, "transport": transport},
         sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 5000},
         loop={"axis": "env_steps", "time_s": time_s, "evaluate_every_steps": 100_000_000},
@@ -60,7 +60,7 @@ def await_that(what: str, is_so: Any) -> float:
     return time.monotonic() - began
 
 
-def soak(root: Path, *, seconds: float) -> dict[str, Any]:
+def soak(root: Path, *, seconds: float, transport: str) -> dict[str, Any]:
     """Run the soak and return its figures."""
     from trieye.cli.new import answers_of, bake
 
@@ -69,7 +69,7 @@ def soak(root: Path, *, seconds: float) -> dict[str, Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     span = seconds / 4
-    life = Life(project, root, cluster.address, seconds, script=__file__)
+    life = Life(project, root, cluster.address, seconds, transport, script=__file__)
     problems: list[str] = []
     figures: dict[str, Any] = {}
     try:
@@ -92,25 +92,32 @@ def soak(root: Path, *, seconds: float) -> dict[str, Any]:
         life.process.kill()
         cluster.shutdown()
     if not problems:
-        figures |= check(configure(root, "auto", seconds), problems)
+        figures |= check(configure(root, "auto", seconds, transport), problems)
     rates = {name: round(value, 1) if isinstance(value, float) else value for name, value in figures.items()}
-    return {"benchmark": "nodes", "seconds": seconds, "env_steps_per_s": rates, "problems": problems[:10]}
+    return {
+        "benchmark": "nodes",
+        "seconds": seconds,
+        "transport": transport,
+        "env_steps_per_s": rates,
+        "problems": problems[:10],
+    }
 
 
 def main() -> int:
     """Print one JSON line; the exit code says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="of the training")
+    parser.add_argument("--transport", default="auto", choices=["auto", "collective", "checkpoint"], help="of weights")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        project, root, address, seconds = json.loads(options.child)
+        project, root, address, seconds, transport = json.loads(options.child)
         sys.path.insert(0, project)
-        train_watched(configure(Path(root), address, seconds), Path(root))
+        train_watched(configure(Path(root), address, seconds, transport), Path(root))
         return 0
     root = Path(tempfile.mkdtemp())
     try:
-        found = soak(root, seconds=options.seconds)
+        found = soak(root, seconds=options.seconds, transport=options.transport)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(json.dumps({**found, "met": not found["problems"]}))

@@ -37,7 +37,7 @@ def begun(*words):
 def test_they_are_said_for_a_process_that_is_killed(number):
     process = begun()
     process.send_signal(number)
-    assert process.stderr.read() == "trieye: it's \"gone\" $HOME\n"
+    assert process.stderr.read() == 'trieye: it\'s "gone" $HOME\n'
     process.communicate()
 
 

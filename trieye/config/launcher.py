@@ -34,7 +34,7 @@ class LauncherConfig(StrictModel):
     working_dir: str | None = Field(
         default="auto",
         min_length=1,
-        description="What each worker of a cluster gets a copy of: `auto` = the project of the program, or a directory; "
+        description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
         "null = nothing. Only with an address.",
     )
     env: dict[str, Any] = Field(

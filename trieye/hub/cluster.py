@@ -157,8 +157,8 @@ def refuse_unreachable(key: str, address: str) -> None:
     """
     if address.startswith("ray://"):
         raise ConfigurationError(
-            f"{key}={address}: Ray Client leaves the program outside of the cluster, where it reads neither the memory of "
-            "the replay nor the files of the hub. Start it on a machine of the cluster, or send it there: "
+            f"{key}={address}: Ray Client leaves the program outside of the cluster, where it reads neither the memory "
+            "of the replay nor the files of the hub. Start it on a machine of the cluster, or send it there: "
             "`ray job submit --working-dir . -- python -m ... runtime=cluster persistence.root_data_dir=/a/shared/disk`"
         )
     host, _, port = address.rpartition(":")
@@ -177,9 +177,7 @@ def unreachable(key: str, address: str, error: object) -> str:
             f"{key}={address}: the Ray cluster there wants its token: copy ~/.ray/auth_token of its head here, and set "
             f"RAY_AUTH_MODE=token ({type(error).__name__})"
         )
-    return (
-        f"{key}={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, or use runtime=ray"
-    )
+    return f"{key}={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, or use another"
 
 
 def as_plain(node: Node) -> dict[str, Any]:

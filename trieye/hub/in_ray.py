@@ -203,12 +203,12 @@ def _last_words(config: TrieyeConfig) -> LastWords | None:
         return None
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") and not Path(config.persistence.root_data_dir).is_absolute():
         say(
-            f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job of "
-            "Ray has, and goes with it: name a directory that stays, from /"
+            f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job "
+            "of Ray has, and goes with it: name a directory that stays, from /"
         )
     return LastWords(
-        f"run {config.run_name!r}: its program was ended at once; so Ray does when the head of the cluster, or the Ray of "
-        "this machine, is gone. What was accepted is in the run's journal: start Ray again, and the same command with "
+        f"run {config.run_name!r}: its program was ended at once; so Ray does when the head of the cluster, or the Ray "
+        "of this machine, is gone. What was accepted is in the journal: start Ray again, and the same command with "
         f"run_name={config.run_name} goes on from the last checkpoint"
     )
 

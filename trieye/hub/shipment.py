@@ -113,7 +113,7 @@ def _told_by_git(source: Path) -> list[Path] | None:
     """Return what git tracks or does not ignore below a directory; None where that is no repository."""
     command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True)  # noqa: S603 - no shell
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]

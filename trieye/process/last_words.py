@@ -18,7 +18,7 @@ class LastWords:
     def __init__(self, text: str) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # no shell, no words
-            self._shell = subprocess.Popen(  # noqa: S603 - the text is an argument, not a part of the script
+            self._shell = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, "sh", text],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
