@@ -56,6 +56,7 @@ HOMES = {
         "snapshot/*",
         "checkpoints/legacy.py",
         "replay/prefetch.py",
+        "integrations/*",
     },
     "cloudpickle": {"snapshot/objects.py", "sweeps/working.py"},
     "safetensors": {"snapshot/*"},
@@ -74,7 +75,7 @@ HOMES = {
         "results/tables.py",
         "results/terminal.py",
     },
-    "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py"},
+    "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py", "integrations/tensorboard.py"},
     "jinja2": {"results/report.py"},
     "plotext": {"results/terminal.py"},
 }

@@ -96,23 +96,23 @@ def test_the_project_is_the_nearest_directory_that_says_so(tmp_path, monkeypatch
     program = tmp_path / "deep" / "my_agent" / "train.py"
     program.parent.mkdir(parents=True)
     program.touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     (tmp_path / "deep" / mark).touch()
     assert project_of_program() == tmp_path / "deep"
 
 
 def test_a_lone_script_sends_its_directory(tmp_path, monkeypatch):
     program = tmp_path / "train.py"
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     assert project_of_program() == tmp_path
 
 
 @pytest.mark.parametrize("place", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
 def test_of_what_is_installed_nothing_is_sent(monkeypatch, place):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{place}")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{place}", raising=False)
     assert project_of_program() is None
 
 
 def test_without_a_file_nothing_is_sent(monkeypatch):
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert project_of_program() is None

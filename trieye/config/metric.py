@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trieye.config.base import TolerantModel
 
-AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count", "quantile", "ema"]
+AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count", "quantile", "ema", "each"]
 LogTarget = Literal["mlflow", "tensorboard", "console"]
 DataSource = Literal["trainer", "worker", "loop", "buffer", "system", "custom"]
 XAxis = Literal["global_step", "wall_time", "episode"]
@@ -17,7 +17,7 @@ class MetricConfig(TolerantModel):
 
     With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
     one every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never
-    logged.
+    logged. With `aggregation=each` there are no windows: each event is a point.
     """
 
     name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]

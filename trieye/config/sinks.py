@@ -61,6 +61,7 @@ class SinksConfig(StrictModel):
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
+    config_params: bool = Field(default=True, description="Show the config as parameters of the run.")
     without: list[str] = Field(
         default=[], description="Names of sinks that installed packages bring and this run leaves out."
     )

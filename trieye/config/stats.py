@@ -23,10 +23,11 @@ class StatsConfig(TolerantModel):
     metrics: Keyed[MetricConfig] = Field(
         default_factory=list, description="The metrics; in YAML a dict keyed by a short name of your choice."
     )
-    undeclared: Literal["auto", "warn", "drop"] | None = Field(
+    undeclared: Literal["auto", "each", "warn", "drop"] | None = Field(
         default=None,
-        description="Events that no metric reads: `auto` = mean at every step, `warn` = count and warn once, "
-        "`drop` = count; null = auto, but warn for the drop-in actor once any metric is configured.",
+        description="Events that no metric reads: `auto` = mean at every step, `each` = a point of each, "
+        "`warn` = count and warn once, `drop` = count; null = auto, but warn for the drop-in actor once any metric is "
+        "configured.",
     )
 
     @field_validator("metrics")

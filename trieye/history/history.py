@@ -224,6 +224,19 @@ class History:
                 items, index = self._read(index, min(end - index, 1000))
                 yield from (item for item in items if isinstance(item, Point))
 
+    def indices_from(self, step: int) -> list[Range]:
+        """Return the ranges of indices of the points and media at a step or after it, ascending."""
+        found: list[Range] = []
+        index, end = 0, self.end
+        while index < end:
+            items, after = self._read(index, CHUNK_ITEMS)
+            for place, item in enumerate(items, index):
+                if not isinstance(item, _OF_THE_RUN) and item.step >= step:
+                    first = found.pop()[0] if found and found[-1][1] == place else place
+                    found.append((first, place + 1))
+            index = after
+        return found
+
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return the index before which a sink has every item, and the position it gave then; None for a new sink.
 

@@ -412,6 +412,31 @@ class Ledger:
             self._history.set_superseded(superseded)
             return first_difference(ranges, superseded)
 
+    def supersede(self, step: int) -> int | None:
+        """Go on as the run is, but for the points and media at a step or after it, which are superseded.
+
+        It is for programs that save their own state; open windows are closed before, since nothing brings them back.
+
+        Returns:
+            The first index whose item is superseded now; None if there is none.
+
+        Raises:
+            JournalFullError: Nothing was superseded.
+        """
+        with self._folding, self._lock:
+            self._append_pass(Pass(force=True))
+            ranges = self._history.superseded_ranges
+            superseded = merged([*ranges, *self._history.indices_from(step)])
+            before = self._mark
+            self._mark = msgspec.structs.replace(before, decided=True, resumed=True)
+            try:
+                self._save_snapshot(self._fold.state(self._settled.num_accepted), superseded=superseded)
+            except BaseException:
+                self._mark = before
+                raise
+            self._history.set_superseded(superseded)
+            return first_difference(ranges, superseded)
+
     def is_under_way(self, state: Mapping[str, Any]) -> bool:
         """Tell whether this attempt went on from a state before, or made this one itself."""
         with self._folding:

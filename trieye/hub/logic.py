@@ -353,6 +353,17 @@ class ActorLogic:
         if kept is not None:
             self._sinks.rewind(kept)
 
+    @request("ingest", is_slow=True)
+    def supersede(self, step: int) -> None:
+        """Go on as the run is, without what was logged at a step or after it.
+
+        By that a program that keeps its own state says from where it goes on.
+        """
+        self._check_open()
+        kept = self._ledger.supersede(step)
+        if kept is not None:
+            self._sinks.rewind(kept)
+
     @request()
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
         """Add to configs.json, and record it."""

@@ -76,6 +76,7 @@ class Tracking:
         config: TrieyeConfig,
     ) -> None:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
+        self._shows_config = config.sinks.config_params
         chosen, copies = config.persistence, files.paths.run_base_dir / "artifacts"
         self._artifacts = Artifacts(copies, chosen.log_checkpoints, with_parts=chosen.log_replay)
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
@@ -89,7 +90,8 @@ class Tracking:
             key: The same for all hubs of an attempt: it is recorded once.
         """
         params = parameters(extra_config) if extra_config else self._files.directory_params()
-        self._record(LogParams(_texts(params)), key=f"{key}:params")
+        if self._shows_config:
+            self._record(LogParams(_texts(params)), key=f"{key}:params")
         if self._files.makes_run:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")

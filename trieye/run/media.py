@@ -2,7 +2,7 @@
 
 import io
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - a line of a terminal
 
 
-def histogram(name: str, values: Any, *, bins: int = 64, step: int, time: float) -> LogHistogram:
+def histogram(name: str, values: Any, *, bins: int | Sequence[float] = 64, step: int, time: float) -> LogHistogram:
     """Count values in bins of equal width between the smallest and the largest.
 
     Integers that span fewer numbers than there are bins get a bin for each number, and values that (nearly) agree get
@@ -112,7 +112,7 @@ def histogram(name: str, values: Any, *, bins: int = 64, step: int, time: float)
     Args:
         name: Name of the curve.
         values: Numbers or booleans of any shape: an array, a tensor on any device, or nested lists.
-        bins: How many bins, at most `MAX_BINS`.
+        bins: How many bins, at most `MAX_BINS`, or the borders between them, ascending.
         step: Global step.
         time: Unix time in seconds.
 
@@ -121,16 +121,21 @@ def histogram(name: str, values: Any, *, bins: int = 64, step: int, time: float)
         ValueError: None of them is finite, they span more than a float holds, or `bins` is out of range.
     """
     title, where = f"histogram {name!r}", place_of(name, step, time)
-    if not 1 <= bins <= MAX_BINS:
-        raise ValueError(f"{title}: bins={bins}; between 1 and {MAX_BINS} are possible")
+    num_bins = bins if isinstance(bins, int) else len(bins) - 1
+    if not 1 <= num_bins <= MAX_BINS:
+        raise ValueError(f"{title}: bins={num_bins}; between 1 and {MAX_BINS} are possible")
     array = array_of(title, values)
     low, high, total, sum_squares = _moments(title, array)
-    edges = _edges(low, high, bins, whole=array.dtype.kind in "bui")
+    if isinstance(bins, int):
+        edges = _edges(low, high, bins, whole=array.dtype.kind in "bui")
+    else:
+        edges = np.asarray(bins, np.float64)
     if not np.isfinite(edges).all():
         raise ValueError(f"{title}: its values, from {low:g} to {high:g}, span more than a float holds")
     counts = np.zeros(len(edges) - 1)
     for block in _blocks(array):
-        counts += np.histogram(block, len(counts), (edges[0], edges[-1]))[0]
+        even = (len(counts), (edges[0], edges[-1])) if isinstance(bins, int) else (edges, None)
+        counts += np.histogram(block, *even)[0]
     return LogHistogram(*where, edges.tolist(), counts.tolist(), total, sum_squares)
 
 

@@ -1,6 +1,6 @@
 """Recorder: logs values under names; `Run` is one, and so is `RunClient`, which other threads and processes hold."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from time import time
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -42,6 +42,7 @@ class Recorder:
         *,
         step: int | None = None,
         context: Mapping[str, Any] | None = None,
+        wall_time: float | None = None,
     ) -> None:
         """Log one value, or a dict of values; returns at once, and a thread brings it to the hub.
 
@@ -51,6 +52,7 @@ class Recorder:
             value: A number, NumPy scalar or tensor with one element.
             step: Global step; None: `self.step`, in a run the step that is under way.
             context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
+            wall_time: Unix time in seconds at which it happened; None: now.
 
         Raises:
             RunClosedError: The run is not open.
@@ -58,7 +60,7 @@ class Recorder:
             TypeError, ValueError: The value is no number.
         """
         if value is None:
-            self._log_mapping(name, step, context)
+            self._log_mapping(name, step, context, wall_time)
             return
         if name.__class__ is not str or not name:
             name = name_of(name)
@@ -70,26 +72,28 @@ class Recorder:
             context = context_of(name, context)
         if len(self._pending) >= self._max_pending and not self._open_flusher().make_room():
             return
-        self._append((name, value, step, time(), context))
+        self._append((name, value, step, time() if wall_time is None else float(wall_time), context))
 
-    def _log_mapping(self, values: Any, step: int | None, context: Mapping[str, Any] | None) -> None:
+    def _log_mapping(
+        self, values: Any, step: int | None, context: Mapping[str, Any] | None, wall_time: float | None
+    ) -> None:
         if not isinstance(values, Mapping):
             raise TypeError(f"log({values!r}): a value is missing; log a name and a value, or a dict of them")
         for name, value in values.items():
             if isinstance(value, Mapping):
                 inside = {f"{name_of(name)}/{name_of(key)}": held for key, held in value.items()}
-                self._log_mapping(inside, step, context)
+                self._log_mapping(inside, step, context, wall_time)
             elif value is not None:
-                self.log(name, value, step=step, context=context)
+                self.log(name, value, step=step, context=context, wall_time=wall_time)
 
-    def log_histogram(self, name: str, values: Any, step: int | None = None, bins: int = 64) -> None:
+    def log_histogram(self, name: str, values: Any, step: int | None = None, bins: int | Sequence[float] = 64) -> None:
         """Log the distribution of values, such as the weights of a layer; returns at once, as `log` does.
 
         Args:
             name: Name of the curve.
             values: Numbers in any shape: an array, a tensor, a list.
             step: Global step; None: as in `log`.
-            bins: How many bins.
+            bins: How many bins of equal width, or the borders between them, ascending; values beyond count nowhere.
 
         Raises:
             RunClosedError: The run is not open.

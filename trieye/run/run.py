@@ -1,6 +1,7 @@
 """Run: the object that user code holds."""
 
 import atexit
+import math
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -456,6 +457,26 @@ class Run(Recorder):
     def key_metrics(self) -> Mapping[str, float]:
         """Return the last value logged under each name, those for the progress bar only, the objective first."""
         return key_metrics(dict(self.latest()), self.config.loop.objective)
+
+    def supersede(self, step: int) -> None:
+        """Leave out what was logged at a step or after it, for a program that keeps its own state and goes on there.
+
+        `restore` does it by itself. MLflow, which cannot delete points, keeps those that come out differently now.
+
+        Args:
+            step: Global step from which the program goes on; 0: the very beginning.
+        """
+        self._opened().hub.ask(ActorLogic.supersede, step)
+
+    def last_step(self) -> int | None:
+        """Return the highest step at which a metric has its last point, over all attempts; None before the first."""
+        seen = self._opened().hub.ask(ActorLogic.summary)
+        return max((held["step"] for held in seen.values()), default=None)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a signal asked this process to leave the run."""
+        return self._on_signal.asked_at > -math.inf
 
     def wait_for_saves(self) -> None:
         """Return when everything that was saved is safe on disk.

@@ -8,16 +8,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trieye.config import MetricConfig
+from trieye.config import AggregationMethod, MetricConfig
 from trieye.config.names import is_text
 from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import Drops
 from trieye.stats.point import Point
-from trieye.stats.window_kinds import EmaWindows, QuantileWindows, RateWindows
+from trieye.stats.window_kinds import EachWindows, EmaWindows, QuantileWindows, RateWindows
 from trieye.stats.windows import Ints, MetricWindows
 
-KINDS: Mapping[str, type[MetricWindows]] = {"rate": RateWindows, "quantile": QuantileWindows, "ema": EmaWindows}
+KINDS: Mapping[str, type[MetricWindows]] = {
+    "rate": RateWindows,
+    "quantile": QuantileWindows,
+    "ema": EmaWindows,
+    "each": EachWindows,
+}
 """Windows of the aggregations that need more than those of the others."""
 
 logger = logging.getLogger(__name__)
@@ -35,7 +40,8 @@ class Aggregator:
 
     Args:
         metrics: The declared metrics.
-        undeclared: What to do with events that no metric reads; `auto` makes a metric: the mean at every step.
+        undeclared: What to do with events that no metric reads; `auto` makes a metric: the mean at every step; `each`
+            makes one of which each event is a point.
         started: Unix time in seconds at which journal time is zero.
         elapsed_before: Seconds of the run's life before this attempt.
         attempt_started: Unix time in seconds at which this attempt began; None: when journal time was zero.
@@ -51,7 +57,7 @@ class Aggregator:
         self,
         metrics: Iterable[MetricConfig],
         *,
-        undeclared: Literal["auto", "warn", "drop"] = "auto",
+        undeclared: Literal["auto", "each", "warn", "drop"] = "auto",
         started: float = 0.0,
         elapsed_before: float = 0.0,
         attempt_started: float | None = None,
@@ -138,12 +144,13 @@ class Aggregator:
         return []
 
     def _declare_undeclared(self, name: str) -> MetricWindows | None:
-        if self._undeclared != "auto" or len(self._undeclared_names) >= MAX_UNDECLARED_NAMES:
+        if self._undeclared not in {"auto", "each"} or len(self._undeclared_names) >= MAX_UNDECLARED_NAMES:
             return None
         if name in self._windows:  # a declared metric of that name reads other events: its curve is not to be mixed
             return None
         self._undeclared_names.append(name)
-        return self._declare(MetricConfig(name=name, aggregation="mean"))
+        aggregation: AggregationMethod = "each" if self._undeclared == "each" else "mean"
+        return self._declare(MetricConfig(name=name, aggregation=aggregation))
 
     def _finite(self, name: str, events: EventBatch) -> EventBatch:
         finite = np.isfinite(events.values)

@@ -18,6 +18,20 @@ from trieye.stats.point import Point
 from trieye.stats.windows import Accumulator, AttemptTimes, Floats, Ints, MetricWindows, merged
 
 
+class EachWindows(MetricWindows):
+    """No windows: each event is a point of its own, with its own step, in whatever order they come."""
+
+    def add(self, values: Floats, steps: Ints, times: Floats, xs: Ints | None, *, at: float) -> None:
+        """Take finite events in the order of their arrival; see `MetricWindows.add`."""
+        del at
+        self.num_events += len(values)
+        top = int(steps.max())
+        self.highest = top if self.highest is None else max(self.highest, top)
+        name, log_to = self.config.name, tuple(self.config.log_to)
+        rows = zip(values.tolist(), (steps if xs is None else xs).tolist(), times.tolist(), strict=True)
+        self._carried += [Point(name, value, step, time, log_to) for value, step, time in rows]
+
+
 class QuantileWindows(MetricWindows):
     """Windows whose points are an exact quantile of their values; they take 8 bytes for each event."""
 

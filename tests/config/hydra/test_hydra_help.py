@@ -116,7 +116,7 @@ def test_every_example_of_help_composes(project, helped):
 
 def test_help_explains_the_keys_of_a_metric(helped):
     text = helped("stats.metrics")
-    options = "latest, mean, sum, rate, min, max, std, count, quantile, ema"
+    options = "latest, mean, sum, rate, min, max, std, count, quantile, ema, each"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
     assert "metrics=[] logs every undeclared event as it comes, see stats.undeclared" in helped("metrics")
 

@@ -62,10 +62,14 @@ def params_of(files: Sequence[Path], first_bytes: int) -> tuple[dict[str, Any], 
                     held = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
                     params |= {name: _whole(getattr(one, one.WhichOneof("kind"))) for name, one in held.items()}
                 elif value.tag.startswith("hyperparameters") and value.tensor.string_val:
-                    text = value.tensor.string_val[0].decode(errors="replace")
-                    rows = [(key.strip(), shown.strip()) for key, shown in _CELL.findall(text)]
-                    params |= {key: shown for key, shown in rows if key != "param" and set(key) != {"-"}}
+                    params |= params_in_text(value.tensor.string_val[0].decode(errors="replace"))
     return params, began
+
+
+def params_in_text(text: str) -> dict[str, str]:
+    """Return the parameters in a Markdown table of two columns, as CleanRL writes it."""
+    rows = [(key.strip(), shown.strip()) for key, shown in _CELL.findall(text)]
+    return {key: shown for key, shown in rows if key != "param" and set(key) != {"-"}}
 
 
 def _events(path: Path, first_bytes: int | None, note: Callable[[Path, str], None]) -> Iterator[Any]:

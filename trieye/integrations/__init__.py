@@ -1,0 +1,1 @@
+"""Programs that were written for something else, with one line changed: their numbers become a run."""
