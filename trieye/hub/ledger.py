@@ -427,12 +427,15 @@ class Ledger:
             self._append_pass(Pass(force=True))
             ranges = self._history.superseded_ranges
             superseded = merged([*ranges, *self._history.indices_from(step)])
-            before = self._mark
+            before, stats = self._mark, self._fold.stats.to_state()
             self._mark = msgspec.structs.replace(before, decided=True, resumed=True)
             try:
-                self._save_snapshot(self._fold.state(self._settled.num_accepted), superseded=superseded)
+                self._fold.stats.go_back(step)
+                state = self._fold.state(self._settled.num_accepted)
+                self._save_snapshot(state, superseded=superseded, discontinuous=True)
             except BaseException:
                 self._mark = before
+                self._fold.stats.restore(stats)
                 raise
             self._history.set_superseded(superseded)
             return first_difference(ranges, superseded)

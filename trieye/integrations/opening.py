@@ -66,9 +66,17 @@ class AdoptedRun:
         _Ending.watch()
 
     @classmethod
-    def join(cls, name: str, *, app: str | None = None, **given: Any) -> "AdoptedRun":
-        """Open a run, or share the one of that name that this process has open; `leave` it as often."""
+    def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **given: Any) -> "AdoptedRun":
+        """Open a run, or share the one of that name that this process has open; `leave` it as often.
+
+        Args:
+            name: Name of the run.
+            app: Name of the app; None: see `app_of_program`.
+            root: Directory of all runs; None: as the environment says.
+            given: More of the config.
+        """
         app = app or app_of_program()
+        given = given if root is None else {**given, "root": root}
         config = _config(name, app, given)
         held = cls._open.get(config.persistence.get_run_base_dir()) or cls(name, app, given)
         held._users += 1  # noqa: SLF001 - its own
@@ -107,9 +115,10 @@ class AdoptedRun:
 
 
 def _config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
-    persistence = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
-    if root := os.environ.get(ROOT):
-        persistence["root_data_dir"] = root
+    persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
+    root = given.get("root", os.environ.get(ROOT))
+    if root:
+        persistence["root_data_dir"] = str(root)
     settings: dict[str, Any] = {
         "app_name": app,
         "run_name": name,
@@ -118,7 +127,7 @@ def _config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
         "stats": {"undeclared": "each", "own_metrics_seconds": 0.0},
         "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}, "config_params": False},
     }
-    return TrieyeConfig.model_validate({**settings, **given})
+    return TrieyeConfig.model_validate({**settings, **{key: held for key, held in given.items() if key != "root"}})
 
 
 class _Ending:

@@ -200,6 +200,13 @@ class Aggregator:
         """Return points of all windows, open ones too, up to a step (None: all)."""
         return self._noted([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
+    def go_back(self, step: int) -> None:
+        """Let events at a step or after it be in time again, after a `flush`."""
+        for windows in self._windows.values():
+            windows.go_back(step)
+        for seen in self.summary.values():
+            seen["step"] = min(seen["step"], step - 1)
+
     def _noted(self, points: list[Point], at: float) -> list[Point]:
         self._carries = False
         for point in points:

@@ -295,6 +295,11 @@ class MetricWindows:
             self._open[first] = merged(self._late, self._open[first])
             self._late = None
 
+    def go_back(self, step: int) -> None:
+        """Let events at a step or after it be in time again; no window may be open."""
+        self.watermark = None if self.watermark is None else min(self.watermark, step - 1)
+        self.highest = None if self.highest is None else min(self.highest, step - 1)
+
     def advance(self, *, at: float, step: int | None = None) -> list[Point]:
         """Raise the watermark, and return the points of the windows that close.
 

@@ -1,0 +1,345 @@
+"""`SummaryWriter` beside torch's own: the same calls, read back from event files, MLflow and the history."""
+
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter as TorchWriter
+
+import trieye
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations import opening
+from trieye.integrations.tensorboard import SummaryWriter
+
+CLEANRL = "|param|value|\n|-|-|\n|learning_rate|0.00025|\n|seed|1|"
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    for name in (opening.ROOT, opening.APP):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+def run_dir(name="first"):
+    return Path(".trieye_data/project/runs") / name
+
+
+def read(directory):
+    shown = EventAccumulator(str(directory), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    shown.Reload()
+    return shown
+
+
+def scalars(directory):
+    shown = read(directory)
+    return {tag: sorted((one.step, one.value) for one in shown.Scalars(tag)) for tag in shown.Tags()["scalars"]}
+
+
+def in_mlflow(name="first"):
+    with sqlite3.connect(".trieye_data/project/mlruns/mlflow.db") as store:
+        rows = store.execute(
+            "SELECT m.key, m.step, m.value FROM metrics m JOIN runs r USING (run_uuid) WHERE r.name = ?"
+            " ORDER BY m.key, m.step, m.value",
+            (name,),
+        )
+        return list(rows)
+
+
+def points(name="first"):
+    table = read_history(run_dir(name))
+    return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def both(calls):
+    """Make the same calls of both writers, and return what TensorBoard reads of each."""
+    for writer in (TorchWriter("theirs"), SummaryWriter("runs/first")):
+        with writer:
+            calls(writer)
+    return read("theirs"), read("runs/first")
+
+
+def test_scalars_are_those_of_torch(tmp_path):
+    def calls(writer):
+        for step in range(20):
+            writer.add_scalar("losses/policy", torch.tensor(step / 3.0, requires_grad=True), step)
+            writer.add_scalar("losses/policy", np.float32(step), step)
+        writer.add_scalar("charts/ünï code", np.array([2.5]), np.int64(7))
+        writer.add_scalar("charts/later first", 2, 30)
+        writer.add_scalar("charts/later first", 1, 10)
+        writer.add_scalar("no step", np.True_)
+        writer.add_scalar("half", torch.tensor([[0.5]], dtype=torch.bfloat16), 3.0)
+
+    both(calls)
+    assert scalars("runs/first") == scalars("theirs")
+    told = sorted((tag, step, value) for tag, held in scalars("theirs").items() for step, value in held)
+    for found in (in_mlflow(), sorted(points())):
+        assert [(tag, step, float(np.float32(value))) for tag, step, value in found] == told
+
+
+def test_wall_times_are_kept():
+    with SummaryWriter("runs/first") as writer:
+        writer.add_scalar("a", 1.0, 1, walltime=1_700_000_000.5)
+    assert read("runs/first").Scalars("a")[0].wall_time == 1_700_000_000.5
+    assert read_history(run_dir())["wall_time"].to_pylist() == [1_700_000_000.5]
+
+
+def test_many_scalars_get_a_name_each():
+    with SummaryWriter("runs/first") as writer:
+        writer.add_scalars("returns", {"train": 1.0, "eval": torch.tensor(2.0)}, 5)
+    assert scalars("runs/first") == {"returns/eval": [(5, 2.0)], "returns/train": [(5, 1.0)]}
+
+
+@pytest.mark.parametrize("bins", ["tensorflow", "auto", 10])
+def test_histograms_hold_what_torch_s_hold(bins):
+    values = torch.randn(5000)
+    theirs, ours = both(lambda writer: writer.add_histogram("weights", values, 3, bins=bins))
+    (wanted,) = theirs.Histograms("weights")
+    (found,) = ours.Tensors("weights")
+    rows = torch.tensor(
+        found.tensor_proto.float_val or np.frombuffer(found.tensor_proto.tensor_content, "<f8").tolist()
+    )
+    rows = rows.reshape(-1, 3)
+    assert found.step == wanted.step == 3
+    assert float(rows[:, 2].sum()) == wanted.histogram_value.num == 5000
+    theirs_at_zero = sum(
+        c
+        for limit, c in zip(wanted.histogram_value.bucket_limit, wanted.histogram_value.bucket, strict=True)
+        if limit <= 0
+    )
+    ours_at_zero = float(rows[rows[:, 1] <= 1e-9][:, 2].sum())
+    assert ours_at_zero == pytest.approx(theirs_at_zero, abs=5000 / 20)
+
+
+def pixels(shown, tag):
+    from io import BytesIO
+
+    from PIL import Image
+
+    (one,) = shown.Images(tag)
+    return one.step, np.asarray(Image.open(BytesIO(one.encoded_image_string)).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "kind"),
+    [
+        ((3, 8, 12), "CHW", "float"),
+        ((8, 12, 3), "HWC", "uint8"),
+        ((8, 12), "HW", "float"),
+        ((1, 8, 12), "CHW", "float"),
+    ],
+)
+def test_pictures_are_those_of_torch(shape, form, kind):
+    picture = torch.rand(shape) * 1.2 if kind == "float" else torch.randint(0, 255, shape, dtype=torch.uint8)
+    theirs, ours = both(lambda writer: writer.add_image("picture", picture, 4, dataformats=form))
+    (step, wanted), (at, found) = pixels(theirs, "picture"), pixels(ours, "picture")
+    assert step == at == 4
+    assert np.abs(wanted - found).max() <= 1
+
+
+def test_a_batch_of_pictures_is_one_picture_as_torch_s():
+    pictures = torch.rand(11, 3, 6, 5)
+    theirs, ours = both(lambda writer: writer.add_images("pictures", pictures, 4))
+    assert np.abs(pixels(theirs, "pictures")[1] - pixels(ours, "pictures")[1]).max() <= 1
+
+
+def test_figures_are_drawn_and_closed():
+    from matplotlib import pyplot as plt
+
+    def calls(writer):
+        one = plt.figure(figsize=(2, 1))
+        one.gca().plot([1, 2])
+        writer.add_figure("figure", one, 2)
+        writer.add_figure("figures", [plt.figure(figsize=(1, 1)), plt.figure(figsize=(1, 1))], 2)
+        assert plt.get_fignums() == []
+
+    theirs, ours = both(calls)
+    assert np.abs(pixels(theirs, "figure")[1] - pixels(ours, "figure")[1]).max() <= 1
+    assert pixels(theirs, "figures")[1].shape == pixels(ours, "figures")[1].shape
+
+
+def test_a_video_is_kept():
+    with SummaryWriter("runs/first") as writer:
+        writer.add_video("play", torch.randint(0, 255, (2, 5, 3, 8, 8), dtype=torch.uint8), 6, fps=10)
+    assert len(read("runs/first").Images("play")) == 1
+
+
+def test_texts_are_those_of_torch_and_a_table_of_parameters_is_one():
+    def calls(writer):
+        writer.add_text("hyperparameters", CLEANRL)
+        writer.add_text("note", "grüße " + "x" * 1_000_000, 5)
+
+    theirs, ours = both(calls)
+    for tag in ("hyperparameters/text_summary", "note/text_summary"):
+        (wanted,), (found,) = theirs.Tensors(tag), ours.Tensors(tag)
+        assert (wanted.step, wanted.tensor_proto.string_val) == (found.step, found.tensor_proto.string_val)
+    with sqlite3.connect(".trieye_data/project/mlruns/mlflow.db") as store:
+        params = dict(store.execute("SELECT key, value FROM params"))
+    assert params == {"learning_rate": "0.00025", "seed": "1"}
+
+
+def test_hyperparameters_become_those_of_the_run():
+    with SummaryWriter("runs/first") as writer:
+        writer.add_hparams({"lr": 0.1, "on": True}, {"hparam/accuracy": 0.9})
+    assert scalars("runs/first") == {"hparam/accuracy": [(0, pytest.approx(0.9))]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_only_tensorboard_shows_is_shown_and_said(capsys):
+    def calls(writer):
+        writer.add_graph(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        writer.add_pr_curve("pr", torch.tensor([0, 1, 1]), torch.tensor([0.1, 0.7, 0.8]), 0)
+        writer.add_embedding(torch.randn(3, 4), global_step=0)
+
+    theirs, ours = both(calls)
+    assert theirs.Tags()["graph"]
+    assert ours.Tags()["graph"]
+    assert "pr" in ours.Tags()["tensors"]
+    said = capsys.readouterr().err
+    for name in ("add_graph", "add_pr_curve", "add_embedding"):
+        assert said.count(f"{name} is shown by TensorBoard only") == 1
+
+
+def test_an_unknown_method_is_named_with_the_nearest_one():
+    with SummaryWriter("runs/first") as writer, pytest.raises(AttributeError, match="did you mean 'add_scalar'"):
+        writer.add_scaler("a", 1.0, 1)
+
+
+@pytest.mark.parametrize("value", ["text", None, torch.zeros(3), {"a": 1}])
+def test_what_is_no_number_is_refused(value):
+    with SummaryWriter("runs/first") as writer:
+        with pytest.raises((TypeError, ValueError)):
+            writer.add_scalar("a", value, 1)
+        with (
+            TorchWriter("theirs") as theirs,
+            pytest.raises((TypeError, ValueError, AssertionError, NotImplementedError)),
+        ):
+            theirs.add_scalar("a", value, 1)
+
+
+def test_what_is_not_finite_is_counted_and_costs_nothing_else():
+    with SummaryWriter("runs/first") as writer:
+        for step, value in enumerate([1.0, math.nan, math.inf, 2.0]):
+            writer.add_scalar("a", value, step)
+        writer.flush()
+    assert [(step, value) for name, step, value in points() if name == "a"] == [(0, 1.0), (3, 2.0)]
+    assert ("trieye/dropped/non_finite", 2.0) in {(name, value) for name, _, value in points()}
+
+
+def test_the_directory_of_the_run_is_where_the_original_writes():
+    with SummaryWriter("runs/first") as writer:
+        assert writer.log_dir == writer.get_logdir() == "runs/first"
+        writer.add_scalar("a", 1.0, 1)
+        Path("runs/first/model.pt").write_bytes(b"x")  # as CleanRL saves its models
+    assert Path("runs/first").is_symlink()
+    assert (run_dir() / "model.pt").exists()
+
+
+def test_a_directory_that_is_there_stays(capsys):
+    Path("runs/first").mkdir(parents=True)
+    with SummaryWriter("runs/first") as writer:
+        writer.add_scalar("a", 1.0, 1)
+    assert not Path("runs/first").is_symlink()
+    assert "runs/first is there already and stays as it is" in capsys.readouterr().err
+
+
+def test_names_never_leave_the_root():
+    for log_dir, name in (("../../etc/x y", "etc-x_y"), ("logs/a/b", "logs-a-b"), ("runs/a:b*c", "a_b_c")):
+        with SummaryWriter(log_dir) as writer:
+            assert writer.run.name == name
+            assert writer.run.dir.parent == run_dir().parent.resolve()
+
+
+def started_again():
+    """Let what comes next be another process."""
+    opening.AdoptedRun._seen.clear()
+
+
+def test_a_program_that_starts_again_shows_each_step_once():
+    for number in range(3):
+        started_again()
+        with SummaryWriter("runs/first") as writer:
+            writer.add_text("hyperparameters", CLEANRL)
+            for step in range(number, 100):  # another seed's first episode ends at another step
+                writer.add_scalar("a", float(step), step)
+    shown = [(step, float(step)) for step in range(2, 100)]
+    assert [(step, value) for _, step, value in points()] == shown
+    assert scalars("runs/first") == {"a": shown}
+    assert len(in_mlflow()) == 100, "equal points are shown once, and MLflow cannot delete those of before"
+    record = RunRecord.read(run_dir() / "run.json")
+    assert (record.attempt, record.status) == (3, "FINISHED")
+    assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 1
+
+
+@pytest.mark.parametrize("purge_step", [None, 60])
+def test_a_program_that_goes_on_keeps_what_was_before(purge_step):
+    with SummaryWriter("runs/first") as writer:
+        for step in range(100):
+            writer.add_scalar("a", 1.0, step)
+    started_again()
+    with SummaryWriter("runs/first", purge_step=purge_step) as writer:
+        for step in range(60, 120):
+            writer.add_scalar("a", 2.0, step)
+    assert [value for _, _, value in points()] == [1.0] * 60 + [2.0] * 60
+    assert [step for _, step, _ in points()] == list(range(120))
+
+
+def test_a_writer_that_is_opened_again_by_the_same_program_adds_to_it():
+    for _ in range(2):
+        with SummaryWriter("runs/first") as writer:
+            writer.add_scalar("a", 1.0, 5)
+    writer.add_scalar("a", 2.0, 1)
+    writer.close()
+    assert [(step, value) for _, step, value in points()] == [(5, 1.0), (5, 1.0), (1, 2.0)]
+
+
+def test_two_writers_share_a_run():
+    one, two = SummaryWriter("runs/first"), SummaryWriter("runs/first")
+    one.add_scalar("a", 1.0, 1)
+    one.close()
+    two.add_scalar("b", 1.0, 1)
+    two.close()
+    assert [name for name, *_ in points()] == ["a", "b"]
+    assert RunRecord.read(run_dir() / "run.json").attempt == 1
+
+
+def test_an_error_in_its_block_is_the_end_of_the_run():
+    with pytest.raises(ValueError, match="of the user"), SummaryWriter("runs/first") as writer:
+        writer.add_scalar("a", 1.0, 1)
+        raise ValueError("of the user")
+    assert RunRecord.read(run_dir() / "run.json").status == "FAILED"
+
+
+def test_the_environment_names_root_and_app(tmp_path, monkeypatch):
+    monkeypatch.setenv(opening.ROOT, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(opening.APP, "cartpole")
+    with SummaryWriter("runs/first") as writer:
+        writer.add_scalar("a", 1.0, 1)
+    assert (tmp_path / "elsewhere/cartpole/runs/first/run.json").exists()
+
+
+def test_superseded_points_stay_out_in_later_attempts(make_config):
+    with trieye.Run(make_config()) as run:
+        for step in range(10):
+            run.log("a", 1.0, step=step)
+    run = trieye.Run(make_config()).open()
+    run.supersede(4)
+    run.log("a", 2.0, step=4)
+    run.flush()
+    run.close("KILLED")
+    with trieye.Run(make_config()) as again:
+        assert again.last_step() == 4
+    table = read_history(run.dir)
+    assert [v for m, v in zip(table["metric"].to_pylist(), table["value"].to_pylist(), strict=True) if m == "a"] == [
+        1.0
+    ] * 4 + [2.0]
