@@ -91,7 +91,8 @@ def check(root: Path, kills: int) -> tuple[dict[str, Any], list[str]]:
     in_mlflow = Counter((name, step, round(value, 4)) for name, step, value, _ in stored)
     missing = history - in_mlflow
     if missing:
-        problems.append(f"{missing.total()} values are not in MLflow: {list(missing)[:3]}")
+        said = [line for line in (root / "log").read_text(errors="replace").splitlines() if "WARNING" in line]
+        problems.append(f"{missing.total()} values are not in MLflow: {list(missing)[:3]}; {said[-3:]}")
     if runs != 1 or max(Counter(stored).values()) > 1:
         problems.append(f"MLflow has {runs} runs, or a value twice")
     return {"values": history.total(), "in_mlflow": len(stored)}, problems

@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.waiting import LONG_S, wait_until
+from tests.wandb_files import read, values_of
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.run import media, table, video
@@ -19,8 +19,6 @@ from trieye.sinks.base import Flushable, Media, Tracker
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
 from trieye.testing import SinkContract, make_run
-
-BLOCK = 32768  # of LevelDB's log, which is wandb's format
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,41 +56,6 @@ def records_of(run):
     """Return what all attempts left; wandb's process writes the last of it a moment after the run is closed."""
     wait_until(lambda: any(record.HasField("exit") for record in read(files_of(run)[-1])))
     return [record for path in files_of(run) for record in read(path)]
-
-
-def read(path):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    return [Record.FromString(data) for data in blocks_of(path.read_bytes())]
-
-
-def blocks_of(data):
-    """Yield the records of a log in LevelDB's format."""
-    at, whole = 7, b""
-    while at + 7 <= len(data):
-        left = BLOCK - at % BLOCK
-        if left < 7:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        if at + 7 + length > len(data):  # it is being written
-            return
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # the whole record, or its last part
-            yield whole
-            whole = b""
-
-
-def values_of(items):
-    values = {}
-    for item in items:
-        *parents, name = item.nested_key or [item.key]
-        place = values
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = json.loads(item.value_json)
-    return values
 
 
 def rows_of(run):

@@ -1,0 +1,343 @@
+"""Programs written for wandb: what they log, and how a run begins, goes on and ends."""
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.waiting import wait_until
+from tests.wandb_files import read, values_of
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations import opening, wandb
+from trieye.stats.operations import Medium
+
+NAMES = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "WANDB_RUN_GROUP")
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (*NAMES, "WANDB_DISABLED", opening.ROOT, opening.APP):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    wandb.finish()
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+def run_dir(name, project="p"):
+    return Path(".trieye_data") / project / "runs" / name
+
+
+def points(name="one", project="p"):
+    table = read_history(run_dir(name, project))
+    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
+    return [row for row in rows if not row[0].startswith("trieye/")]
+
+
+def params():
+    with sqlite3.connect(".trieye_data/p/mlruns/mlflow.db") as store:
+        return dict(store.execute("SELECT key, value FROM params"))
+
+
+def media():
+    """Return the media of the run, which is open."""
+    own = wandb.run._held.run
+    own.flush()
+    items, _ = own._attempt.hub._logic.files.history.read(0, 1000)
+    return [item for item in items if isinstance(item, Medium)]
+
+
+def killed():
+    """Leave the run as a process does that is killed."""
+    wandb.run._held.run.close("KILLED")
+    wandb._current = None
+    opening.AdoptedRun._open.clear()
+    opening.AdoptedRun._seen.clear()
+
+
+def test_rows_have_steps_as_in_wandb():
+    with wandb.init(project="p", id="one") as run:
+        wandb.log({"a": 1.0})
+        wandb.log({"a": 2}, commit=False)
+        wandb.log({"b": True})
+        wandb.log({"a": np.float32(3.0), "c": {"d": {"e": torch.tensor(4.0)}}}, step=10)
+        wandb.log({"b": 5}, step=10)
+        wandb.log({"a": 6.0}, step=12)
+        assert run.step == 12
+    assert sorted(points()) == sorted(
+        [
+            ("a", 0, 1.0),
+            ("a", 1, 2.0),
+            ("b", 1, 1.0),
+            ("a", 10, 3.0),
+            ("c.d.e", 10, 4.0),
+            ("b", 10, 5.0),
+            ("a", 12, 6.0),
+        ]
+    )
+    assert dict(run.summary) == {"a": 6.0, "b": 5.0, "c.d.e": 4.0}
+
+
+def test_a_step_that_is_over_is_refused(capsys):
+    wandb.init(project="p", id="one")
+    wandb.log({"a": 1.0}, step=5)
+    wandb.log({"a": 2.0}, step=3)
+    wandb.finish()
+    assert points() == [("a", 5, 1.0)]
+    assert "step 5 is under way" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(None, []), (math.nan, []), (math.inf, []), ([], []), ([7.0], [7.0]), (np.array(8), [8.0]), (False, [0.0])],
+)
+def test_odd_values(value, kept):
+    with wandb.init(project="p", id="one"):
+        wandb.log({"ünï/code x": value, "b": 1})
+    assert [value for name, _, value in points() if name == "ünï/code x"] == kept
+    assert ("b", 0, 1.0) in points()
+
+
+def test_media_are_kept():
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    frame = {"columns": ["x", "y"], "data": [[1, "a"], [2, "b"]]}
+    table = wandb.Table(**frame)
+    table.add_data(3, np.float32(0.5))
+    with wandb.init(project="p", id="one"):
+        wandb.log(
+            {
+                "image": wandb.Image(np.random.default_rng(0).random((8, 9, 3)), caption="noise"),
+                "images": [wandb.Image(torch.zeros(3, 4, 5)), wandb.Image(np.zeros((4, 5), np.uint8))],
+                "histogram": wandb.Histogram(torch.randn(100)),
+                "counted": wandb.Histogram(np_histogram=np.histogram([1, 2, 2, 3], 3)),
+                "video": wandb.Video(np.zeros((4, 3, 8, 8), np.uint8), fps=4),
+                "table": table,
+                "text": "x" * 1_000_000,
+                "array": np.arange(10.0),
+                "figure": matplotlib.Figure(),
+                "page": wandb.Html("<b>hello</b>"),
+            }
+        )
+        found = media()
+    kinds = {item.name: type(item).__name__ for item in found}
+    assert kinds == {
+        "image": "LogImage",
+        "image/caption": "LogText",
+        "images/0": "LogImage",
+        "images/1": "LogImage",
+        "histogram": "LogHistogram",
+        "counted": "LogHistogram",
+        "video": "LogVideo",
+        "table": "LogTable",
+        "text": "LogText",
+        "array": "LogHistogram",
+        "figure": "LogImage",
+    }
+    counted = next(item for item in found if item.name == "counted")
+    assert counted.counts == [1.0, 2.0, 1.0]
+    (rows,) = [item.rows() for item in found if item.name == "table"]
+    assert rows == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
+
+
+def test_config_is_recorded_and_stays():
+    run = wandb.init(project="p", id="one", config={"lr": 0.1, "net": {"size": 3}})
+    run.config.batch = 32
+    run.config["seed"] = 1
+    assert (run.config.lr, run.config["batch"], wandb.config.net) == (0.1, 32, {"size": 3})
+    with pytest.raises(ConfigurationError, match="allow_val_change"):
+        run.config.lr = 0.2
+    with pytest.raises(AttributeError, match="did you mean 'batch'"):
+        run.config.bach  # noqa: B018
+    wandb.finish()
+    assert params() == {"lr": "0.1", "net.size": "3", "batch": "32", "seed": "1"}
+
+
+def test_metrics_have_axes_and_summaries_of_their_own():
+    with wandb.init(project="p", id="one") as run:
+        run.define_metric("env_step")
+        run.define_metric("train/*", step_metric="env_step", summary="max")
+        run.define_metric("loss", summary="min")
+        for number in range(3):
+            wandb.log({"env_step": 100 * number, "train/return": 3.0 - number, "loss": float(number)})
+        run.summary["note"] = "done"
+        run.summary.best = 7
+    assert [row for row in points() if row[0] == "train/return"] == [
+        ("train/return", 0, 3.0),
+        ("train/return", 100, 2.0),
+        ("train/return", 200, 1.0),
+    ]
+    told = json.loads((run_dir("one") / "wandb-summary.json").read_text())
+    assert told == {"env_step": 200.0, "train/return": 3.0, "loss": 0.0, "note": "done", "best": 7}
+
+
+def test_gradients_are_watched():
+    model = torch.nn.Linear(3, 2)
+    with wandb.init(project="p", id="one"):
+        wandb.watch(model, log="all", log_freq=2)
+        for _ in range(4):
+            model(torch.ones(1, 3)).sum().backward()
+            wandb.log({"loss": 1.0})
+        found = [(item.name, item.step) for item in media()]
+    assert sorted(found) == sorted(
+        (f"{kind}/{name}", step)
+        for kind in ("gradients", "parameters")
+        for name in ("weight", "bias")
+        for step in (0, 2)
+    )
+
+
+def test_files_are_kept():
+    Path("code").mkdir()
+    Path("code/a.py").write_text("1")
+    Path("model.pt").write_text("2")
+    artifact = wandb.Artifact("model", type="model")
+    artifact.add_file("model.pt")
+    artifact.add_dir("code")
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        artifact.add_file("nothing")
+    with wandb.init(project="p", id="one") as run:
+        run.log_artifact(artifact)
+        assert wandb.save("*.pt") == ["model.pt"]
+    names = {path.name for path in Path(".trieye_data/p/mlruns").rglob("*") if path.is_file()}
+    assert {"a.py", "model.pt"} <= names
+
+
+def log_some(first=0, count=5):
+    for number in range(first, first + count):
+        wandb.log({"a": float(number)})
+
+
+@pytest.mark.parametrize("resume", ["allow", "must"])
+def test_a_run_that_was_killed_goes_on(resume):
+    wandb.init(project="p", id="one", resume="allow")
+    log_some()
+    wandb.run._held.run.flush()
+    killed()
+    with wandb.init(project="p", id="one", resume=resume) as run:
+        assert (run.resumed, run.step) == (True, 5)
+        log_some(5)
+    assert points() == [("a", step, float(step)) for step in range(10)]
+    assert RunRecord.read(run_dir("one") / "run.json").attempt == 2
+
+
+def test_a_run_that_begins_anew_replaces_what_was_there():
+    for _ in range(2):
+        wandb.init(project="p", id="one")
+        log_some()
+        wandb.finish()
+        opening.AdoptedRun._seen.clear()
+    assert points() == [("a", step, float(step)) for step in range(5)]
+
+
+def test_a_run_that_must_be_there_or_must_not():
+    with pytest.raises(ConfigurationError, match="resume='must'"):
+        wandb.init(project="p", id="one", resume="must")
+    wandb.init(project="p", id="one", resume="never")
+    wandb.finish()
+    with pytest.raises(ConfigurationError, match="resume='never'"):
+        wandb.init(project="p", id="one", resume="never")
+
+
+@pytest.mark.parametrize("resume", ["auto", True])
+def test_a_run_without_an_id_goes_on_after_a_crash_and_not_after_its_end(resume):
+    first = wandb.init(project="p", resume=resume)
+    log_some()
+    wandb.run._held.run.flush()
+    killed()
+    second = wandb.init(project="p", resume=resume)
+    assert (second.id, second.resumed, second.step) == (first.id, True, 5)
+    second.finish()
+    third = wandb.init(project="p", resume=resume)
+    assert (third.id != first.id, third.resumed) == (True, False)
+
+
+def test_the_environment_says_what_arguments_do_not(monkeypatch):
+    for name, value in zip(NAMES, ("offline", "q", "called", "one", "allow", "there", "g"), strict=True):
+        monkeypatch.setenv(name, value)
+    with wandb.init() as run:
+        assert (run.project, run.name, run.id, run.group) == ("q", "called", "one", "g")
+        wandb.log({"a": 1})
+    record = RunRecord.read(Path("there/.trieye_data/q/runs/called-one/run.json"))
+    assert record.status == "FINISHED"
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_a_disabled_run_keeps_nothing(monkeypatch, by):
+    if by == "environment":
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    with wandb.init(project="p", config={"lr": 1}, mode="disabled" if by == "argument" else None) as run:
+        wandb.log({"a": 1.0})
+        wandb.save("*.txt")
+        run.summary["b"] = 1
+        assert run.config.lr == 1
+    assert not Path(".trieye_data").exists()
+
+
+def test_a_second_init_gives_the_same_run_unless_it_is_to_begin_anew():
+    one = wandb.init(project="p", id="one")
+    assert wandb.init(project="p", id="two") is one
+    two = wandb.init(project="p", id="two", reinit=True)
+    assert (wandb.run is two, two.id) == (True, "two")
+    assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
+
+
+def test_an_error_is_the_end_of_the_run():
+    with pytest.raises(ValueError, match="of the user"), wandb.init(project="p", id="one"):
+        raise ValueError("of the user")
+    assert RunRecord.read(run_dir("one") / "run.json").status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda: wandb.log({"a": 1}), r"wandb.log: call wandb.init\(\) first"),
+        (lambda: wandb.config, r"call wandb.init\(\) first"),
+        (lambda: wandb.init(projct="p"), "projct=...\\): there is no such argument; did you mean 'project'"),
+        (lambda: wandb.init(mode="of"), "did you mean 'offline'|it is one of online"),
+        (lambda: wandb.init(resume="yes"), "it is one of allow, must, never, auto"),
+    ],
+)
+def test_mistakes_are_named(do, said):
+    with pytest.raises(ConfigurationError, match=said):
+        do()
+
+
+def test_what_is_not_supported_says_what_is():
+    with pytest.raises(AttributeError, match=r"has no 'sweep'.*it has Artifact.*trieye results"):
+        wandb.sweep  # noqa: B018
+    assert wandb.run is None
+
+
+def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
+    """What the real library stores for the same calls, read back from its file."""
+    real = pytest.importorskip("wandb")
+
+    def calls(module):
+        with module.init(project="p", id="one", mode="offline", dir=".", config={"lr": 0.1}):
+            module.log({"a": 1.0, "nested": {"b": 2}})
+            module.log({"a": 2.0}, commit=False)
+            module.log({"c": np.float32(0.5)})
+            module.log({"a": torch.tensor(3.0)}, step=7)
+            module.log({"a": 4.0}, step=5)
+            module.log({"d": True}, step=9)
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    calls(real)
+    calls(wandb)
+    (path,) = Path("wandb").glob("offline-run-*/*.wandb")
+    wait_until(lambda: any(record.HasField("exit") for record in read(path)))
+    rows = [values_of(record.history.item) for record in read(path) if record.HasField("history")]
+    theirs = []
+    for row in rows:
+        nested = row.pop("nested", {})
+        row |= {f"nested.{name}": value for name, value in nested.items()}
+        theirs += [(name, row["_step"], float(value)) for name, value in row.items() if not name.startswith("_")]
+    assert sorted(points()) == sorted(theirs)
