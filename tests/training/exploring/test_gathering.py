@@ -1,6 +1,8 @@
 """mode=explore: rows of a checkpoint's policy as a file, which mode=train reads; the run stays as it is."""
 
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +72,8 @@ class Known(QPolicy):
         self.register_buffer("choice", torch.zeros((), dtype=torch.int64))
 
     def act(self, obs, state, ctx):
+        if acted := os.environ.get("ACTED"):
+            Path(acted).touch()
         return trieye.Act(self.choice.expand(len(obs)).clone())
 
 
@@ -95,16 +99,17 @@ def test_the_checkpoint_is_chosen(train_config, which, action):
 
 
 @pytest.mark.parametrize("explorers", [0, 2])
-def test_newer_weights_are_followed_while_another_process_trains(train_config, explorers):
+def test_newer_weights_are_followed_while_another_process_trains(train_config, explorers, tmp_path, monkeypatch):
     engine = {"engine": f"{__name__}:Knows"}
     config = train_config(agent=engine, loop={"steps": 20})
     trieye.train(config)
     run_dir = config.persistence.get_run_base_dir()
     weights = trieye.load_policy(run_dir).state_dict()
     assert weights["choice"] == 0
+    monkeypatch.setenv("ACTED", str(tmp_path / "acted"))
 
     def publish():
-        wait_until((run_dir / "explored_1.npz").exists)
+        wait_until((tmp_path / "acted").exists)
         CheckpointTransport(run_dir / "weights").publish(7, {**weights, "choice": torch.tensor(1)})
 
     thread = threading.Thread(target=publish)

@@ -1,0 +1,106 @@
+"""Episodes of gymnasium's environments in a run."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+import trieye
+from trieye.exceptions import ConfigurationError
+from trieye.history.history import read_history
+from trieye.integrations.gymnasium import LogEpisodes, LogVectorEpisodes, some_episodes
+from trieye.stats.operations import LogVideo
+
+
+def points(run, name):
+    table = read_history(run.dir)
+    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
+    return [(step, value) for metric, step, value in rows if metric == name]
+
+
+def test_episodes_are_those_that_gymnasium_counts(make_config):
+    with trieye.Run(make_config()) as run:
+        env = LogEpisodes(gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1")), run)
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        told = []
+        for step in range(1, 301):
+            *_, terminated, truncated, info = env.step(env.action_space.sample())
+            if terminated or truncated:
+                told.append((step, float(info["episode"]["r"])))
+                env.reset()
+    assert points(run, "episode/return") == told
+    assert points(run, "episode/length") == told
+    assert len(points(run, "episode/seconds")) == len(told) > 5
+
+
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode)[:2])
+def test_episodes_of_a_vector_are_those_that_gymnasium_counts(make_config, mode):
+    make = [lambda: gymnasium.make("CartPole-v1") for _ in range(3)]
+    envs = gymnasium.vector.SyncVectorEnv(make, autoreset_mode=mode)
+    with trieye.Run(make_config()) as run:
+        env = LogVectorEpisodes(gymnasium.wrappers.vector.RecordEpisodeStatistics(envs), run)
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        told = []
+        for _ in range(200):
+            *_, info = env.step(env.action_space.sample())
+            if "episode" in info:
+                told += info["episode"]["r"][info["_episode"]].tolist()
+    held = read_history(run.dir)
+    counts = [
+        count
+        for metric, count in zip(held["metric"].to_pylist(), held["count"].to_pylist(), strict=True)
+        if metric == "episode/return"
+    ]
+    assert sum(counts) == len(told) > 5
+    total = sum(value * count for (_, value), count in zip(points(run, "episode/return"), counts, strict=True))
+    assert total == pytest.approx(sum(told))
+
+
+class Square(gymnasium.Env):
+    """Draws a square that moves, without a library for it; an episode has ten steps."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        self._place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self._place += 1
+        return np.zeros(1, np.float32), 1.0, self._place == 10, False, {}
+
+    def render(self):
+        picture = np.zeros((16, 16, 3), np.uint8)
+        picture[self._place, self._place] = 255
+        return picture
+
+
+def test_videos_are_of_the_episodes_that_were_chosen(make_config):
+    with trieye.Run(make_config()) as run:
+        env = LogEpisodes(Square(), run, video=lambda number: number == 1)
+        for _ in range(3):
+            env.reset(seed=0)
+            over = False
+            while not over:
+                *_, terminated, truncated, _ = env.step(0)
+                over = terminated or truncated
+        run.flush()
+        items, _ = run._attempt.hub._logic.files.history.read(0, 100)
+    (video,) = [item for item in items if isinstance(item, LogVideo)]
+    assert video.name == "episode/video"
+    assert (video.step, video.num_frames, video.fps) == (20, 11, 10.0)
+
+
+def test_an_environment_that_renders_nothing_has_no_videos(make_config):
+    with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match="render_mode='rgb_array'"):
+        LogEpisodes(gymnasium.make("CartPole-v1"), run, video=some_episodes)
+
+
+def test_the_episodes_that_are_recorded_get_rarer():
+    assert [number for number in range(4000) if some_episodes(number)][:6] == [0, 1, 8, 27, 64, 125]
+    assert [number for number in range(900, 4000) if some_episodes(number)] == [1000, 2000, 3000]
+    assert np.all([some_episodes(number**3) for number in range(10)])
