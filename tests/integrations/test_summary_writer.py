@@ -73,7 +73,7 @@ def test_scalars_are_those_of_torch(tmp_path):
     def calls(writer):
         for step in range(20):
             writer.add_scalar("losses/policy", torch.tensor(step / 3.0, requires_grad=True), step)
-            writer.add_scalar("losses/policy", np.float32(step), step)
+            writer.add_scalar("losses/policy", np.float32(step + 100), step)
         writer.add_scalar("charts/ünï code", np.array([2.5]), np.int64(7))
         writer.add_scalar("charts/later first", 2, 30)
         writer.add_scalar("charts/later first", 1, 10)
