@@ -127,7 +127,10 @@ def _config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
         "stats": {"undeclared": "each", "own_metrics_seconds": 0.0},
         "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}, "config_params": False},
     }
-    return TrieyeConfig.model_validate({**settings, **{key: held for key, held in given.items() if key != "root"}})
+    for key, held in given.items():
+        if key != "root":
+            settings[key] = {**settings.get(key, {}), **held} if isinstance(held, Mapping) else held
+    return TrieyeConfig.model_validate(settings)
 
 
 class _Ending:

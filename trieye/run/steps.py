@@ -1,6 +1,6 @@
 """steps: the loop over the steps of a run that are left."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Protocol
 
 from trieye.exceptions import RunInterrupted
@@ -37,7 +37,7 @@ class Stepped(Protocol):
 
 def steps(
     run: Stepped, total: int | None, *, requeue_exit_code: int | None = None, counts: bool = True
-) -> Iterator[int]:
+) -> Generator[int]:
     """Yield the numbers of the steps that are left; see `Run.steps`.
 
     Args:

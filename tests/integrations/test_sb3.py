@@ -1,0 +1,390 @@
+"""Stable-baselines3's trainings as runs: they go on where they were, and log what its own loggers do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+import trieye
+from tests.waiting import wait_until
+from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations.sb3 import RunCallback, load_model, restore_or_new
+from trieye.integrations.sb3.replay_rows import MAX_SMALL_PARTS, ReplayRows
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.snapshot.generators import capture_all
+from trieye.stats.operations import LogVideo
+
+
+def small():
+    return {"policy_kwargs": {"net_arch": [16]}, "seed": 3, "device": "cpu"}
+
+
+def dqn(**given):
+    given = {"learning_starts": 100, "buffer_size": 700, "train_freq": 4, **small(), **given}
+    return DQN("MlpPolicy", "CartPole-v1", **given)
+
+
+def sac():
+    return SAC("MlpPolicy", "Pendulum-v1", learning_starts=100, buffer_size=700, batch_size=32, train_freq=8, **small())
+
+
+def ppo():
+    env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2))
+    return PPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=2, **small())
+
+
+class FallsOver(BaseCallback):
+    """Ends a training in the midst of a rollout."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.at = step
+
+    def _on_step(self):
+        if self.num_timesteps >= self.at:
+            raise ZeroDivisionError("it fell over")
+        return True
+
+
+@pytest.fixture
+def config(make_config):
+    stats = {"undeclared": "each"}
+    persistence = {"checkpoint_save_freq_steps": 200}
+    return lambda **given: make_config(**{"stats": stats, "persistence": persistence, **given})
+
+
+def points(run_dir):
+    table = read_history(run_dir)
+    return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def rows_of(model):
+    buffer = model.replay_buffer
+    first = buffer.buffer_size if buffer.full else buffer.pos
+    held = {name: value[:first] for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+    return (buffer.pos, buffer.full), held
+
+
+def normalizer_of(model):
+    normalizer = model.get_vec_normalize_env()
+    return [(one.mean.tolist(), one.var.tolist(), one.count) for one in (normalizer.obs_rms, normalizer.ret_rms)]
+
+
+def same(one, other):
+    return all(torch.equal(held, other[name]) for name, held in one.items())
+
+
+class Remembers(BaseCallback):
+    """Keeps what a model was when it was saved."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_start(self):
+        if self.run.saved_step == self.model.num_timesteps:
+            model = self.model
+            self.weights = {name: held.clone() for name, held in model.policy.state_dict().items()}
+            self.moments = (
+                [held["exp_avg"].clone() for held in model.policy.optimizer.state.values()]
+                if hasattr(model.policy, "optimizer")
+                else []
+            )
+            self.rng = capture_all()
+            self.counters = model.num_timesteps, model._n_updates, model._episode_num, len(model.ep_info_buffer)
+            if hasattr(model, "replay_buffer"):
+                place, held = rows_of(model)
+                self.rows = place, {name: array.copy() for name, array in held.items()}
+            else:
+                self.normalizer = normalizer_of(model)
+
+
+@pytest.mark.parametrize("make", [dqn, sac, ppo])
+def test_a_training_goes_on_with_all_that_it_had(config, make):
+    with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
+        remembered = Remembers(run)
+        make().learn(2000, callback=[RunCallback(run), remembered, FallsOver(950)])
+    with trieye.Run(config()) as run:
+        model = restore_or_new(make, run)
+        assert run.step == model.num_timesteps == remembered.counters[0] >= 640
+        assert same(remembered.weights, model.policy.state_dict())
+        if remembered.moments:
+            held = [state["exp_avg"] for state in model.policy.optimizer.state.values()]
+            assert all(torch.equal(*pair) for pair in zip(held, remembered.moments, strict=True))
+        assert repr(capture_all()) == repr(remembered.rng)
+        counters = model.num_timesteps, model._n_updates, model._episode_num, len(model.ep_info_buffer)
+        assert counters == remembered.counters
+        if make is ppo:
+            assert normalizer_of(model) == remembered.normalizer
+        else:
+            place, rows = rows_of(model)
+            assert place == remembered.rows[0]
+            assert all((rows[name] == held).all() for name, held in remembered.rows[1].items())
+        model.learn(2000, callback=RunCallback(run))
+        assert 2000 <= model.num_timesteps < 2000 + 128
+        assert run.step == run.saved_step == model.num_timesteps
+    counts = Counter((name, step) for name, step, _ in points(run.dir))
+    assert max(counts.values()) == 1
+    assert max(step for _, step in counts) > 1500
+
+
+def test_what_is_logged_is_what_the_logger_of_sb3_writes(config, tmp_path):
+    with trieye.Run(config()) as run:
+        model = ppo()
+        model.set_logger(configure(str(tmp_path / "own"), ["json"]))
+        model.learn(600, callback=RunCallback(run))
+        model.logger.close()
+    lines = [json.loads(line) for line in (tmp_path / "own/progress.json").read_text().splitlines()]
+    told = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
+    found = {(name, step): value for name, step, value in points(run.dir)}
+    missing = [key for key, value in told.items() if value is not None and key not in found]
+    assert len(told) > 50
+    assert not missing
+    assert all(found[key] == pytest.approx(value) for key, value in told.items() if value is not None)
+
+
+def evaluation(**given):
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
+    return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **given)
+
+
+def test_the_best_model_of_the_evaluations_is_that_of_the_run(config):
+    objective = {"objective": "eval/mean_reward"}
+    with trieye.Run(config(loop=objective)) as run:
+        evaluated = evaluation()
+        dqn(learning_rate=0.01).learn(1000, callback=RunCallback(run, evaluation=evaluated))
+        assert run.best() == evaluated.best_mean_reward
+    rewards = {step: value for name, step, value in points(run.dir) if name == "eval/mean_reward"}
+    best = trieye.load_checkpoint(run.dir, "best")
+    assert len(rewards) == 6
+    assert rewards[best.step] == evaluated.best_mean_reward == max(rewards.values())
+    model = load_model(dqn, run.dir)
+    assert model.num_timesteps == best.step
+    assert same(best.objects["model"]["parameters"]["policy"], model.policy.state_dict())
+    with trieye.Run(config(loop=objective)) as run:
+        again = evaluation()
+        dqn().learn(1001, callback=RunCallback(run, evaluation=again))
+        assert again.best_mean_reward == evaluated.best_mean_reward
+
+
+class Drawn(gymnasium.Env):
+    """An environment that draws where it is, for videos without a library that draws."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def __init__(self):
+        self.render_mode, self.at = "rgb_array", 0
+
+    def reset(self, **options):
+        super().reset(**options)
+        self.at = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.at += 1
+        return np.full(1, self.at / 12, np.float32), float(action), self.at == 12, False, {}
+
+    def render(self):
+        return np.full((16, 16, 3), self.at, np.uint8)
+
+
+def test_a_video_of_the_best_model(config):
+    with trieye.Run(config()) as run:
+        found = EvalCallback(DummyVecEnv([Drawn]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
+        model = DQN("MlpPolicy", DummyVecEnv([Drawn]), learning_starts=10, buffer_size=100, **small())
+        model.learn(100, callback=RunCallback(run, evaluation=found, video=True))
+        run.flush()
+        items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
+    (video,) = [item for item in items if isinstance(item, LogVideo)]  # of the first one, as it gets no better
+    assert (video.name, video.step, video.num_frames, video.fps) == ("eval/video", 52, 12, 10.0)
+
+
+def test_a_video_of_nothing_is_refused(config):
+    with trieye.Run(config()) as run, pytest.raises(ConfigurationError, match="there is no evaluation"):
+        RunCallback(run, video=True)
+
+
+def test_two_trainings_in_a_row_go_on_in_the_one_that_was_left(config):
+    def program(run, *others):
+        model = dqn()
+        callback = RunCallback(run)
+        model.learn(300, callback=callback)
+        between = model.num_timesteps
+        model.learn(300, callback=[callback, *others], reset_num_timesteps=False)
+        return between, model.num_timesteps
+
+    with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
+        program(run, FallsOver(500))
+    with trieye.Run(config()) as run:
+        assert program(run) == (300, 600)
+
+
+def test_a_training_from_zero_in_a_run_that_is_further_is_refused(config):
+    with trieye.Run(config()) as run:
+        model, callback = dqn(), RunCallback(run)
+        model.learn(120, callback=callback)
+        with pytest.raises(ConfigurationError, match="reset_num_timesteps=False"):
+            model.learn(120, callback=callback)
+
+
+def test_a_model_that_does_not_fit_is_refused_and_left_as_it_is(config):
+    with trieye.Run(config()) as run:
+        dqn().learn(250, callback=RunCallback(run))
+    for given in ({"buffer_size": 300}, {"policy_kwargs": {"net_arch": [8]}}):
+        with trieye.Run(config()) as run:
+            made = dqn(**given)
+            before = {name: held.clone() for name, held in made.policy.state_dict().items()}
+            with pytest.raises(CheckpointError, match="buffer_size" if "buffer_size" in given else "shape"):
+                restore_or_new(lambda made=made: made, run)
+            assert same(before, made.policy.state_dict())
+
+
+PROGRAM = """
+from stable_baselines3 import PPO
+from trieye.integrations.sb3 import RunCallback
+model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, seed=0, policy_kwargs={"net_arch": [16]})
+model.learn(10_000_000, callback=RunCallback("told", save_freq=1_000_000))
+"""
+
+
+def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "TRIEYE_APP": "app"}
+    words = [sys.executable, "program.py"]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        run_dir = tmp_path / ".trieye_data/app/runs/told"
+        try:
+            wait_until((run_dir / "journal.db").exists, pause_s=0.1)
+            wait_until(lambda: len(read_history(run_dir)) > 20, pause_s=0.1)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    record = RunRecord.read(run_dir / "run.json")
+    assert record is not None
+    assert record.status == "KILLED"
+    assert trieye.load_checkpoint(run_dir, "latest").step % 64 == 0
+
+
+# rows
+
+OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
+
+
+def plain(**given):
+    return ReplayBuffer(50, OBS, ACTIONS, n_envs=2, **given)
+
+
+def sparing():
+    return plain(optimize_memory_usage=True, handle_timeout_termination=False)
+
+
+def nstep():
+    return NStepReplayBuffer(50, OBS, ACTIONS, n_envs=2)
+
+
+def fill(buffer, rows, rng, obs=None):
+    for _ in range(rows):
+        values = rng.random((3, buffer.n_envs, 3), np.float32)
+        infos = [{"TimeLimit.truncated": bool(rng.random() < 0.1)} for _ in range(buffer.n_envs)]
+        dones = np.array([info["TimeLimit.truncated"] for info in infos])
+        buffer.add(values[0], values[1], rng.integers(4, size=buffer.n_envs), values[2, :, 0], dones, infos)
+
+
+def arrays(buffer):
+    return {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+
+
+@pytest.mark.parametrize("make", [plain, sparing, nstep])
+def test_only_new_rows_are_saved_and_all_of_them_come_back(make):
+    rng, buffer, known = np.random.default_rng(0), make(), {}
+    rows = ReplayRows(buffer)
+    for count in (3, 0, 9, 1, 40, 2, 60, 5):
+        fill(buffer, count, rng)
+        rows.total += count
+        saved = encode({"rows": rows}, known=known)
+        new = {name: part for name, part in saved.parts.items() if part is not None}
+        assert sum(len(part["rewards"]) for part in new.values()) == min(count, buffer.buffer_size)
+        known = {name: known.get(name) or part for name, part in saved.parts.items()}
+        other = make()
+        back = type(saved)(saved.tree, saved.arrays, saved.objects, saved.formats, known)
+        ReplayRows(other).load_state_dict(decode(back)["rows"])
+        assert (other.pos, other.full) == (buffer.pos, buffer.full)
+        last = (buffer.pos - 1) % buffer.buffer_size
+        for name, held in arrays(buffer).items():
+            found, expected = arrays(other)[name], held.copy()
+            if name == {"sparing": "dones", "nstep": "timeouts"}.get(make.__name__) and rows.total:
+                assert found[last].all() or (buffer.dones[last] == 1 - found[last]).all()
+                expected[last] = found[last]
+            assert (found == expected).all(), name
+
+
+def test_many_small_parts_become_few():
+    rng, buffer, known, written = np.random.default_rng(0), plain(), {}, 0
+    buffer = ReplayBuffer(4000, OBS, ACTIONS, n_envs=2)
+    rows = ReplayRows(buffer)
+    for _ in range(150):
+        fill(buffer, 10, rng)
+        rows.total += 10
+        saved = encode({"rows": rows}, known=known)
+        written += sum(len(part["rewards"]) for part in saved.parts.values() if part is not None)
+        known = {name: known.get(name) or part for name, part in saved.parts.items()}
+        assert len(known) <= MAX_SMALL_PARTS + 1
+
+
+def test_a_buffer_that_somebody_else_filled_is_saved_whole():
+    rng, buffer = np.random.default_rng(0), plain()
+    rows = ReplayRows(buffer)
+    fill(buffer, 7, rng)
+    saved = encode({"rows": rows})
+    assert [len(part["rewards"]) for part in saved.parts.values()] == [7]
+
+
+def test_hindsight_replay_goes_on():
+    space = BitFlippingEnv(4).observation_space
+    kinds = {"rows": DictReplayBuffer, "her": HerReplayBuffer}
+    envs = DummyVecEnv([lambda: BitFlippingEnv(4, continuous=False, max_steps=4)])
+    made = []
+    for _ in range(2):
+        buffer = kinds["her"](100, space, envs.action_space, envs)
+        made.append(buffer)
+    rng, rows = np.random.default_rng(0), ReplayRows(made[0])
+    obs = envs.reset()
+    for _ in range(130):
+        action = rng.integers(4, size=1)
+        new, reward, done, infos = envs.step(action)
+        made[0].add({key: held.copy() for key, held in obs.items()}, new, action, reward, done, infos)
+        obs, rows.total = new, rows.total + 1
+    other = ReplayRows(made[1])
+    saved = decode(encode({"rows": rows}))["rows"]
+    with pytest.warns(UserWarning, match="last trajectory"):
+        other.load_state_dict(saved)
+    with pytest.warns(UserWarning, match="last trajectory"):
+        made[0].truncate_last_trajectory()
+    for name, held in arrays(made[0]).items():
+        if held.dtype != object:
+            assert (arrays(made[1])[name] == held).all(), name
+    assert all((made[1].observations[key] == held).all() for key, held in made[0].observations.items())
+    assert len(made[1].sample(32).rewards) == 32

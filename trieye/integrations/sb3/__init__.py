@@ -1,0 +1,12 @@
+"""Stable-baselines3 and sb3-contrib: one callback makes a training durable, and the program goes on after a kill.
+
+from trieye.integrations.sb3 import RunCallback
+
+model = PPO("MlpPolicy", "CartPole-v1")
+model.learn(100_000, callback=RunCallback("cartpole"))
+"""
+
+from trieye.integrations.sb3.callback import RunCallback
+from trieye.integrations.sb3.model import load_model, restore_or_new
+
+__all__ = ["RunCallback", "load_model", "restore_or_new"]

@@ -1,0 +1,58 @@
+"""RunOutput: what the logger of stable-baselines3 records, as points of a run."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.logger import Figure, HParam, Image, KVWriter, Video
+
+from trieye.run.run import Run
+
+
+class RunOutput(KVWriter):
+    """Writes every value that is recorded, whatever other outputs leave out, over timesteps.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._last: dict[str, tuple[int, Any]] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Log values; one that is to be left out in `trieye` is left out, and one that was just told as well."""
+        for name, value in key_values.items():
+            if "trieye" in (key_excluded.get(name) or ()):
+                continue
+            if isinstance(value, str):
+                self._run.log_text(name, value, step)
+            elif isinstance(value, np.ScalarType):
+                if self._last.get(name) != (step, value):  # evaluations and rollouts record the same counters
+                    self._run.log(name, value, step=step)
+                self._last[name] = (step, value)
+            else:
+                self._write_medium(name, value, step)
+
+    def _write_medium(self, name: str, value: Any, step: int) -> None:
+        if isinstance(value, torch.Tensor | np.ndarray):
+            self._run.log_histogram(name, value, step)
+        elif isinstance(value, Figure):
+            self._run.log_figure(name, value.figure, step)
+        elif isinstance(value, Image):
+            self._run.log_image(name, _pixels(value), step)
+        elif isinstance(value, Video):
+            frames = value.frames.cpu().numpy()[0]  # of shape (1, frames, channels, height, width)
+            self._run.log_video(name, frames.transpose(0, 2, 3, 1), step, fps=value.fps)
+        elif isinstance(value, HParam):
+            self._run.log_params(value.hparam_dict)
+
+    def close(self) -> None:
+        """Do nothing: the run is closed by whoever opened it."""
+
+
+def _pixels(image: Image) -> Any:
+    """Return a picture as height, width and channels."""
+    held = image.image.cpu().numpy() if isinstance(image.image, torch.Tensor) else image.image
+    order = image.dataformats
+    return np.transpose(held, [order.index(axis) for axis in "HWC" if axis in order])
