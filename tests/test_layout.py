@@ -91,6 +91,14 @@ PRIVATE = {
     "_actor_id": "hub/test_detached.py",  # of Ray
     "_private": "hub/test_detached.py",
     "_global_node": "run/test_preemption.py",
+    "_current_ep_start": "integrations/test_sb3.py",  # of stable-baselines3, from here on
+    "_get_torch_save_params": "integrations/test_sb3.py",
+    "_last_obs": "integrations/test_sb3.py",
+    "_last_original_obs": "integrations/test_sb3.py",
+    "_num_timesteps_at_start": "integrations/test_sb3.py",
+    "_stats_window_size": "integrations/test_sb3.py",
+    "_total_timesteps": "integrations/test_sb3.py",
+    "_batches_that_stepped": "integrations/test_lightning.py",  # of Lightning
 }
 """Names that libraries promise nobody, each with a test that notices when one is gone."""
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from trieye.config import TrieyeConfig
 from trieye.config.names import MAX_NAME_BYTES, check_name
+from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.process.progress import say
 from trieye.run.run import Run
@@ -36,6 +37,16 @@ def safe_name(text: str) -> str:
 def app_of_program() -> str:
     """Return the app that the environment names, or else one named after the working directory."""
     return safe_name(os.environ.get(APP) or Path.cwd().name)
+
+
+def run_dir_of(name: str, *, app: str | None = None, root: Path | None = None) -> Path:
+    """Return the directory that `AdoptedRun.join` with the same arguments uses; nothing is made or opened.
+
+    Raises:
+        ConfigurationError: The name cannot be that of a run.
+    """
+    given = {} if root is None else {"root": root}
+    return _config(name, app or app_of_program(), given).persistence.get_run_base_dir()
 
 
 class AdoptedRun:
@@ -88,6 +99,16 @@ class AdoptedRun:
         if self._users <= 0:
             self.close(status)
 
+    @property
+    def last_step(self) -> int | None:
+        """The highest step that was logged over all attempts; None before the first."""
+        return max(self.run.last_steps().values(), default=None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is no more open."""
+        return self._open.get(self.run.dir) is not self
+
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; a second call does nothing."""
         if self._open.pop(self.run.dir, None) is not None:
@@ -105,7 +126,7 @@ class AdoptedRun:
         if self._decided and not exactly:
             return
         self._decided = True
-        last = self.run.last_step()
+        last = self.last_step
         if last is None or step > last:
             return
         begins_anew = not exactly and step * _EARLY <= last
@@ -115,6 +136,11 @@ class AdoptedRun:
 
 
 def _config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
+    try:
+        check_name("app_name", app)
+        check_name("run_name", name)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
     persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
     root = given.get("root", os.environ.get(ROOT))
     if root:

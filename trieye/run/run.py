@@ -468,10 +468,9 @@ class Run(Recorder):
         """
         self._opened().hub.ask(ActorLogic.supersede, step)
 
-    def last_step(self) -> int | None:
-        """Return the highest step at which a metric has its last point, over all attempts; None before the first."""
-        seen = self._opened().hub.ask(ActorLogic.summary)
-        return max((held["step"] for held in seen.values()), default=None)
+    def last_steps(self) -> dict[str, int]:
+        """Return the step of the last point of each metric, over all attempts."""
+        return {name: held["step"] for name, held in self._opened().hub.ask(ActorLogic.summary).items()}
 
     @property
     def was_interrupted(self) -> bool:

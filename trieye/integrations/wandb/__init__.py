@@ -107,7 +107,7 @@ def _begun(
     held = AdoptedRun.join(run_name, app=app, root=root, **given)
     goes_on = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None:
-        held.goes_on_at((held.run.last_step() or 0) + 1 if goes_on else 0, exactly=True)
+        held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
 
 

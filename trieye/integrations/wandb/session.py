@@ -37,7 +37,7 @@ class Run:
         self.group = self.job_type = self.notes = None
         self.tags: tuple[str, ...] = ()
         self.disabled, self._held = held is None, held
-        last = held.run.last_step() if held is not None and resumed else None
+        last = held.last_step if held is not None and resumed else None
         self.step = 0 if last is None else last + 1
         self.summary = Summary()
         self.config = Config(self._record_config)

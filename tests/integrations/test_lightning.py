@@ -1,0 +1,276 @@
+"""The logger for Lightning: what Lightning's documentation asks of a logger, and trainings that go on."""
+
+import pickle
+import sqlite3
+import subprocess
+import sys
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
+from torch.utils.data import DataLoader
+
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations import opening
+from trieye.integrations.lightning import ResumeRun, RunLogger
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of Lightning
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv(opening.APP, "app")
+    monkeypatch.delenv(opening.ROOT, raising=False)
+    yield
+    end_program()
+
+
+def end_program():
+    """Close what the end of a program closes, so that the next lines are those of its next start."""
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+class Line(LightningModule):
+    def __init__(self, rate=0.1, hidden=4):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.layer(batch).square().mean())
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", self.layer(batch).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.rate)
+
+
+class FallsOver(Callback):
+    """Ends a training after so many batches."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.at:
+            raise ZeroDivisionError("it fell over")
+
+
+def data():
+    return DataLoader(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), batch_size=4)
+
+
+def trainer(logger, *callbacks, epochs=3, **given):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
+    given = {"enable_checkpointing": bool(callbacks), **quiet, **given}
+    return Trainer(logger=logger, callbacks=list(callbacks), max_epochs=epochs, **given)
+
+
+def points(name="run"):
+    table = read_history(opening.run_dir_of(name))
+    return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def in_mlflow(what):
+    with sqlite3.connect(".trieye_data/app/mlruns/mlflow.db") as store:
+        return dict(store.execute(f"SELECT key, value FROM {what}"))  # noqa: S608 - a name of a table
+
+
+def told(name="run"):
+    return {(metric, step): value for metric, step, value in points(name)}
+
+
+def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tmp_path):
+    own = CSVLogger(tmp_path / "csv")
+    model = Line()
+    found = trainer([RunLogger("run"), own])
+    found.fit(model, data(), data())
+    found.test(model, data(), verbose=False)
+    end_program()
+    lines = (tmp_path / "csv/lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    columns = lines[0].split(",")
+    expected = {}
+    for line in lines[1:]:
+        row = dict(zip(columns, line.split(","), strict=True))
+        step = int(row.pop("step"))
+        expected |= {(name, step): float(value) for name, value in row.items() if value}
+    assert len(expected) > 60
+    assert told() == pytest.approx(expected)
+    record = RunRecord.read(opening.run_dir_of("run") / "run.json")
+    assert record is not None
+    assert (record.attempt, record.status) == (1, "FINISHED")
+
+
+@pytest.mark.parametrize("given", [{"a": 1, "b": {"c": [1, 2]}, "d": torch.nn.ReLU()}, Namespace(a=1)], ids=str)
+def test_parameters_of_any_kind_are_recorded(given):
+    logger = RunLogger("run")
+    logger.log_hyperparams(given)
+    logger.log_hyperparams(None)
+    end_program()
+    held = in_mlflow("params")
+    assert held["a"] == "1"
+    assert isinstance(given, Namespace) or (held["b.c"], held["d"]) == ("[1, 2]", "ReLU()")
+
+
+def test_the_hyperparameters_of_a_module_are_recorded():
+    trainer(RunLogger("run"), epochs=1).fit(Line(rate=0.25), data())
+    end_program()
+    held = in_mlflow("params")
+    assert (held["rate"], held["hidden"]) == ("0.25", "4")
+
+
+def test_names_and_directories():
+    logger = RunLogger("run")
+    assert (logger.name, logger.version) == ("run", "lightning")
+    assert Path(logger.log_dir) == Path(logger.save_dir) / logger.name / str(logger.version)
+    assert not Path(logger.save_dir).exists()
+    assert isinstance(logger, Logger)
+    trainer(logger, ModelCheckpoint(), epochs=1).fit(Line(), data())
+    assert [path.name for path in (opening.run_dir_of("run") / "lightning/checkpoints").iterdir()]
+    assert logger.experiment.dir == opening.run_dir_of("run")
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", ""])
+def test_a_name_that_is_none_is_refused_at_once(name):
+    with pytest.raises(ConfigurationError):
+        RunLogger(name)
+
+
+def test_a_prefix_comes_before_names():
+    logger = RunLogger("run", prefix="mine")
+    logger.log_metrics({"loss": torch.tensor(0.5)}, step=3)
+    logger.log_metrics({"loss": np.float32(0.25)})
+    end_program()
+    assert told() == {("mine/loss", 3): 0.25} or points() == [("mine/loss", 3, 0.5), ("mine/loss", 3, 0.25)]
+
+
+def test_a_logger_is_pickled_before_and_after_it_logged():
+    for logged in (False, True):
+        logger = RunLogger(f"run{logged}")
+        if logged:
+            logger.log_metrics({"a": 1.0}, 0)
+        again = pickle.loads(pickle.dumps(trainer(logger)))
+        again.logger.log_metrics({"a": 2.0}, 1)
+        logger.log_metrics({"a": 3.0}, 2)
+        end_program()
+        assert (("a", 1), 2.0) in told(f"run{logged}").items()
+        assert (("a", 2), 3.0) in told(f"run{logged}").items()
+
+
+def test_another_rank_than_the_first_one_opens_nothing(monkeypatch):
+    from lightning.pytorch.utilities import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    logger = RunLogger("run")
+    logger.log_metrics({"a": 1.0}, 0)
+    logger.log_hyperparams({"a": 1})
+    logger.log_image("a", [np.zeros((4, 4), np.uint8)])
+    logger.experiment.log_anything("at", all=True)
+    logger.finalize("success")
+    assert not opening.run_dir_of("run").exists()
+
+
+def test_pictures(tmp_path):
+    logger = RunLogger("run")
+    logger.log_image("one", [torch.rand(3, 8, 8)], step=2)
+    logger.log_image("two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=["left", "right"])
+    with pytest.raises(TypeError, match="list of pictures"):
+        logger.log_image("one", torch.rand(3, 8, 8))
+    with pytest.raises(ConfigurationError, match="2 images and 1 captions"):
+        logger.log_image("two", [torch.rand(3, 8, 8)] * 2, caption=["left"])
+    logger.experiment.flush()
+    items, _ = logger.experiment._attempt.hub._logic.files.history.read(0, 100)
+    assert [item.name for item in items if hasattr(item, "name")] == [
+        "one",
+        "two/0",
+        "two/0/caption",
+        "two/1",
+        "two/1/caption",
+    ]
+
+
+def test_the_best_checkpoint_is_noted():
+    logger, best = RunLogger("run", tags={"mine": "1"}), ModelCheckpoint(monitor="val/loss")
+    trainer(logger, best, epochs=2).fit(Line(), data(), data())
+    end_program()
+    held = in_mlflow("tags")
+    assert held["lightning/best_checkpoint"] == best.best_model_path
+    assert float(held["lightning/best_score"]) == pytest.approx(float(best.best_model_score), rel=1e-4)
+    assert held["mine"] == "1"
+
+
+@pytest.mark.parametrize("every", [{"every_n_train_steps": 7}, {"every_n_epochs": 1}], ids=str)
+def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
+    def program(*others, epochs=4):
+        kept = ModelCheckpoint(save_last=True, **every)
+        made = trainer(RunLogger("run"), ResumeRun(), kept, *others, epochs=epochs)
+        torch.manual_seed(0)
+        made.fit(Line(), data(), data(), ckpt_path="last")
+        end_program()
+
+    for at in (5, 18, 33):
+        with pytest.raises(ZeroDivisionError):
+            program(FallsOver(at))
+        end_program()
+    program()
+    counts = Counter((name, step) for name, step, _ in points() if name != "epoch")
+    assert max(counts.values()) == 1
+    assert {step for name, step in counts if name == "loss_step"} == set(range(40))
+    assert {step for name, step in counts if name == "val/loss"} == {9, 19, 29, 39}
+    assert {step for name, step in counts if name == "loss_epoch"} == {9, 19, 29, 39}
+    record = RunRecord.read(opening.run_dir_of("run") / "run.json")
+    assert record is not None
+    assert record.attempt == 4
+
+
+def test_a_program_without_the_callback_shows_each_step_once():
+    for at in (15, 21):
+        with pytest.raises(ZeroDivisionError):
+            trainer(RunLogger("run"), FallsOver(at)).fit(Line(), data())
+        end_program()
+    assert {step for name, step in told() if name == "loss_step"} == set(range(20))
+    assert max(Counter((name, step) for name, step, _ in points() if name != "epoch").values()) == 1
+
+
+def test_a_callback_without_its_logger_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="CSVLogger"):
+        trainer(CSVLogger(tmp_path), ResumeRun()).fit(Line(), data())
+
+
+DDP = """
+import torch, sys
+sys.path.insert(0, {tests!r})
+from lightning.pytorch import Trainer
+from tests.integrations.test_lightning import Line, data
+from trieye.integrations.lightning import RunLogger
+made = Trainer(logger=RunLogger("run"), accelerator="cpu", devices=2, strategy="ddp", max_epochs=1,
+    log_every_n_steps=1, enable_progress_bar=False, enable_checkpointing=False)
+made.fit(Line(), data())
+"""
+
+
+@pytest.mark.long
+def test_two_processes_log_each_value_once(tmp_path, request):
+    (tmp_path / "project/program.py").write_text(DDP.format(tests=str(request.config.rootpath)))
+    subprocess.run([sys.executable, "program.py"], check=True, timeout=120)
+    counts = Counter((name, step) for name, step, _ in points() if name != "epoch")
+    assert max(counts.values()) == 1
+    assert {step for name, step in counts if name == "loss_step"} == set(range(5))

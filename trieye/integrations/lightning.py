@@ -1,0 +1,215 @@
+"""Lightning: a logger that makes a training a run, and a callback that lets it go on with `fit(ckpt_path=...)`."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+from trieye.integrations.opening import AdoptedRun, run_dir_of
+from trieye.integrations.wandb.media import Image
+from trieye.run.run import Run
+
+try:
+    from lightning.fabric.loggers.logger import rank_zero_experiment
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.utilities import rank_zero_only
+except ModuleNotFoundError:  # the package has had two names
+    if not TYPE_CHECKING:
+        from pytorch_lightning import Callback, LightningModule, Trainer
+        from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
+        from pytorch_lightning.utilities import rank_zero_only
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class RunLogger(Logger):
+    """Logs to a run, which process 0 holds; it ends with the program, so that `fit` and `test` share it.
+
+    Lightning's own files, such as its checkpoints, are in `lightning/` in the directory of the run, at the same place
+    in every attempt: with `ModelCheckpoint(save_last=True)` and `ResumeRun()`, `fit(ckpt_path="last")` goes on.
+
+    Args:
+        name: Name of the run; another start with the same name goes on in the same run.
+        root: Directory of all runs; None: as the environment says, or `.trieye_data`.
+        app: Name of the app; None: as the environment says, or that of the working directory.
+        prefix: Comes before the names of metrics, with a `/`.
+        tags: Of the run.
+
+    Raises:
+        ConfigurationError: The name cannot be that of a run.
+    """
+
+    def __init__(
+        self,
+        name: str = "lightning",
+        *,
+        root: str | Path | None = None,
+        app: str | None = None,
+        prefix: str = "",
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._run_name, self._prefix, self._tags = name, prefix, dict(tags or {})
+        self._app, self._root = app, None if root is None else Path(root).absolute()
+        self._dir = run_dir_of(name, app=app, root=self._root)
+        self._adopted: AdoptedRun | None = None
+        self._told_at: tuple[int, frozenset[str]] = (-1, frozenset())
+        self.is_resumed_by_callback = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_adopted": None}  # another process opens the run again, if it is process 0
+
+    @property
+    def adopted(self) -> AdoptedRun:
+        """Return the run, opened now if it is not open; for process 0."""
+        if self._adopted is None or self._adopted.is_closed:
+            self._adopted = AdoptedRun.join(self._run_name, app=self._app, root=self._root)
+            if self._tags:
+                self._adopted.run.set_tags(self._tags)
+        return self._adopted
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Run:
+        """Return the `trieye.Run`; in processes other than the first one something that takes any call."""
+        return self.adopted.run
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run."""
+        return self._run_name
+
+    @property
+    def version(self) -> str:
+        """Return the name of the directory of Lightning's files, the same in every attempt."""
+        return "lightning"
+
+    @property
+    def save_dir(self) -> str:
+        """Return the directory of the runs of the app."""
+        return str(self._dir.parent)
+
+    @property
+    def root_dir(self) -> str:
+        """Return the directory of the run."""
+        return str(self._dir)
+
+    @property
+    def log_dir(self) -> str:
+        """Return the directory of Lightning's files."""
+        return str(self._dir / self.version)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log values at a step; None: the last one."""
+        adopted = self.adopted
+        run, before = adopted.run, f"{self._prefix}/" if self._prefix else ""
+        at = run.step if step is None else step
+        if not self.is_resumed_by_callback:
+            adopted.goes_on_at(at)
+        known_step, known = self._told_at
+        told = {f"{before}{name}": value for name, value in metrics.items()}
+        run.log({name: value for name, value in told.items() if at != known_step or name not in known}, step=at)
+        run.step = max(run.step, at)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any) -> None:
+        """Record parameters; what is no plain data is recorded as its text."""
+        del args, kwargs
+        held = vars(params) if isinstance(params, Namespace) else dict(params or {})
+        self.experiment.log_params(_plain(held))
+
+    @rank_zero_only
+    def log_image(
+        self, key: str, images: Sequence[Any], step: int | None = None, caption: Sequence[str] | None = None
+    ) -> None:
+        """Log pictures: arrays, tensors `[3, height, width]`, PIL images, figures or files, with a caption for each.
+
+        Raises:
+            TypeError: It is no list.
+            ConfigurationError: There are not as many captions as pictures.
+        """
+        if not isinstance(images, list | tuple):
+            raise TypeError(f"log_image({key!r}): images is a {type(images).__name__}; give a list of pictures")
+        if caption is not None and len(caption) != len(images):
+            raise ConfigurationError(f"log_image({key!r}): there are {len(images)} images and {len(caption)} captions")
+        run = self.adopted.run
+        for number, image in enumerate(images):
+            name = f"{key}/{number}" if len(images) > 1 else key
+            Image(image, caption=None if caption is None else caption[number]).log_to(
+                run, name, run.step if step is None else step
+            )
+
+    @rank_zero_only
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Note as tags of the run where Lightning's best and last checkpoints are, and how good the best one is."""
+        score = checkpoint_callback.best_model_score
+        told = {
+            "lightning/best_checkpoint": checkpoint_callback.best_model_path,
+            "lightning/last_checkpoint": getattr(checkpoint_callback, "last_model_path", ""),
+            "lightning/best_score": "" if score is None else f"{float(score):g}",
+        }
+        self.experiment.set_tags({name: str(value) for name, value in told.items() if value})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Do nothing: what is logged is on its way, and safe when the program is killed."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Bring what was logged to the hub; the run stays open for what the program does next."""
+        del status
+        if self._adopted is not None and not self._adopted.is_closed:
+            self._adopted.run.flush()
+
+    def goes_on_after(self, step: int) -> None:
+        """Leave out what was logged after a step, and what comes again at it; for process 0."""
+        adopted = self.adopted
+        adopted.goes_on_at(step + 1, exactly=True)
+        self._told_at = step, frozenset(name for name, last in adopted.run.last_steps().items() if last == step)
+
+
+class ResumeRun(Callback):
+    """Makes the run go on where `trainer.fit(ckpt_path=...)` goes on: what was logged after that is superseded.
+
+    Without a `ckpt_path`, or where there is no checkpoint yet, the training and so its curves begin anew.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take over from the loggers, which would guess it from the first step."""
+        del pl_module, stage
+        loggers = _run_loggers(trainer)
+        if not loggers:
+            kinds = [type(logger).__name__ for logger in trainer.loggers]
+            hint = did_you_mean("RunLogger", kinds)
+            raise ConfigurationError(f"ResumeRun: the trainer's loggers are {kinds}; give it a RunLogger{hint}")
+        for logger in loggers:
+            logger.is_resumed_by_callback = True
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the loggers where it goes on."""
+        del pl_module
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the step that Lightning logs with
+        for logger in _run_loggers(trainer):
+            if trainer.ckpt_path is not None:
+                logger.goes_on_after(step)
+            else:
+                logger.adopted.goes_on_at(step)
+
+
+def _run_loggers(trainer: Trainer) -> list[RunLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return value if isinstance(value, _PLAIN) else str(value)
