@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ T_975 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
 """Quantile of Student's t for so many seeds."""
 
 
-def train(algorithm: str, seed: int, timesteps: int, kills: int = 0) -> tuple[Path, list[str]]:
-    """Run a training to its end, killed so many times before; return its directory and what went wrong."""
+def train(algorithm: str, timesteps: int, job: tuple[int, int]) -> tuple[Path, list[str]]:
+    """Run a training of a seed to its end, killed so many times before; return its directory and what went wrong."""
+    seed, kills = job
     root = Path(tempfile.mkdtemp())
     words = [sys.executable, str(PROGRAM), algorithm, "--seed", str(seed), "--timesteps", str(timesteps)]
     with (root / "log").open("ab") as log:
@@ -132,7 +134,8 @@ def main() -> int:
         kills = [options.kills] * options.killed + [0] * options.seeds
         with ThreadPoolExecutor(2) as threads:
             jobs = zip(seeds, kills, strict=True)
-            done = list(threads.map(lambda job: train(algorithm, job[0], options.timesteps, job[1]), jobs))
+            run = partial(train, algorithm, options.timesteps)
+            done = list(threads.map(run, jobs))
         roots, own = [root for root, _ in done], [problem for _, said in done for problem in said]
         if not own:
             own = [problem for root in roots[: options.killed] for problem in check(root, options.kills)]

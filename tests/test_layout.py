@@ -35,7 +35,7 @@ DOORS = {
 HOMES = {
     "mlflow": {"sinks/mlflow/*"},
     "tensorboard": {"sinks/tensorboard/*"},
-    "wandb": {"sinks/wandb.py"},
+    "wandb": {"sinks/wandb.py", "integrations/wandb/offline.py"},
     "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "ray": {

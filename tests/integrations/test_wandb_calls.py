@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.waiting import wait_until
-from tests.wandb_files import read, values_of
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations import opening, wandb
+from trieye.integrations.wandb.offline import records_in, values_of
 from trieye.stats.operations import Medium
 
 NAMES = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "WANDB_RUN_GROUP")
@@ -333,8 +333,8 @@ def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
     calls(real)
     calls(wandb)
     (path,) = Path("wandb").glob("offline-run-*/*.wandb")
-    wait_until(lambda: any(record.HasField("exit") for record in read(path)))
-    rows = [values_of(record.history.item) for record in read(path) if record.HasField("history")]
+    wait_until(lambda: any(record.HasField("exit") for record in records_in(path)))
+    rows = [values_of(record.history.item) for record in records_in(path) if record.HasField("history")]
     theirs = []
     for row in rows:
         nested = row.pop("nested", {})

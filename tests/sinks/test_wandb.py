@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.waiting import LONG_S, wait_until
-from tests.wandb_files import read, values_of
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
+from trieye.integrations.wandb.offline import records_in, values_of
 from trieye.run import media, table, video
 from trieye.sinks.base import Flushable, Media, Tracker
 from trieye.sinks.wandb import WandbSink
@@ -54,8 +54,8 @@ def files_of(run):
 
 def records_of(run):
     """Return what all attempts left; wandb's process writes the last of it a moment after the run is closed."""
-    wait_until(lambda: any(record.HasField("exit") for record in read(files_of(run)[-1])))
-    return [record for path in files_of(run) for record in read(path)]
+    wait_until(lambda: any(record.HasField("exit") for record in records_in(files_of(run)[-1])))
+    return [record for path in files_of(run) for record in records_in(path)]
 
 
 def rows_of(run):
@@ -312,7 +312,9 @@ def test_what_was_flushed_survives_a_kill_of_the_hub(tmp_path):
     done = alone(KILLED, tmp_path)
     assert done.returncode == -9
     (path,) = files_of(make_run(tmp_path))
-    wait_until(lambda: sum(record.HasField("history") for record in read(path)) == 1000)  # it notices that it is alone
+    wait_until(
+        lambda: sum(record.HasField("history") for record in records_in(path)) == 1000
+    )  # it notices that it is alone
 
 
 NOBODY = """

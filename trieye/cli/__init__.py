@@ -32,6 +32,7 @@ COMMANDS = {
     "rebuild": "write the sinks of a run anew, from its history",
     "rm": "delete runs: directory, MLflow run and mirror together",
     "prune": "delete the old runs of an app, but for the best",
+    "import": "make runs of what TensorBoard, MLflow or wandb hold",
     "convert": "make checkpoints of those of trieye 0.1.5",
 }
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 1

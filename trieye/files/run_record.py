@@ -100,6 +100,8 @@ class RunRecord(BaseModel):
         forked_from: The checkpoint of another run that this run began from; None if it began at step 0.
         config_hash: Hash of what must not differ for a checkpoint to fit.
         group: The sweep that the run belongs to.
+        tags: Tags that were set.
+        params: Parameters that were recorded besides the config, as text.
         git_sha: Commit of the code.
         axis: What its steps count, `loop.axis`.
         summary: The metrics so far.
@@ -125,6 +127,7 @@ class RunRecord(BaseModel):
     config_hash: str | None = None
     group: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)
+    params: dict[str, str] = Field(default_factory=dict)
     git_sha: str | None = None
     axis: str = "step"
     summary: dict[str, MetricSummary] = Field(default_factory=dict)

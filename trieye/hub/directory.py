@@ -181,6 +181,11 @@ class HubFiles:
         with self._changed_record() as record:
             record.tags = {**record.tags, **redacted(tags)}
 
+    def set_params(self, params: Mapping[str, str]) -> None:
+        """Remember parameters that are not in the config."""
+        with self._changed_record() as record:
+            record.params = {**record.params, **params}
+
     @contextmanager
     def _changed_record(self) -> Iterator[RunRecord]:
         with self._record_lock:

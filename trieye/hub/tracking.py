@@ -100,7 +100,9 @@ class Tracking:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run."""
         self._check_open()
-        self._record(LogParams(_texts(params)))
+        texts = _texts(params)
+        self._files.set_params(texts)
+        self._record(LogParams(texts))
 
     @request()
     def set_tags(self, tags: Mapping[str, str]) -> None:

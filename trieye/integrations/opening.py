@@ -46,7 +46,7 @@ def run_dir_of(name: str, *, app: str | None = None, root: Path | None = None) -
         ConfigurationError: The name cannot be that of a run.
     """
     given = {} if root is None else {"root": root}
-    return _config(name, app or app_of_program(), given).persistence.get_run_base_dir()
+    return adopted_config(name, app or app_of_program(), given).persistence.get_run_base_dir()
 
 
 class AdoptedRun:
@@ -68,7 +68,7 @@ class AdoptedRun:
     _seen: ClassVar[set[Path]] = set()
 
     def __init__(self, name: str, app: str, given: Mapping[str, Any]) -> None:
-        self.run = Run(_config(name, app, given)).open()
+        self.run = Run(adopted_config(name, app, given)).open()
         self.is_new_attempt = self.run.dir not in self._seen and self.run.attempt > 1
         self._decided = not self.is_new_attempt
         self._users = 0
@@ -88,7 +88,7 @@ class AdoptedRun:
         """
         app = app or app_of_program()
         given = given if root is None else {**given, "root": root}
-        config = _config(name, app, given)
+        config = adopted_config(name, app, given)
         held = cls._open.get(config.persistence.get_run_base_dir()) or cls(name, app, given)
         held._users += 1  # noqa: SLF001 - its own
         return held
@@ -135,7 +135,17 @@ class AdoptedRun:
         say(f"run {self.run.name!r} goes on {where}: what it had logged from there to step {last} is superseded")
 
 
-def _config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
+def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
+    """Return the config of a run whose program has none.
+
+    Args:
+        name: Name of the run.
+        app: Name of the app.
+        given: More of the config, and `root`, the directory of all runs.
+
+    Raises:
+        ConfigurationError: A name cannot be one.
+    """
     try:
         check_name("app_name", app)
         check_name("run_name", name)

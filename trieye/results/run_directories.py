@@ -57,7 +57,7 @@ class RunDirectories:
         """
         try:
             record = RunRecord.read(directory / RUN_RECORD)
-            params = parameters(json_of(directory / CONFIGS))
+            config = json_of(directory / CONFIGS)
         except (SerializationError, OSError, ValueError) as error:
             self._problems.note(directory, f"left out: {error}")
             return None
@@ -67,6 +67,9 @@ class RunDirectories:
         if status == _UNSETTLED and not is_alive(directory):
             status = "KILLED"
         self._homes[str(directory)] = home
+        shows_config = config.get("sinks", {}).get("config_params", True)
+        params = parameters(config) if shows_config else {}
+        params |= {name: typed(text) for name, text in record.params.items()}
         return StoredRun(
             path=str(directory),
             name=record.run_name,
