@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent / "scripts"
-SCRIPTS = {
-    "dqn_tensorboard": ("from torch.utils.tensorboard import", "from trieye.integrations.tensorboard import"),
-    "ppo_tensorboard": ("from torch.utils.tensorboard import", "from trieye.integrations.tensorboard import"),
-    "sac_tensorboard": ("from torch.utils.tensorboard import", "from trieye.integrations.tensorboard import"),
+LINES = {
+    "tensorboard": ("from torch.utils.tensorboard import", "from trieye.integrations.tensorboard import"),
+    "wandb": ("import wandb\n", "import trieye.integrations.wandb as wandb\n"),
 }
-"""Files, and the line that changes."""
+"""The line that changes, by the logger."""
+
+SCRIPTS = [f"{algorithm}_{logger}" for logger in LINES for algorithm in ("dqn", "ppo", "sac")]
 
 DEADLINE_S = 300.0
 
@@ -102,15 +103,16 @@ def main() -> int:
     """Print one JSON line; the exit code says whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=3, help="of each program")
-    parser.add_argument("--only", choices=sorted(SCRIPTS), help="one of the programs")
+    parser.add_argument("--only", choices=SCRIPTS, help="one of the programs")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     problems: list[str] = []
-    for name, (before, after) in SCRIPTS.items():
+    for name in SCRIPTS:
         if options.only not in {None, name}:
             continue
         root = Path(tempfile.mkdtemp())
         try:
+            before, after = LINES[name.partition("_")[2]]
             text = (HERE / f"{name}.py").read_text()
             assert text.count(before) == 1, name
             (root / "program.py").write_text(text.replace(before, after))

@@ -376,6 +376,13 @@ class ActorLogic:
         """Return last, min, max and step of the points of each metric, over all attempts."""
         return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
 
+    @request("ingest", is_slow=True)
+    def last_steps(self) -> dict[str, int]:
+        """Return the step of the last point of each metric, of all that was accepted: open windows are closed first."""
+        self._check_open()
+        self._pass(step=None, force=True)
+        return {name: seen["step"] for name, seen in self.summary().items()}
+
     @request()
     def health(self) -> dict[str, Any]:
         """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""

@@ -469,8 +469,8 @@ class Run(Recorder):
         self._opened().hub.ask(ActorLogic.supersede, step)
 
     def last_steps(self) -> dict[str, int]:
-        """Return the step of the last point of each metric, over all attempts."""
-        return {name: held["step"] for name, held in self._opened().hub.ask(ActorLogic.summary).items()}
+        """Return the step of the last point of each metric, over all attempts; windows that are open end here."""
+        return self._opened().hub.ask(ActorLogic.last_steps)
 
     @property
     def was_interrupted(self) -> bool:

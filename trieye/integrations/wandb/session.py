@@ -43,6 +43,7 @@ class Run:
         self.config = Config(self._record_config)
         self.on_finish: Callable[[Run], None] = lambda _: None
         self._row: dict[str, Any] = {}
+        self._has_ignored = False
         self._xs: dict[str, float] = {}
         self._rules: list[tuple[str, str | None, str | None]] = []
         self._unhook: list[Callable[[], None]] = []
@@ -87,7 +88,9 @@ class Run:
         _ = self.run
         if step is not None:
             if int(step) < self.step:
-                say(f"wandb.log(step={step}): step {self.step} is under way, and what is over stays; it is ignored")
+                if not self._has_ignored:
+                    self._has_ignored = True
+                    say(f"wandb.log(step={step}): step {self.step} is under way; rows of steps before it are ignored")
                 return
             if int(step) > self.step:
                 self._write()
