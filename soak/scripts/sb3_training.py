@@ -9,8 +9,9 @@ import gymnasium
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
 
 from trieye.integrations.sb3 import RunCallback
 
@@ -67,7 +68,7 @@ class Digests(BaseCallback):
 
 
 def main() -> None:
-    """Learn, and write how many timesteps that took."""
+    """Learn, and write how many timesteps that took and how good the policy is."""
     parser = argparse.ArgumentParser()
     parser.add_argument("algorithm", choices=["dqn", "ppo"])
     parser.add_argument("--seed", type=int, default=0)
@@ -76,7 +77,12 @@ def main() -> None:
     model = make_model(options.algorithm, options.seed)
     callback = RunCallback(f"{options.algorithm}_{options.seed}", save_freq=1024)
     model.learn(options.timesteps, callback=[callback, Digests(callback)])
-    Path("final").write_text(json.dumps(model.num_timesteps))
+    env = make_env(1)
+    if options.algorithm == "ppo":
+        env = VecNormalize(env, training=False, norm_reward=False)
+        sync_envs_normalization(model.get_env(), env)
+    mean, _ = evaluate_policy(model, env, n_eval_episodes=30)
+    Path("final").write_text(json.dumps([model.num_timesteps, float(mean)]))
 
 
 if __name__ == "__main__":

@@ -188,5 +188,5 @@ def __getattr__(name: str) -> Any:
         return getattr(_running(name), name)
     raise AttributeError(
         f"trieye.integrations.wandb has no {name!r}{did_you_mean(name, __all__)}; it has {', '.join(sorted(__all__))}, "
-        "run, config and summary. Sweeps are `python train.py -m ...`, and `trieye results` reads runs (docs/adopting.md)"
+        "run, config and summary. Sweeps are `python train.py -m ...`, `trieye results` reads runs (docs/adopting.md)"
     )
