@@ -371,8 +371,8 @@ def test_hindsight_replay_goes_on():
         buffer = kinds["her"](100, space, envs.action_space, envs)
         made.append(buffer)
     rng, rows = np.random.default_rng(0), ReplayRows(made[0])
-    obs = envs.reset()
-    for _ in range(130):
+    obs, done = envs.reset(), [False]
+    while rows.total < 130 or done[0]:  # it ends in the middle of an episode
         action = rng.integers(4, size=1)
         new, reward, done, infos = envs.step(action)
         made[0].add({key: held.copy() for key, held in obs.items()}, new, action, reward, done, infos)

@@ -105,6 +105,27 @@ def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
     assert asked == [128 + signal.SIGXCPU]
 
 
+def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
+    def loop():
+        with stops:
+            yield
+
+    (stops, asked), (later, asked_later), seen = stopping(), stopping(), []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    steps = loop()
+    next(steps)
+    collector = threading.Thread(target=steps.close)
+    collector.start()
+    collector.join()
+    with later:
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert (asked, asked_later, seen) == ([], [143], ["before"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_programs_own_handler_of_sigusr1_is_left_alone():
     seen = []
     signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))

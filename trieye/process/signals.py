@@ -41,7 +41,8 @@ class StopSignals:
     """Turn the first signal into a request and the second into what it usually does.
 
     SIGUSR1 and SIGXCPU are left alone if the program has a handler of its own. Python delivers signals to the main
-    thread only; elsewhere this does nothing.
+    thread only; elsewhere this does nothing. Left in another thread, as by the garbage collection of a loop that an
+    error ended, it passes on what comes.
 
     Args:
         on_request: Called at the first signal with what the process should exit with; if it raises, the block ends.
@@ -50,12 +51,14 @@ class StopSignals:
 
     Attributes:
         exit_code: What the process should exit with; None before the first signal.
+        is_given_back: Whether signals do what they did before.
     """
 
     def __init__(
         self, on_request: Callable[[int], None], message: str, *, requeue_exit_code: int | None = None
     ) -> None:
         self.exit_code: int | None = None
+        self.is_given_back = False
         self._on_request = on_request
         self._message = message
         self._requeue_exit_code = requeue_exit_code
@@ -76,7 +79,9 @@ class StopSignals:
         self._give_back()
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        del frame
+        if self.is_given_back:
+            self._pass_on(number, frame)
+            return
         if number == signal.SIGXCPU:
             self._ignore_from_now_on(signal.SIGXCPU)
         if number != signal.SIGINT and _is_same(self._asked_at):
@@ -94,12 +99,21 @@ class StopSignals:
         self._before.pop(number, None)
         signal.signal(number, signal.SIG_IGN)
 
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        handler = self._before[signal.Signals(number)]
+        self._give_back()
+        if number not in self._before:
+            signal.raise_signal(number)
+        elif callable(handler):  # a later handler has called this one
+            handler(number, frame)
+
     def _give_back(self) -> None:
-        before, self._before = self._before, {}
-        for outer in _outer_ones(before):
+        for outer in _outer_ones(self._before):
             outer.asked_at = max(outer.asked_at, self._asked_at)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        self.is_given_back = True
+        if threading.current_thread() is threading.main_thread():
+            for number in [number for number in self._before if signal.getsignal(number) == self._request]:
+                signal.signal(number, self._before.pop(number))
 
 
 class LeaveOnSignal:
