@@ -8,10 +8,11 @@ from ray.tune.utils.util import validate_save_restore
 
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
-from tests.tune.walks import Agreeing, Raising, Walk, curve_in
+from tests.tune.walks import Agreeing, Raising, Unlucky, Walk, curve_in
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import OUTPUT
+from trieye.sweeps.status import status_of
 from trieye.tune.trainable import StudyPlace, as_trainable
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
@@ -148,22 +149,25 @@ def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_c
     assert len(curve_in(run_dir_of(config, 1))) == 5
 
 
-def test_a_checkpoint_that_is_damaged_is_refused(walks_config, place, tmp_path):
-    config = walks_config("damaged")
-    made = as_trainable(Walk, config, place)({})
-    made.train()
-    saved = made.save(str(tmp_path / "saved"))
-    made.stop()
-    (directory,) = (tmp_path / "saved").glob("checkpoint_step_*")
-    manifest = directory / "MANIFEST.json"
-    content = manifest.read_text().replace('"step": 5', '"step": 6')
-    manifest.unlink()
-    manifest.write_text(content[: len(content) // 2])
-    again = as_trainable(Walk, config, place)({})
-    with pytest.raises(CheckpointError):
-        again.restore(saved)
-    assert again.training_iteration == 0
-    again.stop()
+def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_table_says_so(
+    walks_config, place, monkeypatch, capsys
+):
+    monkeypatch.chdir(place.working_dir)
+    config = walks_config("unlucky", tune={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2,3,4"}})
+    config = config.model_copy(update={"tune": config.tune.model_copy(update={"num_trials": 1})})
+    assert trieye.run_experiment(Unlucky, config).objective == 160.0
+    study = place.working_dir / "multirun/unlucky"
+    jobs = {job.index: job for job in status_of(study)}
+    assert [jobs[index].how for index in range(4)] == ["completed"] * 4
+    assert [jobs[index].record.deaths for index in range(4)] == [0, 1, 1, 2]
+    for index, pace in enumerate([1.0, 2.0, 3.0, 4.0]):
+        assert curve_in(run_dir_of(config, index)) == [(step, 2 * pace * step) for step in range(1, 21)]
+        assert [value for _, value in curve_in(run_dir_of(config, index), "eval/return")] == [
+            2 * pace * step for step in (5, 10, 15, 20)
+        ]
+    printed = capsys.readouterr().err
+    for reason in ("job 1 pace=2: RuntimeError: bad luck", "job 2 pace=3: its process died", "checkpoint_step_10"):
+        assert reason in printed
 
 
 def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place):

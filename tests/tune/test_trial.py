@@ -147,7 +147,7 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_begins_where_it_was_sav
     again.close()
 
 
-def test_a_damaged_state_is_refused_and_the_run_keeps_its_own(walks_config, tmp_path):
+def test_in_place_of_a_damaged_state_a_trial_goes_on_from_its_own_and_its_result_says_so(walks_config, tmp_path):
     trial = Trial(Walk, walks_config())
     trial.iterate()
     trial.save(tmp_path / "saved")
@@ -159,14 +159,33 @@ def test_a_damaged_state_is_refused_and_the_run_keeps_its_own(walks_config, tmp_
     largest.unlink()  # it may be a further name of the run's own
     largest.write_bytes(content)
     again = Trial(Walk, walks_config())
-    with pytest.raises(CheckpointError):
-        again.restore(tmp_path / "saved")
-    assert again.evaluations == 0
-    assert status(again) == "FAILED"
-    assert again.iterate()["step"] == 10, "its own checkpoint is whole"
+    again.restore(tmp_path / "saved")
+    assert again.evaluations == 1
+    told = again.iterate()
+    assert (told["step"], largest.name in told["damage"]) == (10, True)
+    assert "damage" not in again.iterate()
     again.close()
+    assert curve(again) == [(step, 2.0 * step) for step in range(1, 16)]
     with pytest.raises(CheckpointError, match="holds no checkpoint of a trial"):
         again.restore(tmp_path)
+    other = Trial(Walk, walks_config("other"))
+    with pytest.raises(CheckpointError, match=largest.name):
+        other.restore(tmp_path / "saved")  # it has nothing of its own: it never begins anew in silence
+    assert (other.evaluations, status(other)) == (0, "FAILED")
+
+
+def test_a_state_of_another_shape_is_refused(walks_config, tmp_path):
+    class Other(Walk):
+        def load_checkpoint(self, checkpoint):
+            raise KeyError("it is of another kind")
+
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    trial.save(tmp_path / "saved")
+    trial.close()
+    again = Trial(Other, walks_config())
+    with pytest.raises(CheckpointError, match="does not fit Other"):
+        again.restore(tmp_path / "saved")
 
 
 def test_no_identity_is_taken_over(walks_config, tmp_path):

@@ -73,16 +73,32 @@ class Raising(Walk):
         return super().step()
 
 
-class Killed(Walk):
-    """The same; the process of one trial is killed once."""
+class Unlucky(Walk):
+    """The same; what befalls a trial, once, depends on its pace: 2 it raises, 3 its process is killed, 4 that too, and
+    the checkpoint that it goes on from is damaged.
+    """
 
     def step(self):
-        values = super().step()
-        mark = Path(self.run.config.persistence.root_data_dir) / "killed"
-        if len(self.path) == 7 and self.run.name.endswith("_1") and not mark.exists():
+        values, pace = super().step(), self.config.walk.pace
+        mark = Path(self.run.config.persistence.root_data_dir) / f"befell-{pace:g}"
+        if len(self.path) == 12 and pace > 1 and not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), 9)
+            if pace == 4:
+                for kept in Path("multirun").glob(f"*/tune/*_0000{self.run.name[-1]}/*/checkpoint_step_10"):
+                    damage(kept)
+            if pace > 2:
+                os.kill(os.getpid(), 9)
+            raise RuntimeError("bad luck")
         return values
+
+
+def damage(checkpoint):
+    """Flip a bit of the largest file of a checkpoint, under all of its names."""
+    largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    with largest.open("r+b") as file:
+        file.write(content)
 
 
 def curve_in(run_dir, metric="position"):

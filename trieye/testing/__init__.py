@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trieye.testing.experiment_contract import ExperimentContract
 from trieye.testing.sink_contract import SinkContract
 from trieye.testing.sinks import FlakySink, MemorySink, make_run
 from trieye.testing.sources import MemorySource
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ExperimentContract",
     "FlakySink",
     "MemorySink",
     "MemorySource",

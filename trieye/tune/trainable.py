@@ -130,8 +130,8 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become another trial."""
-        made, values = self._config_of(new_config)
         self._own_name = uuid.uuid4().hex[:8]
+        made, values = self._config_of(new_config)
         self._trial.reset(made, values)
         self._last_result = None
         self._settle()

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trieye.checkpoints.store import CheckpointStore
+from trieye.checkpoints.store import CheckpointStore, check
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, noted
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.loop import Loop
 from trieye.files.atomic import link_or_copy
 from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
+from trieye.process.progress import say
 from trieye.run.run import Run
 from trieye.snapshot.generators import seed_all
 
 HYPERPARAMETERS = "tune/"
 """What the metrics of a trial begin with that say with which values it trains now."""
+
+DAMAGE = "damage"
+"""Key of a result: which checkpoint was damaged, so that the trial went on from what its run had saved."""
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Trial:
         self._spare: Experiment[Any] | None = None
         self._result: dict[str, Any] = {}
         self._step: int | None = None
+        self._damage: str | None = None
 
     @property
     def evaluations(self) -> int:
@@ -72,7 +77,8 @@ class Trial:
 
         Returns:
             What the evaluation found; `training_iteration`, the number of evaluations; `step`, `env_steps`, `updates`;
-            `time_train_s`; `best_objective`; `done`, whether a limit is reached, and `stop_reason`, which.
+            `time_train_s`; `best_objective`; `done`, whether a limit is reached, and `stop_reason`, which; `damage`, if
+            a checkpoint was damaged since the last one.
         """
         if self._result.get("done"):
             return self._result
@@ -109,7 +115,9 @@ class Trial:
         if (objective := told.get(limits.objective, best)) is not None:
             worst = -math.inf if limits.mode == "max" else math.inf  # than anything that a scheduler compares it with
             told[limits.objective] = objective if math.isfinite(objective) else worst
+        damage, self._damage = self._damage, None
         return told | {
+            **({} if damage is None else {DAMAGE: damage}),
             "training_iteration": at.evaluations,
             "step": begun.run.step,
             "env_steps": at.env_steps,
@@ -139,17 +147,35 @@ class Trial:
     def restore(self, directory: Path) -> None:
         """Go on from what `save` put into a directory, this trial's or another's; all of it, or an error.
 
+        In place of one that is damaged, the trial goes on from what its own run has saved, and its next result says so.
+
         Raises:
-            CheckpointError: There is none, it is damaged, or does not fit.
+            CheckpointError: There is none, it does not fit, or it is damaged and the run has saved nothing.
         """
         found = sorted(directory.glob(f"{CHECKPOINT_PREFIX}*"))
         if not found:
             raise CheckpointError(f"{directory} holds no checkpoint of a trial, {CHECKPOINT_PREFIX}<step>")
         self._leave()
-        begun = self._begun(found[0])
+        try:
+            begun = self._begun(found[0])
+        except CheckpointError:
+            self._damage = self._damage_of(found[0])
+            if self._damage is None:
+                raise
+            say(f"run {self._config.run_name!r} goes on from what it has saved itself: {self._damage}")
+            begun = self._begun()
         at = begun.loop.progress
         self._result = {"training_iteration": at.evaluations, "time_train_s": at.time_s}
         self._step = begun.run.step
+
+    def _damage_of(self, checkpoint: Path) -> str | None:
+        """Return what is damaged of a checkpoint; None if nothing is, or if the run has none in its place."""
+        try:
+            check(checkpoint)
+        except CheckpointError as error:
+            own = CheckpointStore(RunFiles(self._config.trieye.persistence).checkpoint_dir, read_only=True)
+            return str(error) if own.entries() else None
+        return None
 
     def reset(self, config: TrieyeConfig, values: Mapping[str, Any]) -> None:
         """Leave this trial, and become another one in the same process.

@@ -16,6 +16,7 @@ from trieye.files.atomic import relink
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ToldError
 from trieye.sweeps.progress import Progress
 from trieye.tune.trainable import INDEX, index_of, run_name_of
+from trieye.tune.trial import DAMAGE
 
 _WRITE_EVERY_S = 1.0
 _LONGEST = 300
@@ -65,7 +66,10 @@ class Watch:
             record.objective = value if best is None else (max if mode == "max" else min)(value, best)
             self._look_at_target(value)
         record.heartbeat = time.time()
-        if time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
+        if DAMAGE in result:
+            self._fell_back(record, result[DAMAGE])
+            self.progress.began(self._job(record))  # it has gone on already
+        elif time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
             self._write(record)
 
     def _look_at_target(self, value: float) -> None:
@@ -75,11 +79,14 @@ class Watch:
 
     def recovered(self, trial: Any) -> None:
         """Take note that a trial failed, or its process died, and that it goes on."""
-        record, reason = self._record_of(trial), _reason(trial)
+        record = self._record_of(trial)
+        self._fell_back(record, _reason(trial))
+        self._running.discard(record.index)
+
+    def _fell_back(self, record: JobRecord, reason: str) -> None:
         record.deaths += 1
         record.error = redacted_text(reason)
         self._write(record)
-        self._running.discard(record.index)
         self.progress.again(self._job(record), reason)
 
     def ended(self, trial: Any) -> None:
@@ -198,5 +205,6 @@ def _reason(trial: Any) -> str:
     path = None if trial.error_file is None else Path(trial.error_file)  # which is in the storage of Tune only later
     text = path.read_text("utf-8", "replace") if path is not None and path.exists() else str(trial.get_error() or "")
     lines = [line.strip() for line in text.rpartition("Failure # ")[2].splitlines() if line.strip()]
-    died = [line for line in lines if "The actor died" in line or "The actor is unavailable" in line]
-    return (died or lines or ["it failed"])[-1][:_LONGEST]
+    if any("The actor died" in line or "The actor is unavailable" in line for line in lines):
+        return "its process died: it was killed, or there was no memory left"
+    return (lines or ["it failed"])[-1][:_LONGEST]

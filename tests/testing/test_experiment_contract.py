@@ -1,0 +1,65 @@
+import pytest
+
+from tests.training.algorithms import DQN, TrainConfig
+from tests.tune.walks import Agreeing, Walk, WalksConfig
+from trieye.testing import ExperimentContract
+
+
+class TestWalk(ExperimentContract):
+    experiment_class = Walk
+    OTHER = {"walk.pace": 3.0, "walk.legs": 1}
+
+    def make_config(self):
+        return WalksConfig(loop={"steps": 20, "evaluate_every_steps": 5})
+
+
+class TestAgreeing(TestWalk):
+    experiment_class = Agreeing
+
+
+class TestEngine(ExperimentContract):
+    experiment_class = DQN
+    OTHER = {"agent.lr": 1e-2, "agent.batch_size": 16}
+
+    def make_config(self):
+        return TrainConfig(
+            agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+            env={"id": "CartPole-v1", "eval_episodes": 1},
+            loop={"axis": "env_steps", "steps": 240, "evaluate_every_steps": 60},
+        )
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.filterwarnings("ignore")
+class TestAgreeingUnderTune(TestAgreeing):
+    UNDER_TUNE = True
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.filterwarnings("ignore")
+class TestEngineUnderTune(TestEngine):
+    UNDER_TUNE = True
+
+
+def test_an_experiment_that_forgets_something_does_not_pass(tmp_path):
+    class Forgetful(Walk):
+        def save_checkpoint(self, checkpoint_dir):
+            return {"position": self.position, "path": []}
+
+        def evaluate(self):
+            return {"eval/return": self.position + len(self.path)}
+
+    class Lazy(Walk):
+        def reset_config(self, new_config):
+            return True
+
+        def load_checkpoint(self, checkpoint):
+            self.position += float(checkpoint["position"])
+
+    contract = TestWalk()
+    contract.experiment_class = Forgetful
+    with pytest.raises(AssertionError, match="something was not saved"):
+        contract.test_a_save_changes_nothing_and_another_process_goes_on_bit_for_bit(tmp_path / "one")
+    contract.experiment_class = Lazy
+    with pytest.raises(AssertionError):
+        contract.test_a_process_that_becomes_another_trial_keeps_nothing_of_the_first_one(tmp_path / "two")
