@@ -2,6 +2,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.utils.util import validate_save_restore
@@ -37,14 +40,14 @@ def place(tmp_path, monkeypatch):
 
 def fit(trainable, place, paces, **options):
     """Run a trial for each pace, and return their results in order."""
-    run = {name: options.pop(name) for name in ("failure_config",) if name in options}
+    of_run = ("failure_config", "storage_path", "storage_filesystem")
+    run = {"storage_path": str(place.directory)} | {name: options.pop(name) for name in of_run if name in options}
     tuner = tune.Tuner(
         trainable,
         param_space={"walk.pace": tune.grid_search(paces)},
         tune_config=tune.TuneConfig(metric="eval/return", mode="max", **options),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(place.directory),
             verbose=0,
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2),
             **run,
@@ -147,6 +150,26 @@ def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_c
     assert [record.status for record in records] == ["FINISHED", "FAILED", "FINISHED"]
     assert [record.attempt for record in records] == [1, 3, 1]
     assert len(curve_in(run_dir_of(config, 1))) == 5
+
+
+@pytest.mark.long
+def test_states_travel_through_a_storage_that_is_no_directory(walks_config, place, tmp_path):
+    kept = DirFileSystem(path=str(tmp_path / "bucket"), fs=LocalFileSystem(auto_mkdir=True))
+    config = walks_config("stored")
+    results = fit(
+        as_trainable(Walk, config, place), place, [1.0, 2.0], scheduler=Pausing(), reuse_actors=False,
+        storage_path="studies", storage_filesystem=PyFileSystem(FSSpecHandler(kept)),
+    )  # fmt: skip
+    assert [result.metrics["eval/return"] for result in results] == [40.0, 80.0]
+    assert len(list((tmp_path / "bucket/studies").rglob("checkpoint_step_*/MANIFEST.json"))) == 4
+    for index, pace in enumerate([1.0, 2.0]):
+        assert curve_in(run_dir_of(config, index)) == [(step, 2 * pace * step) for step in range(1, 21)]
+
+
+def test_a_process_where_the_directory_of_the_study_is_not_says_so(walks_config, tmp_path):
+    there = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"elsewhere, which is not on this machine"):
+        as_trainable(Walk, walks_config("away"), there)({})
 
 
 def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_table_says_so(

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import Any, ClassVar
 
 from ray.tune import PlacementGroupFactory, Trainable
 
 from trieye.config import TrieyeConfig
 from trieye.config.tune import TuneConfig
+from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.loop import check_limits, checked
 from trieye.process.output import printing_to
@@ -179,7 +181,13 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         """Be where the study was begun, with what is printed in the file of the trial; Tune is where its files are."""
         if self.place is None:
             return
-        os.chdir(self.place.working_dir)
+        try:
+            os.chdir(self.place.working_dir)
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"the study was begun in {self.place.working_dir}, which is not on this machine ({gethostname()}): the "
+                "nodes that its trials run on have to share that directory, and persistence.root_data_dir"
+            ) from error
         sys.path += [path for path in self.place.path if path not in sys.path]
         self._printing.close()
         index = index_of(self.trial_id, self.config)
