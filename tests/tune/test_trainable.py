@@ -11,11 +11,12 @@ from ray.tune.utils.util import validate_save_restore
 
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
-from tests.tune.walks import Agreeing, Raising, Unlucky, Walk, curve_in
+from tests.tune.walks import Agreeing, FallsOver, Raising, Unlucky, Walk, curve_in
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import OUTPUT
 from trieye.sweeps.status import status_of
+from trieye.tune.study import StudyError
 from trieye.tune.trainable import StudyPlace, as_trainable
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
@@ -191,6 +192,14 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
     printed = capsys.readouterr().err
     for reason in ("job 1 pace=2: RuntimeError: bad luck", "job 2 pace=3: its process died", "checkpoint_step_10"):
         assert reason in printed
+
+
+def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
+    monkeypatch.chdir(place.working_dir)
+    asked = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "retries": 0}
+    with pytest.raises(StudyError, match="the last one fell over"):
+        trieye.run_experiment(FallsOver, walks_config("herd", tune=asked))
+    assert [job.how for job in status_of(place.working_dir / "multirun/herd")] == ["completed", "failed", "completed"]
 
 
 def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place):

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 import trieye
+from tests.waiting import wait_until
 from trieye.history.table import read_history
 
 
@@ -90,6 +91,17 @@ class Unlucky(Walk):
                 os.kill(os.getpid(), 9)
             raise RuntimeError("bad luck")
         return values
+
+
+class FallsOver(Walk):
+    """The same; the second trial of a study falls over when the others have been evaluated twice, and wait for it."""
+
+    def step(self):
+        if self.run.name.endswith("_1") and len(self.path) == 7:
+            others = [self.run.dir.with_name(f"{self.run.name[:-1]}{index}") for index in (0, 2)]
+            wait_until(lambda: all((run / "checkpoints/checkpoint_step_10").exists() for run in others))
+            raise RuntimeError("the last one fell over")
+        return super().step()
 
 
 def damage(checkpoint):

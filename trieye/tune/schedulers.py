@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 
 from trieye.config import TrieyeConfig
@@ -13,6 +14,31 @@ _TIME = "training_iteration"
 """What a trial counts as its time: evaluations."""
 
 _LONGEST = 1 << 20
+
+
+class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types for us
+    """Population-based training whose trials wait for one another, but for none that has failed or has ended.
+
+    Ray compares the population when the last trial reports. If that one fails, or reports that it is done, the others
+    would stay paused for ever.
+    """
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """Return the trial that goes on; if all that are left have waited for one that is gone, they are compared."""
+        chosen = super().choose_trial_to_run(tune_controller)
+        if chosen is not None:
+            return chosen
+        # what is private of Ray here: test_a_population_goes_on_without_a_trial_that_failed notices if it changes
+        states, now = self._trial_state, self._next_perturbation_sync
+        live = list(tune_controller.get_live_trials())
+        waiting = [trial for trial in live if trial.status == Trial.PAUSED and states[trial].last_train_time >= now]
+        gone = [trial for trial in live if trial.is_finished()]
+        if not waiting or len(waiting) + len(gone) < len(live):
+            return None
+        for trial in gone:
+            states[trial].last_train_time = max(states[trial].last_train_time, now)
+        self.on_trial_result(tune_controller, waiting[0], states[waiting[0]].last_result)
+        return super().choose_trial_to_run(tune_controller)
 
 
 def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
@@ -40,7 +66,7 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
             reduction_factor=asked.reduction,
             stop_last_trials=False,
         )
-    return PopulationBasedTraining(
+    return (InStep if asked.in_step else PopulationBasedTraining)(
         time_attr=_TIME,
         perturbation_interval=asked.interval,
         hyperparam_mutations=space.mutations(),

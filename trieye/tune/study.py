@@ -157,6 +157,9 @@ class Study:
             try:
                 with watch.progress, stops:
                     results = self._tuner().fit()
+                    while watch.given_up_early and stops.exit_code is None:
+                        watch.given_up_early.clear()
+                        results = self._tuner().fit()
             finally:
                 watch.left()
                 del Watching.watches[str(self.directory)]

@@ -30,6 +30,11 @@ class Watch:
         directory: Of the study.
         keys: What varies.
         size: How many trials there will be.
+
+    Attributes:
+        progress: The table.
+        has_reached_target: Whether a trial was as good as `tune.target`.
+        given_up_early: Numbers of the trials that Tune has given up, and that may be tried again.
     """
 
     def __init__(self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int) -> None:
@@ -40,6 +45,7 @@ class Watch:
         self.progress = Progress(directory, size, keys)
         self._began = psutil.Process().create_time()
         self.has_reached_target = False
+        self.given_up_early: set[int] = set()
 
     def started(self, trial: Any) -> None:
         """Take note that a trial has begun, or goes on."""
@@ -99,9 +105,12 @@ class Watch:
         self._show(Done(record.index, record.objective, is_pruned=not is_done and record.objective is not None), record)
 
     def failed(self, trial: Any) -> None:
-        """Take note that a trial has failed for good."""
-        record = self._record_of(trial)
-        reason = _reason(trial)
+        """Take note that a trial has failed: for good, unless it may be tried again."""
+        record, reason = self._record_of(trial), _reason(trial)
+        if trial.should_recover():  # Ray gives up a trial whose process dies while it takes over from another one
+            self.given_up_early.add(record.index)
+            self.recovered(trial)
+            return
         record.fail(reason)
         self._write(record, is_lasting=True)
         self._show(Done(record.index, error=ToldError(reason)), record)
