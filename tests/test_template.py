@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from tests import warm
+from tests.waiting import wait_until
 from trieye.cli.new import TEMPLATE, answers_of, bake, questions
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +58,7 @@ FILES = {
     "conf/sample/prioritized.yaml",
     "conf/sample/uniform.yaml",
     "conf/sample/warmup.yaml",
+    "conf/sb3.yaml",
     "conf/single_file.yaml",
     "conf/train.yaml",
     "my_agent/__init__.py",
@@ -67,10 +70,12 @@ FILES = {
     "my_agent/networks.py",
     "my_agent/ppo.py",
     "my_agent/sac.py",
+    "my_agent/sb3.py",
     "my_agent/single_file.py",
     "my_agent/train.py",
     "pyproject.toml",
     "tests/test_config.py",
+    "tests/test_sb3.py",
     "tests/test_train.py",
 }
 LICENSES = {
@@ -146,7 +151,7 @@ def test_the_project_depends_on_the_trieye_that_made_it(project):
 
 def test_it_imports_public_names_only(project):
     code = "\n".join(path.read_text("utf-8") for path in project.rglob("*.py"))
-    assert re.findall(r"(?:from|import) trieye\.\S+", code) == []
+    assert set(re.findall(r"(?:from|import) (trieye\.\S+)", code)) == {"trieye.integrations.sb3"}
 
 
 def test_its_commands_complete_what_is_typed(project):
@@ -259,6 +264,7 @@ def test_the_environment_is_an_option_one_of_its_own_if_none_has_it(tmp_path, en
         ("sac", "sac", "pendulum", "train"),
         ("blank", "blank", "cartpole", "train"),
         ("single_file", "dqn", "cartpole", "single_file"),
+        ("sb3", "dqn", "cartpole", "sb3"),
     ],
 )
 def test_the_algorithm_is_what_the_commands_begin_with(tmp_path, algorithm, chosen, env, command):
@@ -267,6 +273,27 @@ def test_the_algorithm_is_what_the_commands_begin_with(tmp_path, algorithm, chos
     defaults = yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
     assert [{"agent": chosen}, {"env": env}] == [entry for entry in defaults if {"agent", "env"} & set(entry)][::-1]
     assert f"    python -m {SLUG}.{command} " in (project / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("algorithm", "extras"), [("ppo", "rl"), ("sb3", "rl,sb3")])
+def test_a_project_needs_stable_baselines3_if_that_was_chosen(tmp_path, algorithm, extras):
+    project = make(tmp_path, algorithm=algorithm)
+    assert pyproject(project)["dependencies"][0].startswith(f"trieye[{extras}] @ ")
+    assert ("pip install 'trieye[sb3]'" in (project / "README.md").read_text()) == (algorithm == "ppo")
+
+
+def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its_tests(project, tmp_path):
+    without = "import runpy, sys\nsys.modules['stable_baselines3'] = None\nsys.argv = sys.argv[1:]\n"
+    without += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    done = run(project, "-c", without, f"{SLUG}.sb3", f"persistence.root_data_dir={tmp_path}")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: stable-baselines3 cannot be imported \(.*\): pip install 'trieye\[sb3\]'\n", done.stderr
+    )
+    assert list(tmp_path.iterdir()) == []
+    done = run(project, "-c", without, "pytest", "-q", "-p", "no:cacheprovider", "tests/test_sb3.py")
+    assert "1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "error" not in done.stdout
 
 
 def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
@@ -344,6 +371,37 @@ def test_the_tests_of_the_project_pass(project, chosen):
     done = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout)
+
+
+SB3 = ["sinks=[]", "loop.evaluate_every_steps=0", "env.eval_episodes=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.long  # a signal and kills of such runs are in test_sb3.py and soak/sb3_kills.py
+def test_a_run_of_stable_baselines3_that_is_killed_goes_on(project, tmp_path):
+    typed = [*SB3, "algorithm=DQN", "loop.steps=12_000", "persistence.checkpoint_save_freq_steps=1000", "run_name=one"]
+    command = ["-m", f"{SLUG}.sb3", *typed, f"persistence.root_data_dir={tmp_path}"]
+    run_dir = tmp_path / SLUG / "runs" / "one"
+    with subprocess.Popen([sys.executable, *command], cwd=project, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until((run_dir / "checkpoints/checkpoint_step_2000").exists, pause_s=0.1)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    done = run(project, *command)
+    assert done.returncode == 0, done.stderr
+    assert "run 'one' resumes at step" in done.stderr
+    assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
+    assert (run_dir / "checkpoints/checkpoint_step_12000").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_runs_of_stable_baselines3_are_swept(project, tmp_path):
+    typed = [*SB3, "-m", "algorithm=PPO,DQN", "loop.steps=200", f"persistence.root_data_dir={tmp_path}"]
+    done = run(project, "-m", f"{SLUG}.sb3", *typed, f"hydra.sweep.dir={tmp_path}/sweep")
+    assert done.returncode == 0, done.stderr
+    assert "2 done" in done.stderr
 
 
 @pytest.mark.slow

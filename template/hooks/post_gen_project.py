@@ -14,31 +14,32 @@ URL = re.compile(r"(https?|ssh|git)://|git@|gh:|gl:|bb:")
 HOSTS = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/", "bb:": "https://bitbucket.org/"}
 
 
-def requirement(template: str, repo_dir: Path) -> str:
+def requirement(template: str, repo_dir: Path, name: str = "trieye[rl]") -> str:
     """Return what the project needs: the trieye that this template came with.
 
     Args:
         template: Where the template came from, as the user typed it.
         repo_dir: Where it lies on this machine.
+        name: trieye with the extras that it needs.
     """
     if URL.match(template):
         for short, host in HOSTS.items():
             template = template.replace(short, host, 1) if template.startswith(short) else template
         template = re.sub(r"^(https?://)[^/@]*@", r"\1", template)  # a password or token is no part of the project
-        return f"trieye[rl] @ git+{template}"
+        return f"{name} @ git+{template}"
     checkout = repo_dir.resolve().parent
     if is_trieye(checkout):
-        return f"trieye[rl] @ {checkout.as_uri()}"
+        return f"{name} @ {checkout.as_uri()}"
     try:
         installed = metadata.distribution("trieye")
     except metadata.PackageNotFoundError:
-        return "trieye[rl]"
+        return name
     if place := origin(installed.read_text("direct_url.json")):
-        return f"trieye[rl] @ {place}"
+        return f"{name} @ {place}"
     version = installed.version
     major, minor = version.split(".")[:2]
     following = f"{major}.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
-    return f"trieye[rl]>={version},<{following}"
+    return f"{name}>={version},<{following}"
 
 
 def origin(direct_url: str | None) -> str | None:
@@ -67,7 +68,8 @@ def main() -> None:
     """Change the new project, which is the working directory."""
     answers = json.loads(r'''{{ cookiecutter | tojson }}''')
     project = Path("pyproject.toml")
-    needed = requirement(str(answers["_template"]), Path(answers["_repo_dir"]))
+    name = "trieye[rl,sb3]" if answers["algorithm"] == "sb3" else "trieye[rl]"
+    needed = requirement(str(answers["_template"]), Path(answers["_repo_dir"]), name)
     project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{needed}",\n'), "utf-8")
     if answers["ci"] == "none":
         shutil.rmtree(".github")

@@ -17,15 +17,16 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 import trieye
 from tests.waiting import wait_until
+from trieye.config.env import EnvConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
-from trieye.integrations.sb3 import RunCallback, load_model, restore_or_new
+from trieye.integrations.sb3 import RunCallback, load_model, make_envs, restore_or_new
 from trieye.integrations.sb3.replay_rows import MAX_SMALL_PARTS, ReplayRows
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -286,6 +287,70 @@ def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
     assert record is not None
     assert record.status == "KILLED"
     assert trieye.load_checkpoint(run_dir, "latest").step % 64 == 0
+
+
+# environments
+
+
+class Pays(Drawn):
+    """Shows pictures, and pays a reward of 5 for each step."""
+
+    observation_space = spaces.Box(0, 255, (40, 36, 3), np.uint8)
+
+    def reset(self, **options):
+        super().reset(**options)
+        return np.zeros((40, 36, 3), np.uint8), {}
+
+    def step(self, action):
+        _, _, *ends = super().step(action)
+        return np.zeros((40, 36, 3), np.uint8), 5.0, *ends
+
+
+@pytest.fixture
+def pays():
+    gymnasium.register("Pays-v0", Pays)
+    yield "Pays-v0"
+    del gymnasium.registry["Pays-v0"]
+
+
+def test_environments_of_a_config_pay_what_they_pay_in_evaluations_alone(pays):
+    env = EnvConfig(id=pays, num=2, clip_rewards=True)
+    for evaluates, paid in ((False, 1.0), (True, 5.0)):
+        envs = make_envs(env, evaluates=evaluates)
+        assert envs.observation_space.shape == (3, 40, 36)
+        envs.reset()
+        for _ in range(12):
+            _, rewards, dones, infos = envs.step(np.zeros(2, int))
+        assert rewards.tolist() == [paid, paid]
+        assert dones.all()
+        assert infos[0]["episode"]["r"] == 60.0
+
+
+def test_moments_of_environments_are_those_of_the_training():
+    env = EnvConfig(id="CartPole-v1", normalize_observations=True, normalize_rewards=True)
+    learns, evaluates = make_envs(env, gamma=0.9), make_envs(env, evaluates=True)
+    assert [
+        (one.training, one.norm_obs, one.norm_reward) for one in map(unwrap_vec_normalize, (learns, evaluates))
+    ] == [
+        (True, True, True),
+        (False, True, False),
+    ]
+    assert learns.gamma == 0.9
+    only_rewards = make_envs(EnvConfig(id="CartPole-v1", normalize_rewards=True))
+    assert not only_rewards.norm_obs
+
+
+def test_environments_that_reset_themselves_are_refused():
+    with pytest.raises(ConfigurationError, match="take sync or async"):
+        make_envs(EnvConfig(id="CartPole-v1", vector="own"))
+
+
+@pytest.mark.long
+def test_environments_in_processes():
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=2, vector="async"))
+    assert isinstance(envs, SubprocVecEnv)
+    assert envs.reset().shape == (2, 4)
+    envs.close()
 
 
 # rows

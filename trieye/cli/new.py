@@ -232,15 +232,16 @@ def _rules() -> dict[str, Callable[[str], str | None]]:
 
 def _closing(project: Path, slug: str, algorithm: str) -> str:
     """Return what to do next."""
-    command = "single_file" if algorithm == "single_file" else "train"
+    command = algorithm if algorithm in {"single_file", "sb3"} else "train"
     text = (
         f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
         f"  python -m {slug}.{command} --help\n  python -m {slug}.{command}"
     )
     line = trieye_line(project)
+    name = line.partition("]")[0].lstrip('"') + "]"
     if " @ file://" not in line:
         return f"{text}\n\n`make install` takes this trieye, as pyproject.toml says: {line.rstrip(',')}"
     return (
         f"{text}\n\nIt depends on the trieye on this disk. For elsewhere, as for CI, change this line of pyproject.toml"
-        f' to a release, as "trieye[rl]>=0.2", or a repository, as "trieye[rl] @ git+URL":\n\n  {line}'
+        f' to a release, as "{name}>=0.2", or a repository, as "{name} @ git+URL":\n\n  {line}'
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import trieye
 
+from {{ cookiecutter.slug }} import sb3
 from {{ cookiecutter.slug }}.config import TrainConfig
 
 
@@ -28,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run, overrides = split(options.where)
         run_dir = find_run(run, overrides)
-        report = trieye.evaluate(run_dir, options.which, episodes=options.episodes, video=options.video)
+        play = sb3.evaluate if sb3.has_trained(run_dir) else trieye.evaluate
+        report = play(run_dir, options.which, episodes=options.episodes, video=options.video)
     except trieye.TrieyeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

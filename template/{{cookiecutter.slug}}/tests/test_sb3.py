@@ -1,0 +1,54 @@
+"""Algorithms of stable-baselines3 train as runs that go on, and what they do not take is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import trieye
+
+from {{ cookiecutter.slug }} import sb3
+from {{ cookiecutter.slug }}.evaluate import main
+
+pytest.importorskip("stable_baselines3")
+
+CONF = Path(__file__).parent.parent / "conf"
+SMALL = {
+    "PPO": ["hyperparameters.n_steps=32", "hyperparameters.batch_size=32", "env.normalize_observations=true"],
+    "DQN": ["hyperparameters.learning_starts=40", "hyperparameters.buffer_size=500"],
+}
+
+
+def compose(root: Path, *overrides: str) -> sb3.Config:
+    small = ["sinks=[]", "env=cartpole", "env.num=2", "env.eval_episodes=2", f"persistence.root_data_dir={root}"]
+    return trieye.compose([*small, *overrides], config_path=CONF, config_name="sb3", config_type=sb3.Config)
+
+
+@pytest.mark.parametrize("algorithm", SMALL)
+def test_a_run_goes_on_where_it_was_and_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str
+):
+    for steps in (128, 256):
+        words = [f"algorithm={algorithm}", *SMALL[algorithm], "run_name=one", f"loop.steps={steps}"]
+        sb3.train(compose(tmp_path, *words, "loop.evaluate_every_steps=64"))
+    assert "resumes at step 128" in capsys.readouterr().err
+    assert main(["run=one", f"persistence.root_data_dir={tmp_path}", "--episodes", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["is_best"], len(report["returns"])) == (True, 3)
+    assert report["step"] >= 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["algorithm=PPOO"], "did you mean 'PPO'"),
+        (["hyperparameters.learning_rat=1"], "did you mean 'learning_rate'"),
+        (["hyperparameters.learning_rate=-1"], "Invalid learning rate"),
+        (["algorithm=DQN", "env=pendulum"], "Discrete"),
+        (["env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["loop.target=475"], "loop.target"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(tmp_path: Path, overrides: list[str], named: str):
+    with pytest.raises(trieye.ConfigurationError, match=named):
+        compose(tmp_path, *overrides).check()
+    assert list(tmp_path.iterdir()) == []
