@@ -1,4 +1,5 @@
 import pytest
+from pydantic import ValidationError
 
 from tests.tune.walks import Walk
 from trieye.config.hydra.axes import value_of
@@ -78,3 +79,16 @@ def test_schedulers_need_evaluations_on_the_way(walks_config):
         scheduler_of(config, Space(config))
     with pytest.raises(ConfigurationError, match="would never stop"):
         Study(Walk, walks_config(tune=tune, steps=None))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"search": "grid"}, "draws its values itself; leave out search=grid"),
+        ({"num_trials": 1}, "needs num_trials of 2 or more"),
+        ({"at_once": 2}, "compares all trials on their way; leave out at_once"),
+    ],
+)
+def test_a_population_is_one(walks_config, asked, message):
+    with pytest.raises(ValidationError, match=message):
+        walks_config(tune={"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2"}, **asked})

@@ -11,7 +11,7 @@ from ray.tune.utils.util import validate_save_restore
 
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
-from tests.tune.walks import Agreeing, FallsOver, Raising, Unlucky, Walk, curve_in
+from tests.tune.walks import Agreeing, FallsOver, Raising, Stumbles, Unlucky, Walk, curve_in
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import OUTPUT
@@ -200,6 +200,19 @@ def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, m
     with pytest.raises(StudyError, match="the last one fell over"):
         trieye.run_experiment(FallsOver, walks_config("herd", tune=asked))
     assert [job.how for job in status_of(place.working_dir / "multirun/herd")] == ["completed", "failed", "completed"]
+
+
+@pytest.mark.long
+def test_a_trial_whose_process_dies_as_it_takes_over_from_another_one_is_tried_again(walks_config, place, monkeypatch):
+    monkeypatch.chdir(place.working_dir)
+    asked = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "num_cpus": 2}
+    config = walks_config("stumbles", tune=asked)
+    trieye.run_experiment(Stumbles, config)
+    jobs = status_of(place.working_dir / "multirun/stumbles")
+    assert [job.how for job in jobs] == ["completed"] * 3
+    assert sum(job.record.deaths > 0 for job in jobs) == 1
+    for index in range(3):
+        assert [step for step, _ in curve_in(run_dir_of(config, index))] == list(range(1, 21))
 
 
 def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place):

@@ -104,6 +104,17 @@ class FallsOver(Walk):
         return super().step()
 
 
+class Stumbles(Walk):
+    """The same; a process is killed once, while it becomes that of another trial."""
+
+    def reset_config(self, new_config):
+        mark = Path(new_config.persistence.root_data_dir) / "stumbled"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), 9)
+        return False
+
+
 def damage(checkpoint):
     """Flip a bit of the largest file of a checkpoint, under all of its names."""
     largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)

@@ -78,6 +78,10 @@ class TuneConfig(StrictModel):
             raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
+        if self.scheduler == "pbt" and self.at_once is not None and self.at_once < self.num_trials:
+            raise ValueError(
+                "scheduler=pbt compares all trials on their way; leave out at_once: num_cpus says how many train at once"
+            )
         return self
 
     def check(self) -> None:
