@@ -80,7 +80,7 @@ class TuneConfig(StrictModel):
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
         if self.scheduler == "pbt" and self.at_once is not None and self.at_once < self.num_trials:
             raise ValueError(
-                "scheduler=pbt compares all trials on their way; leave out at_once: num_cpus says how many train at once"
+                "scheduler=pbt compares all trials on their way; leave out at_once: num_cpus says how many run at once"
             )
         return self
 
