@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from trieye.hub.cluster import Node, compare, offset_of
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.hub.cluster import Node, compare, offset_of, unreachable
 
 GB = 1_000_000_000
 VERSIONS = {"trieye": "0.3.0", "ray": "2.60.0", "torch": "2.13.0", "numpy": "2.3.0"}
@@ -40,6 +42,7 @@ def test_of_a_cluster_that_is_well_nothing_is_said():
         ({"python": "3.12.1"}, "Python 3.12.1 there, 3.11.7 here"),
         ({"error": "no worker started there in time"}, "does not answer: no worker started there in time"),
         ({"disks": {"/data": (GB, 100 * GB)}}, "1.0 GB of 100.0 GB are free in /data"),
+        ({"disks": {"/data": (GB // 100, GB // 50)}}, "0.0 GB of 0.0 GB are free in /data"),
     ],
 )
 def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, said):
@@ -54,6 +57,7 @@ def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, sai
     [
         ({"versions": {**VERSIONS, "torch": "2.12.0"}}, "torch 2.12.0 there, 2.13.0 here"),
         ({"sees_root": False}, "/data is not the same directory there"),
+        ({"sees_root": False, "can_write": False}, "/data cannot be written there: jobs of a sweep fail"),
         ({"offset_s": -3.0}, "its clock is -3.00 s off"),
         ({"latency_s": 0.05}, "50 ms there and back"),
         ({"is_alive": False}, "is dead"),
@@ -64,6 +68,15 @@ def test_what_may_be_meant_so_is_a_note(change, said):
     assert found.problems == []
     assert len(found.notes) == 1
     assert said in found.notes[0]
+
+
+def test_what_is_the_same_of_many_nodes_is_said_once():
+    old = {"versions": {**VERSIONS, "trieye": "0.2.0"}, "sees_root": False}
+    nodes = [replace(WELL, node_id=str(number), host=f"worker{number}", **old) for number in range(20)]
+    found = compare([WELL, *nodes], HERE, "/data")
+    assert [len(found.problems), len(found.notes)] == [1, 1]
+    assert found.problems[0].startswith("20 nodes (worker0, worker1, ")
+    assert ", ...): trieye 0.2.0 there, 0.3.0 here" in found.problems[0]
 
 
 def test_of_a_clock_the_fastest_answer_counts():
@@ -95,10 +108,49 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     [
         ("127.0.0.1:1", "error: address=127.0.0.1:1: no Ray cluster answers there"),
         ("ray://127.0.0.1:10001", "error: address=ray://127.0.0.1:10001: Ray Client leaves the program outside"),
+        ("http://127.0.0.1:8265", "error: address=http://127.0.0.1:8265: the address of a Ray cluster is HOST:PORT"),
+        ("head", "error: address=head: the address of a Ray cluster is HOST:PORT"),
     ],
 )
-def test_where_no_cluster_is_the_command_says_so(address, said):
-    command = [sys.executable, "-m", "trieye.cli", "cluster", "check", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(said)
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_where_no_cluster_is_the_command_says_so_at_once(monkeypatch, capsys, address, said, is_typed):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert main(["cluster", "check", *([address] if is_typed else [])]) == 2
+    wanted = said if is_typed else said.replace("address=", "RAY_ADDRESS=", 1)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(wanted)
+
+
+def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
+    import ray
+
+    from trieye.hub.ray_cluster import address_to_join
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = "127.0.0.1:1"
+    monkeypatch.setattr(ray._private.services, "get_ray_address_from_environment", lambda *_: found)
+    with pytest.raises(
+        ConfigurationError, match=r"^x=auto, which was 127\.0\.0\.1:1 when Ray was started here: no Ray"
+    ):
+        address_to_join("x=auto", "auto")
+
+    def nothing(*_):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray._private.services, "get_ray_address_from_environment", nothing)
+    with pytest.raises(ConfigurationError, match=r"^x=auto: no Ray runs on this machine; start one with"):
+        address_to_join("x=auto", "auto")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "no Ray cluster answers there"),
+        (ConnectionError("Failed to connect to Ray cluster at 10.0.0.5:6379"), "`export RAY_AUTH_MODE=token` here"),
+        (
+            RuntimeError("Version mismatch: Ray 2.55"),
+            "cannot be joined there (RuntimeError: Version mismatch: Ray 2.55)",
+        ),
+    ],
+)
+def test_why_a_cluster_cannot_be_joined_is_told_apart(error, said):
+    assert said in unreachable("address=10.0.0.5:6379", error)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trieye.hub.cluster import Node
 
 EXIT_UNFIT = 1
+_WIDEST = 1000
 _RESOURCES = ("CPU", "GPU", "memory")
 
 
@@ -63,22 +64,27 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({**told, "python": here.python, "versions": here.versions}, indent=2))
         return EXIT_UNFIT if found.problems else 0
     console = Console()
-    console.print(_table(nodes))
+    table = _table(nodes)
+    whole = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    Console(width=max(console.width, whole)).print(table)  # cut names would be of no use
     for line in found.problems:
         console.print(f"[red]problem:[/red] {_plain(line)}", highlight=False, soft_wrap=True)
     for line in found.notes:
         console.print(f"[yellow]note:[/yellow] {_plain(line)}", highlight=False, soft_wrap=True)
     alive = sum(node.is_alive for node in nodes)
-    verdict = f"{len(found.problems)} problems" if found.problems else "a training can run on all of them"
+    num = len(found.problems)
+    verdict = f"{num} problem{'' if num == 1 else 's'}" if found.problems else "a training can run on all of them"
     console.print(f"{alive} of {len(nodes)} nodes are alive: {verdict}", highlight=False)
     return EXIT_UNFIT if found.problems else 0
 
 
 def _table(nodes: "list[Node]") -> "Table":
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("node", "host", "is", "offers", "Python", "trieye", "there and back", "clock", "disk", box=box.SIMPLE)
+    names = ("node", "host", "is", "offers", "Python", "trieye", "there\nand back", "clock", "free")
+    columns = (Column(name, no_wrap=True) for name in names)
+    table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for node in nodes:
         offers = ", ".join(_offer(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
         state = "dead" if not node.is_alive else "silent" if node.error else "here" if node.is_here else "alive"
@@ -95,13 +101,13 @@ def _table(nodes: "list[Node]") -> "Table":
             "missing" if node.import_error else node.versions.get("trieye") or "not installed",
             f"{node.latency_s * 1000:.1f} ms",
             f"{node.offset_s * 1000:+.1f} ms",
-            f"{free / 1e9:.0f} GB free",
+            f"{free / 1e9:.0f} GB",
         )
     return table
 
 
 def _offer(name: str, number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if name == "memory" else f"{number:g} {name}"
+    return f"{number / 1e9:.0f} GB" if name == "memory" else f"{number:g} {name}"
 
 
 def _plain(text: str) -> str:

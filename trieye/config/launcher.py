@@ -1,10 +1,11 @@
 """LauncherConfig: how the jobs of a sweep share the machines: `hydra.launcher`, with `hydra/launcher=trieye_ray`."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trieye.config.base import StrictModel
+from trieye.config.runtime import RuntimeEnv
 
 
 class LauncherConfig(StrictModel):
@@ -37,7 +38,7 @@ class LauncherConfig(StrictModel):
         description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
         "null = nothing. Only with an address.",
     )
-    env: dict[str, Any] = Field(
+    env: RuntimeEnv = Field(
         default={}, description="Runtime environment of the workers, as Ray takes it. Only with an address."
     )
     is_part: bool = Field(

@@ -1,10 +1,32 @@
 """RuntimeConfig: where the hub of a run lives."""
 
-from typing import Any, Literal, Self
+import os
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from trieye.config.base import StrictModel
+from trieye.config.base import StrictModel, did_you_mean
+
+_OF_RAY = frozenset(
+    (
+        *("conda", "config", "container", "env_vars", "excludes", "image_uri", "java_jars", "nsight", "pip"),
+        *("py_executable", "py_modules", "rocprof_sys", "uv", "worker_process_setup_hook"),
+    )
+)
+_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+
+
+def _known_to_ray(env: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what Ray would pass over in silence."""
+    if "working_dir" in env:
+        raise ValueError("working_dir has a key of its own, beside env")
+    for name in env.keys() - _OF_RAY if not os.environ.get(_PLUGINS) else ():
+        raise ValueError(f"Ray knows no {name!r}{did_you_mean(name, _OF_RAY)} (known: {', '.join(sorted(_OF_RAY))})")
+    return env
+
+
+RuntimeEnv = Annotated[dict[str, Any], AfterValidator(_known_to_ray)]
+"""A runtime environment, as Ray takes it, without its working directory."""
 
 
 class RuntimeConfig(StrictModel):
@@ -23,7 +45,7 @@ class RuntimeConfig(StrictModel):
         description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
         "null = nothing, the nodes have the code already. Only for `cluster`.",
     )
-    env: dict[str, Any] = Field(
+    env: RuntimeEnv = Field(
         default_factory=dict,
         description="Runtime environment of the workers, as Ray takes it, such as `{pip: [gymnasium]}` or "
         "`{env_vars: {OMP_NUM_THREADS: '1'}}`. Only for `cluster`.",
@@ -69,6 +91,4 @@ class RuntimeConfig(StrictModel):
             raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
         if self.env and self.kind != "cluster":
             raise ValueError(f"env is only for kind=cluster, and kind is {self.kind}")
-        if "working_dir" in self.env:
-            raise ValueError("env.working_dir is runtime.working_dir")
         return self

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import ConfigurationError
 from trieye.hub import ray_probe
-from trieye.hub.cluster import PACKAGES, Node, misfits, offset_of, refuse_unreachable, unreachable
+from trieye.hub.cluster import PACKAGES, Node, by_text, misfits, offset_of, refuse_unreachable, unreachable
 from trieye.process.progress import say
 from trieye.process.signals import children_outlive_signals
 
@@ -32,22 +32,52 @@ def ask_cluster(address: str, root: Path, timeout_s: float) -> list[Node]:
     Raises:
         ConfigurationError: No cluster answers at the address.
     """
-    refuse_unreachable("address", address)
+    asked = f"address={address}"
+    place = address_to_join(asked, address)
     try:
         with children_outlive_signals():
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=place, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ConfigurationError(unreachable("address", address, error)) from error
+        raise ConfigurationError(unreachable(asked, error)) from error
     try:
         return ask_nodes(root, timeout_s)
     finally:
         ray.shutdown()
 
 
+def address_to_join(asked: str, address: str) -> str:
+    """Return at which address Ray is joined, after a look whether something listens there.
+
+    Ray remembers for `auto` where it was started last, also when that is gone, and then tries for minutes.
+
+    Args:
+        asked: What was typed, for messages.
+        address: Of a cluster, as `runtime.address`.
+
+    Raises:
+        ConfigurationError: Nothing listens there, or no Ray runs here.
+    """
+    refuse_unreachable(asked, address)
+    if address != "auto":
+        return address
+    try:
+        # without this name Ray finds the address itself: test_a_ray_that_is_gone_is_not_waited_for would wait
+        found = ray._private.services.get_ray_address_from_environment(address, None)  # noqa: SLF001
+    except AttributeError:
+        return address
+    except ConnectionError as error:
+        raise ConfigurationError(
+            f"{asked}: no Ray runs on this machine; start one with `ray start --head`, or join one with "
+            "`ray start --address=HEAD:6379`"
+        ) from error
+    refuse_unreachable(f"{asked}, which was {found} when Ray was started here", found)
+    return str(found)
+
+
 def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
     """Ask the nodes of the cluster that this process has joined; see `ask_cluster`."""
     here = ray.get_runtime_context().get_node_id()
-    found = sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, not node["Alive"], node["NodeID"]))
+    found = sorted(_known(), key=lambda node: (node["NodeID"] != here, not node["Alive"], node["NodeID"]))
     ray.cloudpickle.register_pickle_by_value(ray_probe)
     existing = next(place for place in (root, *root.parents) if place.is_dir())
     token = existing / f".trieye-seen-{uuid.uuid4().hex[:12]}"
@@ -64,29 +94,48 @@ def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
     return [_node(node, answers.get(node["NodeID"], {}), is_here=node["NodeID"] == here) for node in found]
 
 
+def _known() -> list[dict[str, Any]]:
+    """Return the nodes that Ray knows of, but for those that are dead and were begun again on the same machine."""
+    known: list[dict[str, Any]] = ray.nodes()
+    there = {node["NodeManagerAddress"] for node in known if node["Alive"]}
+    return [node for node in known if node["Alive"] or node["NodeManagerAddress"] not in there]
+
+
 def this_process(root: Path) -> Node:
     """Return what this process says of itself, with which nodes are compared."""
     told = ray_probe.Probe().describe(list(PACKAGES), str(root), "")
     return Node("here", "", platform.node(), python=told["python"], versions=told["versions"])
 
 
-def refuse_misfits(timeout_s: float) -> None:
-    """Refuse a cluster on some node of which nothing that is sent from here can run; a single node needs no look.
+def refuse_misfits(timeout_s: float, *, is_alone_enough: bool = True) -> list[Node]:
+    """Refuse a cluster on some node of which nothing that is sent from here can run; return the nodes that answered.
 
     A node that does not answer in time is told of: it may be starting, or be about to leave.
+
+    Args:
+        timeout_s: How long a node may take to answer.
+        is_alone_enough: Whether a single node needs no look; it needs one where its workers are prepared first.
 
     Raises:
         ConfigurationError: It names each such node, and what to do.
     """
-    if sum(node["Alive"] for node in ray.nodes()) < 2:  # noqa: PLR2004 - this one, and another
-        return
+    if is_alone_enough and sum(node["Alive"] for node in ray.nodes()) < 2:  # noqa: PLR2004 - this one, and another
+        return []
     nodes, here = ask_nodes(Path.cwd(), timeout_s), this_process(Path.cwd())
-    found = [line for node in nodes if node.is_alive and node.error is None for line in misfits(node, here)]
+    unfit: list[tuple[Node, str]] = []
     for node in nodes:
-        if node.is_alive and node.error is not None:
+        if not node.is_alive:
+            continue
+        if node.error is None:
+            unfit += [(node, text) for text in misfits(node, here)]
+        elif node.is_unfit:
+            unfit.append((node, node.error))
+        else:
             say(f"{node.name} does not answer: {node.error}")
+    found = by_text(unfit)
     if found:
         raise ConfigurationError("; ".join(found) + " (`trieye cluster check` says more)")
+    return [node for node in nodes if node.is_alive and node.error is None]
 
 
 def _begin(node_id: str, root: Path, token: str) -> tuple[Any, Any]:
@@ -106,6 +155,9 @@ def _answer(probe: Any, told: Any, until: float) -> dict[str, Any]:
             samples.append((asked, now, time.time()))
     except ray.exceptions.GetTimeoutError:
         return {"error": "no worker started there in time; see Ray's logs on it"}
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        reason = [line for line in str(error).splitlines() if line.strip()][-1]  # most of it is a log of pip
+        return {"error": f"its runtime environment cannot be made: {reason.strip()}", "is_unfit": True}
     except ray.exceptions.RayError as error:
         return {"error": " ".join(str(error).split())[:300]}
     latency_s, offset_s = offset_of(samples)

@@ -25,10 +25,8 @@ class Probe:
             root: Directory of all runs, as it is called where the check was started.
             token: Name of a file that is there now.
         """
-        disks = {}
-        for place in {root, "/tmp"}:  # noqa: S108 - Ray's own files are there
-            while not os.path.isdir(place):  # noqa: PTH112 - the standard library, and little of it
-                place = os.path.dirname(place)  # noqa: PTH120, PLW2901
+        disks, existing = {}, _existing(root)
+        for place in {existing, "/tmp"}:  # noqa: S108 - Ray's own files are there
             usage = shutil.disk_usage(place)
             disks[place] = [usage.free, usage.total]
         return {
@@ -37,8 +35,16 @@ class Probe:
             "versions": {name: _version(name) for name in packages},
             "error": _error("trieye"),
             "disks": disks,
+            "can_write": os.access(existing, os.W_OK),
             "sees_root": os.path.exists(os.path.join(root, token)),  # noqa: PTH110, PTH118
         }
+
+
+def _existing(place: str) -> str:
+    """Return a directory, or the nearest one above it that is there."""
+    while not os.path.isdir(place):  # noqa: PTH112 - the standard library, and little of it
+        place = os.path.dirname(place)  # noqa: PTH120
+    return place
 
 
 def _version(name: str) -> str | None:

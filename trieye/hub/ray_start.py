@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ConfigurationError
-from trieye.hub.cluster import refuse_unreachable, unreachable
-from trieye.hub.ray_cluster import refuse_misfits
+from trieye.hub.cluster import Node, unreachable
+from trieye.hub.ray_cluster import address_to_join, refuse_misfits
 from trieye.hub.shipment import Shipment, pack, project_of_program
 from trieye.process.progress import say
 from trieye.process.signals import children_outlive_signals
@@ -29,28 +29,34 @@ _LOOK_S, _INSTALL_S = 60.0, 600.0
 """How long a node may take to say whether it fits; longer where it installs packages for that."""
 
 
-def join_ray(runtime: RuntimeConfig) -> None:
+def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
     """Start or join Ray as the config says; a Ray that runs already is used as it is.
+
+    Return the nodes of a cluster as they were found; none where there was no need to look.
+
+    Args:
+        runtime: What it says.
+        group: Where it says so, for messages.
 
     Raises:
         ConfigurationError: The address of a cluster cannot be reached, or what is sent to its nodes cannot run there.
     """
     if ray.is_initialized():
-        return
+        return []
     # it says at every start that tokens are in use, which they are to stay
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
     if runtime.kind == "ray":
         say("starting Ray ...")
         _start_ray(num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
-        return
-    _join_cluster(runtime, quiet)
+        return []
+    return _join_cluster(runtime, group, quiet)
 
 
-def _join_cluster(runtime: RuntimeConfig, quiet: Mapping[str, Any]) -> None:
+def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) -> list[Node]:
     """Join a cluster with an environment for its workers, and look whether they can run what they are sent."""
-    address = runtime.address or "auto"
-    refuse_unreachable("runtime.address", address)
+    asked = f"{group}.address={runtime.address or 'auto'}"
+    address = address_to_join(asked, runtime.address or "auto")
     with tempfile.TemporaryDirectory(prefix="trieye-") as place:
         environment = dict(runtime.env)
         if (shipment := _packed(runtime, Path(place))) is not None:
@@ -60,10 +66,14 @@ def _join_cluster(runtime: RuntimeConfig, quiet: Mapping[str, Any]) -> None:
         try:
             with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
                 ray.init(address=address, runtime_env=environment, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise ConfigurationError(unreachable("runtime.address", address, error)) from error
+        except (ConnectionError, TypeError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            raise ConfigurationError(unreachable(asked, error)) from error
+    keep_token_private()
+    installs = sorted(runtime.env.keys() & {"pip", "uv", "conda", "py_modules"})
+    if installs:
+        say(f"each node installs what {group}.env.{installs[0]} names, {_INSTALL_S:g} s at most ...")
     try:
-        refuse_misfits(_INSTALL_S if runtime.env.keys() & {"pip", "uv", "conda"} else _LOOK_S)
+        return refuse_misfits(_INSTALL_S if installs else _LOOK_S, is_alone_enough=not runtime.env)
     except BaseException:
         ray.shutdown()
         raise
