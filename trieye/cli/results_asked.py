@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -106,6 +107,7 @@ class Asked:
 
     def tell(self) -> None:
         """Say what was left out, and which jobs are missing."""
+        from trieye.sweeps.jobs import RUN
         from trieye.sweeps.status import ENDED
 
         console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -120,6 +122,16 @@ class Asked:
                     markup=False,
                 )
                 console.print(f"run them: trieye sweep relaunch {sweep}", markup=False)
+            links = {job.index: Path(sweep) / str(job.index) / RUN for job in jobs if job.how in ENDED}
+            away = [job for job in jobs if (link := links.get(job.index)) and link.is_symlink() and not link.exists()]
+            if away:
+                hosts = ", ".join(sorted({job.record.host for job in away if job.record is not None}))
+                console.print(
+                    f"{sweep}: {len(away)} runs are not here; they ran on {hosts}. What persistence.mirror has of them "
+                    f"comes here by: trieye sweep merge {sweep}",
+                    style="yellow",
+                    markup=False,
+                )
         problems = self.results.problems
         for text in problems[:_MOST_PROBLEMS]:
             console.print(text, style="yellow", markup=False)

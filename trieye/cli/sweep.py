@@ -272,12 +272,14 @@ def _plain(job: "JobStatus") -> dict[str, Any]:
         "has_checkpoint": job.has_checkpoint,
         "step": record.step if record else None,
         "attempt": record.attempt if record else 0,
+        "host": record.host if record else None,
         "heartbeat": record.heartbeat if record else None,
         "error": job.problem or (record.error if record else None),
     }
 
 
 def _table(jobs: "Sequence[JobStatus]") -> Any:
+    import platform
     import time
 
     from rich import box
@@ -289,8 +291,13 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("job", "state", *headings(keys), "step", "objective", "attempt", "for", ""):
-        table.add_column(name, justify="left" if name in ("state", "") else "right", overflow="fold")
+    is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
+    names = ("job", "state", *headings(keys), "step", "objective", "attempt", "for", *(["on"] if is_spread else []), "")
+    widths = {"state": max((len(job.how) for job in jobs), default=0)}
+    widths["on"] = max((len(job.record.host) for job in jobs if job.record is not None), default=0)
+    for name in names:
+        side: Any = "left" if name in ("state", "on", "") else "right"
+        table.add_column(name, justify=side, overflow="fold", min_width=widths.get(name))
     for job in jobs:
         record, note = job.record, job.problem or ""
         if record is not None and not note:
@@ -307,6 +314,7 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
             "" if job.objective is None else f"{job.objective:g}",
             "" if record is None else str(record.attempt),
             "" if record is None else f"{record.took_s:.0f} s",
+            *(["" if record is None else record.host] if is_spread else []),
             Text(note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."),
         )
     return table

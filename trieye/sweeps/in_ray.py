@@ -9,13 +9,16 @@ import ray
 from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError
+from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
+from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.places import Died, Outcome
 from trieye.sweeps.working import Shared, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
+_SHOWN = 5
 _STOP_S = 30.0
 """How long jobs that are stopped may take to save."""
 
@@ -28,8 +31,9 @@ class RayPlaces:
             join_ray(RuntimeConfig(kind="ray"))
         else:
             given = {"address": options.address, "working_dir": options.working_dir, "env": options.env}
-            join_ray(RuntimeConfig.model_validate({"kind": "cluster", **given}))
-        self._options, self._shared = options, ray.put(shared)
+            nodes = join_ray(RuntimeConfig.model_validate({"kind": "cluster", **given}), "hydra.launcher")
+            _say_where_runs_stay(shared, [node for node in nodes if not node.sees_root])
+        self._options, self._composing, self._shared = options, shared, ray.put(shared)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
         self._running: dict[Any, int] = {}
         self._taken: dict[int, dict[str, float]] = {}
@@ -55,7 +59,13 @@ class RayPlaces:
         if self._options.address is None and (refusal := self._refusal(self._taken[index])) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
-        self._running[self._task.options(**resources).remote(self._shared, index, overrides)] = index
+        config = None
+        if self._options.address is not None:  # another machine may have no such directory, or others' configs in it
+            config = self._composing.composed_or_error(index, overrides)
+            if isinstance(config, Exception):
+                self._ended.append(Done(index, error=config))
+                return
+        self._running[self._task.options(**resources).remote(self._shared, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return the jobs that have ended, at once if there are some, else within the time."""
@@ -112,6 +122,17 @@ class RayPlaces:
         late = ray.wait(waiting, num_returns=len(waiting), timeout=_STOP_S)[1] if waiting else []
         for reference in late:
             ray.cancel(reference, force=True)
+
+
+def _say_where_runs_stay(shared: Shared, apart: Sequence[Node]) -> None:
+    if not apart or shared.has_mirror:
+        return
+    hosts = sorted({node.host or node.address for node in apart})
+    say(
+        f"{shared.working_dir} is not the same directory on {', '.join(hosts[:_SHOWN])}"
+        f"{', ...' if len(hosts) > _SHOWN else ''}: the runs of jobs stay on the node that they ran on; start in a "
+        "directory that all share, or set persistence.mirror=URL, from which `trieye sweep merge` brings them here"
+    )
 
 
 def _named(resources: Mapping[str, Any]) -> dict[str, float]:

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import JournalError
+from trieye.files.atomic import relink
 from trieye.sweeps.grid import bare
 from trieye.sweeps.record import Record
 
@@ -58,6 +59,8 @@ class Done:
         error: Why it failed; None if it did not.
         returned: Hydra's `JobReturn`; None if it could not begin, or had ended before the sweep was started again.
         is_pruned: Whether a search stopped it, since it was hopeless.
+        record: What its process wrote of it, perhaps on another machine's disk; None if nothing came back.
+        run_dir: Of its run, on that machine; None if it began none.
     """
 
     index: int
@@ -65,6 +68,13 @@ class Done:
     error: Exception | None = None
     returned: Any = None
     is_pruned: bool = False
+    record: "JobRecord | None" = None
+    run_dir: Path | None = None
+
+    def bring_to(self, directory: Path) -> None:
+        """Leave its record and the link to its run in its directory on this machine, if it was written elsewhere."""
+        if self.record is not None and self.record.bring_to(directory) and self.run_dir is not None:
+            relink(directory / RUN, self.run_dir)
 
     @property
     def has_ended_by_itself(self) -> bool:
@@ -143,6 +153,19 @@ class JobRecord(Record, kw_only=True):
         """Its state; `lost` if it says that it runs and does not."""
         return "lost" if self.state == "running" and not self.is_alive else self.state
 
+    def bring_to(self, directory: Path) -> bool:
+        """Write it into a job's directory on this machine, if what is there is not of the same process; tell whether.
+
+        The disks of two machines count the attempts of a job each for itself.
+        """
+        known = JobRecord.read(directory)
+        if known is not None and (known.host, known.pid, known.started) == (self.host, self.pid, self.started):
+            return False
+        if known is not None:
+            self.attempt, self.deaths = max(self.attempt, known.attempt + 1), max(self.deaths, known.deaths)
+        self.write(directory)
+        return True
+
     @property
     def took_s(self) -> float:
         """Seconds of this attempt, so far."""
@@ -186,6 +209,17 @@ class RunningJob:
             beating.join()
             if self._record.ended is None:
                 self.end("completed")
+
+    @property
+    def record(self) -> JobRecord:
+        """What was written of it."""
+        return self._record
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Directory of its run; None if it has begun none."""
+        link = self._directory / RUN
+        return link.resolve() if link.is_symlink() else None
 
     def end(self, state: State, *, objective: float | None = None, error: BaseException | None = None) -> None:
         """Note how it ended."""

@@ -272,6 +272,8 @@ class Launching:
     def _judged(self, job: Job, outcome: Outcome) -> Done | None:
         """Return what became of a job, as its record says it, too; None if it gets another process."""
         directory = self.directory / str(job.index)
+        if isinstance(outcome, Done):
+            outcome.bring_to(directory)
         record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
         if isinstance(outcome, Done):
             if job.index in self._hopeless and not outcome.has_ended_by_itself:
@@ -288,6 +290,7 @@ class Launching:
         self._deaths[job.index] += 1
         deaths = self._deaths[job.index]
         record.deaths += 1
+        record.attempt = max(record.attempt, deaths)  # it may have begun on the disk of another machine
         record.state, record.error = "lost", outcome.reason
         epitaph = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {outcome.reason}"
         is_given_up = deaths > self.options.retries

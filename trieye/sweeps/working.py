@@ -5,7 +5,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
+from trieye.exceptions import TrieyeError
 from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
@@ -52,28 +55,49 @@ class Shared:
             config.hydra.job.num = index
         return config
 
+    def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
+        """Return the config of a job, or why it has none."""
+        try:
+            return self.composed(index, overrides)
+        except (HydraException, OmegaConfBaseException, TrieyeError) as error:
+            return error
 
-def work(shared: Shared, index: int, overrides: Sequence[str], *, is_own_process: bool = True) -> Done:
+    @property
+    def has_mirror(self) -> bool:
+        """Whether runs are copied to where all machines find them."""
+        return OmegaConf.select(self.config, "persistence.mirror", default=None) is not None
+
+
+def work(
+    shared: Shared,
+    index: int,
+    overrides: Sequence[str],
+    config: DictConfig | None = None,
+    *,
+    is_own_process: bool = True,
+) -> Done:
     """Run a job; return what became of it, which can be pickled.
 
     Args:
         shared: What all jobs have in common.
         index: The number of the job.
         overrides: Its overrides.
+        config: Its config, where this machine has not the directories that it is composed from; None: it has.
         is_own_process: Whether the process has nothing else to do: what it prints goes into a file.
     """
     directory = shared.directory / str(index)
     with RunningJob(directory, index, overrides).running() as job:
         if not is_own_process:
-            return _ended(_result(shared, index, overrides), job)
+            return _ended(_result(shared, index, overrides, config), job)
         setup_globals()
         # with the plugins that this process has, whose modules would run once more for each job: 12 ms; what else is in
         # the state came with this job, and is of no other
         instances = {**shared.singletons["instances"], Plugins: Plugins.instance()}
         Singleton.set_state({**shared.singletons, "instances": instances})
+        shared.working_dir.mkdir(parents=True, exist_ok=True)  # on another machine there may be none
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
-            return _portable(_ended(_result(shared, index, overrides), job))
+            return _portable(_ended(_result(shared, index, overrides, config), job))
 
 
 def _ended(done: Done, job: RunningJob) -> Done:
@@ -81,13 +105,13 @@ def _ended(done: Done, job: RunningJob) -> Done:
         job.end("failed", error=done.error)
     else:
         job.end("completed", objective=done.number)
-    return done
+    return replace(done, record=job.record, run_dir=job.run_dir)
 
 
-def _result(shared: Shared, index: int, overrides: Sequence[str]) -> Done:
+def _result(shared: Shared, index: int, overrides: Sequence[str], config: DictConfig | None) -> Done:
     returned: JobReturn | None = None
     try:
-        returned = _run(shared, index, overrides)
+        returned = _run(shared, overrides, shared.composed(index, overrides) if config is None else config)
         return Done(index, value=returned.return_value, returned=returned)
     except SystemExit as left:
         if isinstance(left, KeyboardInterrupt):  # it was asked to stop
@@ -101,8 +125,7 @@ def _result(shared: Shared, index: int, overrides: Sequence[str]) -> Done:
         return Done(index, error=error, returned=returned)
 
 
-def _run(shared: Shared, index: int, overrides: Sequence[str]) -> JobReturn:
-    config = shared.composed(index, overrides)
+def _run(shared: Shared, overrides: Sequence[str], config: DictConfig) -> JobReturn:
     if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
         with open_dict(config):
             tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
@@ -125,5 +148,5 @@ def _portable(done: Done) -> Done:
         error = None if done.error is None else RuntimeError(f"{type(done.error).__name__}: {done.error}")
         if error is None and value is None and done.value is not None:
             print(f"what the job returned cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
-        return Done(done.index, value, error)
+        return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done
