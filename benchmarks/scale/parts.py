@@ -1,9 +1,11 @@
 """The parts that explorers send to: started, measured with few messages under way, and flooded by many explorers."""
 
+import platform
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -433,6 +435,12 @@ class _Seat(_RayWorker):
     def __init__(self, actor: Any, index: int) -> None:
         call = SimpleNamespace(remote=lambda method, *values: actor.do.remote(index, method, *values))
         super().__init__(SimpleNamespace(do=call))
+
+    def find(self) -> "Future[str]":
+        """Return this machine."""
+        here: Future[str] = Future()
+        here.set_result(platform.node())
+        return here
 
     def kill(self) -> None:
         """Leave the process to the others."""

@@ -15,6 +15,7 @@ from tests.training.algorithms import DQN, QPolicy
 from tests.training.exploring.test_in_ray import processes
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
+from trieye.training.exploring import group
 from trieye.training.exploring.places import ThreadPlace
 
 LATE = 60
@@ -156,19 +157,19 @@ class FullPlace(ThreadPlace):
     def start(self, task, index, incarnation):
         worker = super().start(task, index, incarnation)
         if incarnation:
-            worker.begin = lambda *_: Future()
+            worker.begin = worker.find = lambda *_: Future()
         return worker
 
 
 def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_config, tmp_path):
     engine = DQN(train_config(explorer={"num": 2, "steps": 8}, sync={"style": "fully_async", "max_staleness": 2}))
-    group = engine._source._group
-    group._place = FullPlace()
+    explorers = engine._source._group
+    explorers._place = FullPlace()
     for _ in range(5):
         engine.advance()
-    with group.lock:
-        group._fail(group.slots[1], ConnectionError("its node is gone"))
-    group.poke()
+    with explorers.lock:
+        explorers._fail(explorers.slots[1], ConnectionError("its node is gone"))
+    explorers.poke()
     before = engine.env_steps
     for _ in range(20):
         engine.advance()
@@ -178,4 +179,37 @@ def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_
     state = engine._source.state_dict()
     assert time.monotonic() - began < 60, "explorer.timeout_s is 300 s"
     assert [held["state"] is None for held in state["explorers"]] == [False, True]
+    engine.cleanup()
+
+
+class SomeRoom(ThreadPlace):
+    """Two machines, each with room for one explorer, and a third that comes later."""
+
+    def __init__(self):
+        self.third = Future()
+
+    def start(self, task, index, incarnation):
+        worker = super().start(task, index, incarnation)
+        machine, begin = self.third if index == 2 else Future(), worker.begin
+        if index < 2:
+            machine.set_result(f"machine{index}")
+        worker.find = lambda: machine
+        worker.begin = lambda *values: begin(*values) if machine.done() else Future()
+        return worker
+
+
+def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_config, monkeypatch, capsys):
+    monkeypatch.setattr(group, "PATIENCE_S", 0.5)
+    parts = {"num": 3, "steps": 8, "timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
+    engine = DQN(train_config(explorer=parts, sync={"style": "fully_async", "max_staleness": 2}))
+    place = engine._source._group._place = SomeRoom()
+    said, ends = "", time.monotonic() + 3.0
+    while time.monotonic() < ends or "without room" not in said:  # longer than explorer.timeout_s
+        engine.advance()
+        said += capsys.readouterr().err
+    here = "explorers: 1 on machine0, 1 on machine1"
+    assert f"{here}, 1 without room on any node yet (explorer.num_cpus=4)" in said
+    assert "it did not start" not in said
+    place.third.set_result("machine0")
+    wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)
     engine.cleanup()

@@ -1,9 +1,10 @@
 """ExplorerGroup: explorers that are told what to do, watched, and begun anew when they fail."""
 
+import platform
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
 
 _LONGEST_PAUSE_S = 60.0
+PATIENCE_S = 20.0
+"""How long an explorer waits for room before that is said."""
 
 
 @dataclass(slots=True)
@@ -26,7 +29,8 @@ class Slot:
     Attributes:
         index: Its number.
         worker: Where it is; None while it is away.
-        is_there: Whether it has answered; one that waits for room on a cluster has not, and is told nothing.
+        machine: Name of the machine that it is on; None while it is away, or waits for room on a cluster.
+        is_there: Whether it has answered; one that has not is told nothing.
         incarnation: How often it was begun anew.
         delivered: Fragments that came from it over the whole run.
         grants: What it was told and has not done yet, the oldest first.
@@ -44,6 +48,7 @@ class Slot:
 
     index: int
     worker: Worker | None = None
+    machine: str | None = None
     is_there: bool = False
     incarnation: int = 0
     delivered: int = 0
@@ -62,7 +67,12 @@ class Slot:
     @property
     def is_awaited(self) -> bool:
         """Whether something has to come from it."""
-        return bool(self.grants) or (self.worker is not None and not self.is_there)
+        return bool(self.grants) or (self.machine is not None and not self.is_there)
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether it waits for room on a machine, which may take until one comes."""
+        return self.worker is not None and self.machine is None
 
     @property
     def produced(self) -> int:
@@ -108,6 +118,9 @@ class ExplorerGroup:
         self.restarts = self.lost = self.interrupted = 0
         self._fault: BaseException | None = None
         self._has_delivered = self._is_closed = False
+        self._has_moved, self._told_where = True, ""
+        whole: Any = task.config
+        self._is_in_step = whole.sync.style == "fixed"
         self._heard: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="trieye-explorers", daemon=True)
@@ -183,8 +196,9 @@ class ExplorerGroup:
         with self.lock:
             self._is_closed = True
             workers = [slot.worker for slot in self.slots if slot.worker is not None]
+            asked = [slot.worker for slot in self.slots if slot.worker is not None and slot.machine is not None]
         until = time.monotonic() + timeout_s
-        calls = [] if self._fault is not None else [worker.begin("close") for worker in workers]
+        calls = [] if self._fault is not None else [worker.begin("close") for worker in asked]
         for call in calls:
             try:
                 call.result(max(until - time.monotonic(), 0.0))
@@ -225,6 +239,8 @@ class ExplorerGroup:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
         times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
+        patience_ends = slot.began_at + PATIENCE_S
+        times += [patience_ends] if slot.has_no_room and patience_ends > now else []
         times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
         return min(times, default=None)
 
@@ -238,14 +254,39 @@ class ExplorerGroup:
             if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
                 what = "no fragment came" if slot.is_there else "it did not start"
                 self._fail(slot, TimeoutError(f"{what} for explorer.timeout_s={self._config.timeout_s:g} s"))
+        self._tell_where(now)
+
+    def _tell_where(self, now: float) -> None:
+        """Say on which machines explorers are, if that is more than this one, or if some find no room."""
+        if not self._has_moved:
+            return
+        waiting = [slot for slot in self.alive if slot.machine is None]
+        if any(slot.worker is None or now < slot.began_at + PATIENCE_S for slot in waiting):
+            return  # they have hardly been begun
+        self._has_moved = False
+        machines = Counter(slot.machine for slot in self.alive if slot.machine is not None)
+        parts = [f"{num} on {machine}" for machine, num in sorted(machines.items())]
+        if waiting:
+            parts.append(f"{len(waiting)} without room on any node yet{_demand(self._config)}")
+        told = f"explorers: {', '.join(parts)}"
+        told += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_in_step else ""
+        if told != self._told_where and (waiting or self._told_where or set(machines) != {platform.node()}):
+            self._told_where = told
+            say(told)
 
     def _begin(self, slot: Slot) -> None:
         slot.resumes_at, slot.began_at = None, time.monotonic()
+        self._has_moved = True
         slot.worker = self._place.start(self._task, slot.index, slot.incarnation)
+        self._note(slot, slot.worker.find(), partial(self._placed, slot))
         if slot.state is not None:
             state, slot.state = slot.state, None
             self._note(slot, slot.worker.begin("load_state_dict", state), self._cut)
         self._note(slot, slot.worker.begin("writer_name"), partial(self._arrived, slot))
+
+    def _placed(self, slot: Slot, machine: str) -> None:
+        slot.machine, slot.began_at = machine, time.monotonic()
+        self._has_moved = True
 
     @staticmethod
     def _arrived(slot: Slot, client: str | None) -> None:
@@ -293,7 +334,7 @@ class ExplorerGroup:
         slot.grants.clear()
         if slot.worker is not None:
             slot.worker.kill()
-            slot.worker, slot.is_there = None, False
+            slot.worker, slot.machine, slot.is_there = None, None, False
         if slot.client is not None:
             self._leave(slot.client)
             slot.client = None
@@ -310,6 +351,13 @@ class ExplorerGroup:
             pause_s = 0.0 if slot.failures == 1 else self._config.backoff_s * 2.0 ** (slot.failures - 2)
             slot.resumes_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
             say(f"{what}; it is begun anew {'now' if not pause_s else f'in {pause_s:g} s'}")
+
+
+def _demand(config: ExplorerConfig) -> str:
+    """Return what each explorer asks a node for, in brackets."""
+    asked = [f"explorer.{name}={value:g}" for name in ("num_cpus", "num_gpus") if (value := getattr(config, name))]
+    asked += [f"explorer.resources={config.resources}"] if config.resources else []
+    return f" ({', '.join(asked)})" if asked else ""
 
 
 def _line(error: BaseException) -> str:

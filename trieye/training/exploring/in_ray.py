@@ -1,8 +1,11 @@
 """Explorers and their weights in Ray; what is an actor only forwards."""
 
+import platform
+import re
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import cache
 from typing import Any
 
 import ray
@@ -13,20 +16,25 @@ from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import Worker
 from trieye.training.exploring.transports import Weights, as_arrays
 
+_ADDRESS = re.compile(r"\bip=([^,)\s]+)")
 _SMALL_BYTES = 65_536
 """Weights up to here are sent with each fragment that is granted, which costs less than the object store."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ExplorerActor:
-    """An explorer in a process of its own."""
+    """An explorer in a process of its own, which says where it is before the explorer is made."""
 
     def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
-        self._explorer = Explorer(_found(places, task), index, incarnation)
+        self._made = cache(lambda: Explorer(_found(places, task), index, incarnation))
+
+    def machine(self) -> str:
+        """Return the name of the machine."""
+        return platform.node()
 
     def do(self, method: str, *values: Any) -> Any:
         """Call a method of the explorer."""
-        return getattr(self._explorer, method)(*values)
+        return getattr(self._made(), method)(*values)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)
@@ -35,6 +43,10 @@ class EvaluationActor:
 
     def __init__(self, places: list[str], make: bytes) -> None:
         self._evaluator = _found(places, make)()
+
+    def machine(self) -> str:
+        """Return the name of the machine."""
+        return platform.node()
 
     def do(self, method: str, *values: Any) -> Any:
         """Call a method of it."""
@@ -94,10 +106,17 @@ class _RayWorker:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
+    def find(self) -> "Future[str]":
+        return self._called(self._actor.machine)
+
     def begin(self, method: str, *values: Any) -> "Future[Any]":
+        return self._called(self._actor.do, method, *values)
+
+    @staticmethod
+    def _called(remote: Any, *values: Any) -> "Future[Any]":
         call: Future[Any] = Future()
         try:
-            sent = self._actor.do.remote(method, *values).future()
+            sent = remote.remote(*values).future()
         except ray.exceptions.RayError as error:
             call.set_exception(_meaning(error))
             return call
@@ -128,7 +147,10 @@ def _meaning(error: BaseException) -> BaseException:
         cause: BaseException = error.as_instanceof_cause()
         return cause
     if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
-        return TrieyeError(str(error))
+        told = str(error).strip()
+        where = _ADDRESS.search(told)  # nothing else of it says where that was
+        advice = f" (on the node {where[1]}; `trieye cluster check` looks at all)" if where else ""
+        return TrieyeError(f"{told}{advice}")
     if isinstance(error, ray.exceptions.RayActorError):
         return ConnectionError("its process is gone")
     return TrieyeError(str(error))

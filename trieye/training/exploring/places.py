@@ -1,6 +1,7 @@
 """Places: where explorers run; threads of this process, or what `training/exploring/in_ray.py` starts."""
 
 import contextlib
+import platform
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ class Worker(Protocol):
 
     A call raises `ConnectionError` if the explorer is gone, and what the explorer raised otherwise.
     """
+
+    def find(self) -> "Future[str]":
+        """Return the name of the machine that it is on, as soon as there is room for it on one."""
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
         """Call a method of the explorer, after all that it was told before."""
@@ -47,6 +51,12 @@ class ThreadWorker:
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._made = self._pool.submit(make)
+
+    def find(self) -> "Future[str]":
+        """Return the name of this machine; see `Worker`."""
+        here: Future[str] = Future()
+        here.set_result(platform.node())
+        return here
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
         """Call a method; see `Worker`."""
