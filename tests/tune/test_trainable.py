@@ -115,7 +115,7 @@ def test_mistakes_are_named(walks_config):
     assert trieye.as_trainable is as_trainable
 
 
-@pytest.mark.parametrize("kind", [Walk, Agreeing])
+@pytest.mark.parametrize("kind", [pytest.param(Walk, marks=pytest.mark.long), Agreeing])
 def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, place):
     config = walks_config("turns")
     results = fit(
