@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from trieye.integrations.opening import AdoptedRun, safe_name
 from trieye.integrations.wandb.media import Artifact, Histogram, Media, medium_of
 from trieye.integrations.wandb.values import Config, Summary
 from trieye.process.progress import say
+from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
 
 _SUMMARIES: Mapping[str, Callable[[Any, Any], Any]] = {"max": max, "min": min, "last": lambda _, new: new}
@@ -42,7 +44,7 @@ class Run:
         self.summary = Summary()
         self.config = Config(self._record_config)
         self.on_finish: Callable[[Run], None] = lambda _: None
-        self._row: dict[str, Any] = {}
+        self._row: dict[str, float] = {}
         self._has_ignored = False
         self._xs: dict[str, float] = {}
         self._rules: list[tuple[str, str | None, str | None]] = []
@@ -81,50 +83,56 @@ class Run:
         """
         if not isinstance(data, Mapping):
             raise TypeError(f"wandb.log takes a dict, not a {type(data).__name__}")
-        if not all(isinstance(key, str) for key in data):
-            raise ValueError("wandb.log: the names in a dict are strings")
+        if not all(isinstance(key, str) and key for key in data):
+            raise TypeError("wandb.log: the names in a dict are strings, and none is empty")
         if self.disabled:
             return
         _ = self.run
         if step is not None:
-            if int(step) < self.step:
+            number = step_of("wandb.log", step)
+            if number < self.step:
                 if not self._has_ignored:
                     self._has_ignored = True
                     say(f"wandb.log(step={step}): step {self.step} is under way; rows of steps before it are ignored")
                 return
-            if int(step) > self.step:
+            if number > self.step:
                 self._write()
-                self.step = int(step)
-        self._row |= dict(_flat(data))
+                self.step = number
+        self._take({key: medium_of(key, value) for key, value in _flat(data)})
         if commit or (commit is None and step is None):
             self._write()
             self.step += 1
 
+    def _take(self, given: Mapping[str, float | Media | None]) -> None:
+        """Let numbers wait for the end of the row; media are logged as they are now."""
+        numbers = {key: value for key, value in given.items() if isinstance(value, float)}
+        self._row |= numbers
+        self._xs |= numbers
+        for key, value in given.items():
+            if isinstance(value, Media):
+                value.log_to(self.run, key, self._place_of(key)[0])
+                self.summary[key] = value
+
     def _write(self) -> None:
         row, self._row = self._row, {}
         for key, value in row.items():
-            if isinstance(value, int | float):
-                self._xs[key] = value
-        for key, value in row.items():
-            self._log_one(key, value)
+            step, how = self._place_of(key)
+            self.run.log(key, value, step=step)
+            if how != "none":
+                self._summarize(key, value, how)
 
-    def _log_one(self, key: str, value: Any) -> None:
+    def _summarize(self, key: str, number: float, how: str | None) -> None:
+        before = self.summary.get(key)
+        if how is None or not isinstance(before, float) or math.isnan(before):
+            self.summary[key] = number
+        elif not math.isnan(number):
+            self.summary[key] = _SUMMARIES[how](before, number)
+
+    def _place_of(self, key: str) -> tuple[int, str | None]:
+        """Return the step at which a name is shown now, and how it is summarized."""
         step_metric, how = self._rule_of(key)
         x = self._xs.get(step_metric) if step_metric is not None else None
-        step = self.step if x is None else int(x)
-        medium = medium_of(value)
-        if medium is None:
-            return
-        if isinstance(medium, Media):
-            medium.log_to(self.run, key, step)
-            self.summary[key] = medium
-            return
-        self.run.log(key, medium, step=step)
-        if how != "none":
-            number = float(medium)
-            before = self.summary.get(key)
-            is_first = not isinstance(before, float)
-            self.summary[key] = number if is_first or how is None else _SUMMARIES[how](before, number)
+        return self.step if x is None or not math.isfinite(x) else int(x), how
 
     def _rule_of(self, key: str) -> tuple[str | None, str | None]:
         """Return x axis and summary of a name, by the last definition that fits."""
@@ -175,9 +183,9 @@ class Run:
             nonlocal count
             if count % every == 0 and self._held is not None:
                 if log != "parameters":
-                    self._row[f"gradients/{name}"] = Histogram(gradient)
+                    self._take({f"gradients/{name}": Histogram(gradient)})
                 if log != "gradients":
-                    self._row[f"parameters/{name}"] = Histogram(parameter)
+                    self._take({f"parameters/{name}": Histogram(parameter)})
             count += 1
 
         self._unhook.append(parameter.register_hook(look).remove)
