@@ -114,6 +114,24 @@ def test_what_came_after_the_step_of_a_state_that_is_taken_over_is_superseded(wa
     assert [value for _, value in curve(taking, "eval/return")] == [10.0, 170.0]
 
 
+def test_a_trial_that_nobody_saved_keeps_its_curve_when_it_takes_over_a_state(walks_config, tmp_path):
+    class Flat(Walk):
+        def evaluate(self):
+            return {"eval/return": 1.0}  # which is never better than before
+
+    good, poor = Trial(Flat, walks_config("good", 9.0)), Trial(Flat, walks_config("poor", 1.0))
+    for trial in (good, poor):
+        assert [trial.iterate()["step"] for _ in range(2)] == [5, 10]
+    good.save(tmp_path / "good")
+    good.close()
+    poor.reset(walks_config("poor", 8.0), {})
+    poor.restore(tmp_path / "good")
+    assert poor.iterate()["step"] == 15
+    poor.close()
+    assert [step for step, _ in curve(poor)] == list(range(1, 16))
+    assert [step for step, _ in curve(poor, "eval/return")] == [5, 10, 15]
+
+
 def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_state_follows(walks_config, tmp_path):
     trial = Trial(Agreeing, walks_config("first"))
     trial.iterate()
