@@ -4,7 +4,10 @@ import os
 import numpy as np
 import pytest
 
+from tests.training.algorithms import DQN, TrainConfig
 from tests.tune.walks import Agreeing, Raising, Walk, curve_in
+from trieye.checkpoints.directory import verify
+from trieye.checkpoints.store import load_checkpoint
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone
 from trieye.files.run_record import RunRecord
@@ -204,6 +207,32 @@ def test_a_state_of_another_shape_is_refused(walks_config, tmp_path):
     again = Trial(Other, walks_config())
     with pytest.raises(CheckpointError, match="does not fit Other"):
         again.restore(tmp_path / "saved")
+
+
+def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_saved(tmp_path):
+    config = TrainConfig(
+        run_name="dqn",
+        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        persistence={"root_data_dir": str(tmp_path / "root")},
+        runtime={"kind": "local"},
+        sinks={},
+        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 40},
+    )
+    trial = Trial(DQN, config)
+    for number in (1, 2):
+        trial.iterate()
+        trial.save(tmp_path / f"kept{number}")
+    trial.reset(with_values(config, {"seed": 1, "agent.lr": 0.1}), {})
+    trial.restore(tmp_path / "kept1")
+    trial.iterate()  # its rows and its checkpoint take the place of those of the first branch
+    trial.reset(config, {})
+    trial.restore(tmp_path / "kept2")
+    step = trial.iterate()["step"]
+    trial.close()
+    held = load_checkpoint(trial.run_dir, "latest")
+    assert held.step == step
+    verify(held.path)  # all rows included
 
 
 def test_no_identity_is_taken_over(walks_config, tmp_path):
