@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.algorithms import DQN, TrainConfig
 from tests.tune.walks import Agreeing, Raising, Walk, curve_in
-from trieye.checkpoints.directory import verify
+from trieye.checkpoints.manifest import verify
 from trieye.checkpoints.store import load_checkpoint
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone

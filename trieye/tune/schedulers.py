@@ -41,7 +41,7 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
         if (chosen := super().choose_trial_to_run(tune_controller)) is None:
             # they were compared already, by a driver that was killed before the next moment was written down
             earliest = min(states[trial].last_train_time for trial in waiting)
-            self._next_perturbation_sync = earliest + self._perturbation_interval
+            self._next_perturbation_sync: float = earliest + self._perturbation_interval
             chosen = super().choose_trial_to_run(tune_controller)
         return chosen
 
