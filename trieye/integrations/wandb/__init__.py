@@ -109,6 +109,7 @@ def _begun(
     goes_on = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None:
         held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
+    say(f"wandb: run {chosen!r} of project {project!r} {'goes on' if goes_on else 'begins'} in {held.run.dir}")
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
 
 

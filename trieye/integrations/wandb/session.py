@@ -12,13 +12,14 @@ from typing import Any, Self
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.integrations.opening import AdoptedRun, safe_name
-from trieye.integrations.wandb.media import Artifact, Histogram, Media, medium_of
+from trieye.integrations.wandb.media import Artifact, Histogram, Media, Text, medium_of
 from trieye.integrations.wandb.values import Config, Summary
 from trieye.process.progress import say
 from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
 
-_SUMMARIES: Mapping[str, Callable[[Any, Any], Any]] = {"max": max, "min": min, "last": lambda _, new: new}
+_EXTREMES: Mapping[Any, Callable[[Any, Any], float]] = {"max": max, "min": min}
+_SUMMARY = "wandb-summary.json"
 
 
 class Run:
@@ -41,12 +42,13 @@ class Run:
         self.disabled, self._held = held is None, held
         last = held.last_step if held is not None and resumed else None
         self.step = 0 if last is None else last + 1
-        self.summary = Summary()
+        self.summary = Summary(_summary_in(held.run.dir) if held is not None and resumed else {})
         self.config = Config(self._record_config)
         self.on_finish: Callable[[Run], None] = lambda _: None
         self._row: dict[str, float] = {}
         self._has_ignored = False
         self._xs: dict[str, float] = {}
+        self._met: set[str] = set()
         self._rules: list[tuple[str, str | None, str | None]] = []
         self._unhook: list[Callable[[], None]] = []
 
@@ -123,10 +125,14 @@ class Run:
 
     def _summarize(self, key: str, number: float, how: str | None) -> None:
         before = self.summary.get(key)
-        if how is None or not isinstance(before, float) or math.isnan(before):
+        if how not in _EXTREMES:
             self.summary[key] = number
-        elif not math.isnan(number):
-            self.summary[key] = _SUMMARIES[how](before, number)
+        elif math.isfinite(number):
+            if self.resumed and key not in self._met:  # a killed attempt left no summary, but the points
+                before = self.run.best(key, "max" if how == "max" else "min")
+            self._met.add(key)
+            is_number = isinstance(before, float) and math.isfinite(before)
+            self.summary[key] = _EXTREMES[how](before, number) if is_number else number
 
     def _place_of(self, key: str) -> tuple[int, str | None]:
         """Return the step at which a name is shown now, and how it is summarized."""
@@ -154,7 +160,7 @@ class Run:
         """Say what a metric is shown over, and what its summary is: `min`, `max`, `last`, `none`, `best` of a goal."""
         del step_sync, hidden, overwrite
         chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
-        if chosen not in {None, "none", *_SUMMARIES}:
+        if chosen not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
         self._rules.append((name, step_metric, chosen))
 
@@ -238,10 +244,8 @@ class Run:
             return
         self._write()
         self.unwatch()
-        own = {
-            key: value if isinstance(value, int | float | str) else str(value) for key, value in self.summary.items()
-        }
-        write_atomic(self.run.dir / "wandb-summary.json", json.dumps(own, indent=1).encode())
+        own = {key: _plain(value) for key, value in self.summary.items()}
+        write_atomic(self.run.dir / _SUMMARY, json.dumps(own, indent=1).encode())
         held, self._held = self._held, None
         held.leave("FAILED" if exit_code else "FINISHED")
 
@@ -260,3 +264,18 @@ def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Media):
+        return {"_type": type(value).__name__.lower()} if not isinstance(value, Text) else str(value)
+    is_plain = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
+
+
+def _summary_in(directory: Path) -> Mapping[str, Any]:
+    """Return the summary that an attempt which finished has left."""
+    try:
+        return dict(json.loads((directory / _SUMMARY).read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}
