@@ -351,7 +351,8 @@ def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
     real = pytest.importorskip("wandb")
 
     def calls(module):
-        with module.init(project="p", id="one", mode="offline", dir=".", config={"lr": 0.1}):
+        place = str(Path.cwd())  # the process that writes for wandb may have been started elsewhere, by another test
+        with module.init(project="p", id="one", mode="offline", dir=place, config={"lr": 0.1}):
             module.log({"a": 1.0, "nested": {"b": 2}})
             module.log({"a": 2.0}, commit=False)
             module.log({"c": np.float32(0.5)})
