@@ -64,6 +64,15 @@ def _own_environment(monkeypatch, tmp_path_factory):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_given_back():
+    """Give Ctrl-C back: a loop that an error ended holds it for as long as pytest keeps the traceback."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def warm_programs(request):
     """Let programs that `subprocess` starts be forks of a process that has imported their modules; see `warm`."""

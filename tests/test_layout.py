@@ -75,7 +75,7 @@ HOMES = {
         "results/tables.py",
         "results/terminal.py",
     },
-    "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py", "integrations/tensorboard.py"},
+    "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py", "integrations/media.py"},
     "jinja2": {"results/report.py"},
     "plotext": {"results/terminal.py"},
 }

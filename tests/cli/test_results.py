@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import trieye
 from tests.results.runs_of import make_run
 from trieye.cli import main
+from trieye.integrations.opening import adopted_config
 from trieye.results import load
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
 
@@ -268,3 +270,20 @@ def test_the_best_config_is_run_again_with_fresh_seeds_and_both_stages_are_shown
     (rerun, close) = sorted(tmp_path.glob("s_rerun*"), key=lambda path: len(list(path.iterdir())))
     assert (len(load(rerun)), len(load(close))) == (2, 4)
     assert {run.seed for run in load(close)} == {2, 3}
+
+
+def test_without_a_place_it_is_the_only_app_and_its_objective(tmp_path, monkeypatch, capfd):
+    """As it is for programs that log through `trieye.integrations`, whose config is no parameter."""
+    monkeypatch.chdir(tmp_path)
+    for app in ("one", "two"):
+        with trieye.Run(adopted_config("first", app, {"loop": {"objective": "eval/reward"}})) as run:
+            run.log({"eval/reward": 3.0, "other": 1.0}, step=1)
+        code = main(["results", "table"])
+        said = capfd.readouterr()
+        if app == "one":
+            assert code == 0, said.err
+            assert "eval/reward, mean of" in said.out
+            assert "runs of .trieye_data/one" in said.err
+        else:
+            assert code == 2
+            assert "one of .trieye_data/one, .trieye_data/two" in said.err

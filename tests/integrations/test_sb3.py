@@ -189,6 +189,15 @@ def test_the_best_model_of_the_evaluations_is_that_of_the_run(config):
         assert again.best_mean_reward == evaluated.best_mean_reward
 
 
+def test_a_training_that_is_done_is_neither_evaluated_nor_logged_again(config):
+    for total in (300, 299):
+        with trieye.Run(config()) as run:
+            dqn().learn(total, callback=RunCallback(run, evaluation=evaluation()))
+    evaluated = [step for name, step, _ in points(run.dir) if name == "eval/mean_reward"]
+    assert len(evaluated) == 2
+    assert max(evaluated) == 300
+
+
 class Drawn(gymnasium.Env):
     """An environment that draws where it is, for videos without a library that draws."""
 

@@ -228,6 +228,36 @@ def test_a_run_that_was_killed_goes_on(resume):
     assert RunRecord.read(run_dir("one") / "run.json").attempt == 2
 
 
+def test_a_summary_is_that_of_all_attempts():
+    told = []
+    for number, values in enumerate([[3.0, 9.0], [5.0, 1.0], [4.0]]):
+        with wandb.init(project="p", id="one", resume="allow") as run:
+            run.define_metric("a", summary="max")
+            for value in values:
+                wandb.log({"a": value, "text": "x", "nan": math.nan, "histogram": wandb.Histogram([1.0, 2.0])})
+            if number == 0:
+                run.summary.note = "of the first one"
+            wandb.run.run.flush()
+            if number == 1:  # it leaves no summary
+                killed()
+                run._held = None
+        opening.AdoptedRun._seen.clear()
+        told.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
+    assert told[-1] == {
+        "a": 9.0,
+        "text": "x",
+        "nan": "nan",
+        "histogram": {"_type": "histogram"},
+        "note": "of the first one",
+    }
+
+
+def test_a_run_says_where_it_is(capsys):
+    with wandb.init(project="p", id="one"):
+        pass
+    assert f"run 'one' of project 'p' begins in {run_dir('one').absolute()}" in capsys.readouterr().err
+
+
 def test_a_run_that_begins_anew_replaces_what_was_there():
     for _ in range(2):
         wandb.init(project="p", id="one")
@@ -321,7 +351,8 @@ def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
     real = pytest.importorskip("wandb")
 
     def calls(module):
-        with module.init(project="p", id="one", mode="offline", dir=".", config={"lr": 0.1}):
+        place = str(Path.cwd())  # the process that writes for wandb may have been started elsewhere, by another test
+        with module.init(project="p", id="one", mode="offline", dir=place, config={"lr": 0.1}):
             module.log({"a": 1.0, "nested": {"b": 2}})
             module.log({"a": 2.0}, commit=False)
             module.log({"c": np.float32(0.5)})

@@ -35,6 +35,7 @@ class TestAgreeingUnderTune(TestAgreeing):
     UNDER_TUNE = True
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.filterwarnings("ignore")
 class TestEngineUnderTune(TestEngine):

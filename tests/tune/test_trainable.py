@@ -115,7 +115,7 @@ def test_mistakes_are_named(walks_config):
     assert trieye.as_trainable is as_trainable
 
 
-@pytest.mark.parametrize("kind", [Walk, Agreeing])
+@pytest.mark.parametrize("kind", [pytest.param(Walk, marks=pytest.mark.long), Agreeing])
 def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, place):
     config = walks_config("turns")
     results = fit(
@@ -190,7 +190,7 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
             2 * pace * step for step in (5, 10, 15, 20)
         ]
     printed = capsys.readouterr().err
-    for reason in ("job 1 pace=2: RuntimeError: bad luck", "job 2 pace=3: its process died", "checkpoint_step_10"):
+    for reason in ("trial 1 pace=2: RuntimeError: bad luck", "trial 2 pace=3: its process died", "checkpoint_step_10"):
         assert reason in printed
 
 

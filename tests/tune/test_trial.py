@@ -4,7 +4,10 @@ import os
 import numpy as np
 import pytest
 
+from tests.training.algorithms import DQN, TrainConfig
 from tests.tune.walks import Agreeing, Raising, Walk, curve_in
+from trieye.checkpoints.manifest import verify
+from trieye.checkpoints.store import load_checkpoint
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone
 from trieye.files.run_record import RunRecord
@@ -114,6 +117,24 @@ def test_what_came_after_the_step_of_a_state_that_is_taken_over_is_superseded(wa
     assert [value for _, value in curve(taking, "eval/return")] == [10.0, 170.0]
 
 
+def test_a_trial_that_nobody_saved_keeps_its_curve_when_it_takes_over_a_state(walks_config, tmp_path):
+    class Flat(Walk):
+        def evaluate(self):
+            return {"eval/return": 1.0}  # which is never better than before
+
+    good, poor = Trial(Flat, walks_config("good", 9.0)), Trial(Flat, walks_config("poor", 1.0))
+    for trial in (good, poor):
+        assert [trial.iterate()["step"] for _ in range(2)] == [5, 10]
+    good.save(tmp_path / "good")
+    good.close()
+    poor.reset(walks_config("poor", 8.0), {})
+    poor.restore(tmp_path / "good")
+    assert poor.iterate()["step"] == 15
+    poor.close()
+    assert [step for step, _ in curve(poor)] == list(range(1, 16))
+    assert [step for step, _ in curve(poor, "eval/return")] == [5, 10, 15]
+
+
 def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_state_follows(walks_config, tmp_path):
     trial = Trial(Agreeing, walks_config("first"))
     trial.iterate()
@@ -186,6 +207,32 @@ def test_a_state_of_another_shape_is_refused(walks_config, tmp_path):
     again = Trial(Other, walks_config())
     with pytest.raises(CheckpointError, match="does not fit Other"):
         again.restore(tmp_path / "saved")
+
+
+def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_saved(tmp_path):
+    config = TrainConfig(
+        run_name="dqn",
+        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        persistence={"root_data_dir": str(tmp_path / "root")},
+        runtime={"kind": "local"},
+        sinks={},
+        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 40},
+    )
+    trial = Trial(DQN, config)
+    for number in (1, 2):
+        trial.iterate()
+        trial.save(tmp_path / f"kept{number}")
+    trial.reset(with_values(config, {"seed": 1, "agent.lr": 0.1}), {})
+    trial.restore(tmp_path / "kept1")
+    trial.iterate()  # its rows and its checkpoint take the place of those of the first branch
+    trial.reset(config, {})
+    trial.restore(tmp_path / "kept2")
+    step = trial.iterate()["step"]
+    trial.close()
+    held = load_checkpoint(trial.run_dir, "latest")
+    assert held.step == step
+    verify(held.path)  # all rows included
 
 
 def test_no_identity_is_taken_over(walks_config, tmp_path):

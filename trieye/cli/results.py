@@ -3,9 +3,9 @@
 Make tables, curves, comparisons and reports of many runs.
 
 PLACE is the directory of a sweep, an app, a run or several of them, a TensorBoard directory of any program, or an
-SQLite database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/. Seeds are replicates;
-each figure says of how many runs it is made and how many are missing, and has a bootstrap interval unless there is one
-run only.
+SQLite database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/, or the only app. Seeds
+are replicates; each figure says of how many runs it is made and how many are missing, and has a bootstrap interval
+unless there is one run only.
 
 Examples:
   trieye results table
@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in _TEXTS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         action.add_argument(
-            "places", nargs="*", metavar="PLACE", help="a sweep, an app, a run, event files, a database (newest sweep)"
+            "places",
+            nargs="*",
+            metavar="PLACE",
+            help="a sweep, an app, a run, event files, a database (newest sweep, or only app)",
         )
         _add_choice(action)
         if name == "export":

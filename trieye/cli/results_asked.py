@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
+from trieye.cli.arguments import DEFAULT_ROOT
 from trieye.cli.given_sweep import directory_of
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate
@@ -140,12 +142,23 @@ class Asked:
 
 
 def places_of(options: argparse.Namespace) -> list[str]:
-    """Return the places that were given, else the newest sweep.
+    """Return the places that were given, else the newest sweep, else the only app.
 
     Raises:
-        ConfigurationError: There is no sweep here.
+        ConfigurationError: There is no sweep here, and no app or several.
     """
-    return options.places or [str(directory_of(None))]
+    if options.places:
+        return list(options.places)
+    try:
+        return [str(directory_of(None))]
+    except ConfigurationError:
+        apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
+        if not apps:
+            raise
+        if len(apps) > 1:
+            raise ConfigurationError(f"which runs? name a directory, such as one of {', '.join(apps)}") from None
+        print(f"runs of {apps[0]}", file=sys.stderr)
+        return apps
 
 
 def chosen(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer, point_at
-from trieye.checkpoints.directory import read_hub_state
+from trieye.checkpoints.directory import parts_in, read_hub_state
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
@@ -49,8 +49,8 @@ class Restored:
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
             unless the run goes on from a checkpoint that was given: then that of its own nearest one.
         identity: What tells the checkpoint with this state of the hub from another of the same step.
-        origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, and the `seed` of
-            the run when it was saved; None if that is not known.
+        origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, which `parts` of
+            it the next save may link, and the `seed` of the run when it was saved; None if that is not known.
         went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
         fork: What another run is called that the checkpoint belongs to; None for one of this run.
     """
@@ -279,11 +279,19 @@ class SavedStates:
                 "reason": point.reason,
                 "run_name": point.run_name,
                 "is_own": is_own,
+                "parts": self._linkable(state, is_copy=is_copy) if state is not None and is_own else [],
                 "seed": _metadata_of(path).get("seed"),
             },
             went_back_to=point.went_back_to,
             fork=None if is_own else self._fork_at(point),
         )
+
+    def _linkable(self, state: EncodedState, *, is_copy: bool) -> list[str]:
+        """Return the parts of a state that the next save links; a copy may have some of a branch that was replaced."""
+        if not is_copy:
+            return list(state.parts)
+        find = parts_in([entry.path for entry in self._checkpoints.entries()])
+        return [name for name in state.parts if find(name) is not None]
 
     def _nearest(self, step: int) -> Path | None:
         """Return the checkpoint of this run that is nearest to a step; trials are not evaluated at quite the same."""

@@ -22,8 +22,6 @@ except ModuleNotFoundError:  # the package has had two names
         from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
         from pytorch_lightning.utilities import rank_zero_only
 
-_PLAIN = (bool, int, float, str, type(None))
-
 
 class RunLogger(Logger):
     """Logs to a run, which process 0 holds; it ends with the program, so that `fit` and `test` share it.
@@ -119,8 +117,7 @@ class RunLogger(Logger):
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any) -> None:
         """Record parameters; what is no plain data is recorded as its text."""
         del args, kwargs
-        held = vars(params) if isinstance(params, Namespace) else dict(params or {})
-        self.experiment.log_params(_plain(held))
+        self.experiment.log_params(_as_dicts(params or {}))
 
     @rank_zero_only
     def log_image(
@@ -145,7 +142,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Note as tags of the run where Lightning's best and last checkpoints are, and how good the best one is."""
+        """Make safe what belongs to a checkpoint; note as tags where the best and the last one are, and the score."""
+        self.experiment.flush()
         score = checkpoint_callback.best_model_score
         told = {
             "lightning/best_checkpoint": checkpoint_callback.best_model_path,
@@ -205,11 +203,7 @@ def _run_loggers(trainer: Trainer) -> list[RunLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Namespace):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
-    return value if isinstance(value, _PLAIN) else str(value)
+def _as_dicts(params: Any) -> Any:
+    """Return dicts in place of the namespaces among parameters."""
+    held = vars(params) if isinstance(params, Namespace) else params
+    return {key: _as_dicts(value) for key, value in held.items()} if isinstance(held, Mapping) else held

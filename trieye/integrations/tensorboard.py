@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
+from trieye.integrations import media
 from trieye.integrations.opening import AdoptedRun, safe_name
 from trieye.process.progress import say
+from trieye.run.media import array_of, number_of
 
 _ONLY_TENSORBOARD = frozenset(
     {
@@ -43,7 +45,6 @@ _ONLY_TENSORBOARD = frozenset(
 )
 """What only TensorBoard can show: torch's own writer puts it beside the rest, and the history of the run lacks it."""
 
-_IN_A_ROW = 8
 _GROWTH, _SMALLEST, _LARGEST = 1.1, 1e-12, 1e20
 """Borders of the bins that TensorFlow chose for histograms: each a tenth further from 0 than the one before."""
 
@@ -139,7 +140,8 @@ class SummaryWriter:
         if self._held is not None and self._is_decided and global_step.__class__ is int:
             self.run.log(tag, _squeezed(scalar_value), step=global_step, wall_time=walltime)
             return
-        self._do(global_step, lambda step: self.run.log(tag, _squeezed(scalar_value), step=step, wall_time=walltime))
+        value = number_of(tag, _squeezed(scalar_value))  # as it is now, should the call wait
+        self._do(global_step, lambda step: self.run.log(tag, value, step=step, wall_time=walltime))
 
     def add_scalars(
         self,
@@ -181,7 +183,7 @@ class SummaryWriter:
     ) -> None:
         """Log the distribution of an array or a tensor; `bins` as for `numpy.histogram`, or TensorFlow's."""
         del walltime
-        array = _array(values).astype(np.float64).reshape(-1)
+        array = array_of(f"add_histogram({tag!r})", values).astype(np.float64).reshape(-1)
         borders = _borders(array, bins, max_bins)
         self._do(global_step, lambda step: self.run.log_histogram(tag, array, step, borders))
 
@@ -197,7 +199,7 @@ class SummaryWriter:
     ) -> None:
         """Log a picture: uint8, or numbers of which 1 is the brightest."""
         del walltime
-        picture = _pixels(_array(img_tensor), dataformats)
+        picture = media.picture(f"add_image({tag!r})", img_tensor, dataformats)
         self._do(global_step, lambda step: self.run.log_image(tag, picture, step))
 
     def add_images(
@@ -221,14 +223,8 @@ class SummaryWriter:
     ) -> None:
         """Log a figure of matplotlib, or a list of them as one picture, and close them."""
         del walltime
-        figures = figure if isinstance(figure, list) else [figure]
-        drawn = _tiled(_same_size([_drawn(one) for one in figures]))
+        drawn = media.drawn(f"add_figure({tag!r})", figure, close=close)
         self._do(global_step, lambda step: self.run.log_image(tag, drawn, step))
-        if close:
-            import matplotlib.pyplot as plt
-
-            for one in figures:
-                plt.close(one)
 
     def add_video(
         self,
@@ -240,12 +236,7 @@ class SummaryWriter:
     ) -> None:
         """Log videos `[videos, time, channels, height, width]` side by side as one."""
         del walltime
-        array = _array(vid_tensor)
-        if array.ndim != 5:  # noqa: PLR2004 - as the original has it
-            raise ValueError(
-                f"add_video({tag!r}): a video is [videos, time, channels, height, width], not {array.shape}"
-            )
-        frames = np.stack([_pixels(array[:, time], "NCHW") for time in range(array.shape[1])])
+        frames = media.frames(f"add_video({tag!r})", vid_tensor)
         self._do(global_step, lambda step: self.run.log_video(tag, frames, step, fps=fps))
 
     # the rest
@@ -255,7 +246,7 @@ class SummaryWriter:
     ) -> None:
         """Log a text; the table of `hyperparameters` that CleanRL writes becomes the parameters of the run, too."""
         del walltime
-        self._do(global_step, lambda step: self.run.log_text(f"{tag}/text_summary", text_string, step))
+        self._do(global_step, lambda step: media.log_text(self.run, f"{tag}/text_summary", text_string, step))
         if tag == "hyperparameters":
             from trieye.sinks.tensorboard.reading import params_in_text
 
@@ -342,16 +333,6 @@ def _squeezed(value: Any) -> Any:
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
-def _array(values: Any) -> NDArray[Any]:
-    """Return an array of NumPy; of a tensor on any device, also where a graph hangs on it."""
-    if callable(getattr(values, "detach", None)):
-        values = values.detach().cpu()
-        if "bfloat16" in str(values.dtype):
-            values = values.float()
-        values = values.numpy()
-    return np.asarray(values)
-
-
 def _borders(values: NDArray[np.float64], bins: str | int, max_bins: int | None) -> list[float]:
     """Return the borders between bins: of TensorFlow's those around the values."""
     finite = values[np.isfinite(values)]
@@ -360,7 +341,8 @@ def _borders(values: NDArray[np.float64], bins: str | int, max_bins: int | None)
     if bins != "tensorflow":
         found = np.histogram_bin_edges(finite, bins)
     else:
-        count = int(np.log(_LARGEST / _SMALLEST) / np.log(_GROWTH)) + 1
+        largest = max(_LARGEST, np.abs(finite).max())
+        count = int(np.log(largest / _SMALLEST) / np.log(_GROWTH)) + 2
         away = _SMALLEST * _GROWTH ** np.arange(count)
         found = np.concatenate([-away[::-1], [0.0], away])
         first = max(int(np.searchsorted(found, finite.min(), "right")) - 1, 0)
@@ -369,43 +351,3 @@ def _borders(values: NDArray[np.float64], bins: str | int, max_bins: int | None)
         found = found[:: -(-(len(found) - 1) // max_bins)]
         found[-1] = max(found[-1], finite.max())
     return [float(border) for border in found]
-
-
-def _pixels(array: NDArray[Any], form: str) -> NDArray[np.uint8]:
-    """Return `[height, width, channels]` pixels of an array whose axes `form` names, of a batch as one picture."""
-    form = form.upper()
-    if len(form) != array.ndim or set(form) - set("NHWC") or not {"H", "W"} <= set(form):
-        raise ValueError(f"dataformats={form!r} does not name the axes of an array of shape {array.shape}")
-    if array.dtype != np.uint8:
-        array = np.clip(array.astype(np.float32) * 255.0, 0.0, 255.0).astype(np.uint8)
-    order = [axis for axis in "NHWC" if axis in form]
-    array = array.transpose([form.index(axis) for axis in order])
-    if "C" not in form:
-        array = array[..., None]
-    return _tiled(list(array)) if "N" in form else array
-
-
-def _tiled(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return pictures of one size `[height, width, channels]` as one, several in a row."""
-    across = min(len(pictures), _IN_A_ROW)
-    empty = [np.zeros_like(pictures[0])] * (-len(pictures) % across)
-    cells = [*pictures, *empty]
-    rows = [np.concatenate(cells[first : first + across], axis=1) for first in range(0, len(cells), across)]
-    return np.concatenate(rows, axis=0)
-
-
-def _same_size(pictures: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
-    height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
-    return [
-        np.pad(picture, ((0, height - picture.shape[0]), (0, width - picture.shape[1]), (0, 0))) for picture in pictures
-    ]
-
-
-def _drawn(figure: Any) -> NDArray[np.uint8]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    if not callable(getattr(figure, "savefig", None)):
-        raise TypeError(f"add_figure: a {type(figure).__name__} is no figure of matplotlib")
-    canvas: Any = FigureCanvasAgg(figure)  # it has no types
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -67,8 +67,9 @@ class RunDirectories:
         if status == _UNSETTLED and not is_alive(directory):
             status = "KILLED"
         self._homes[str(directory)] = home
-        shows_config = config.get("sinks", {}).get("config_params", True)
-        params = parameters(config) if shows_config else {}
+        params = parameters(config)
+        if not config.get("sinks", {}).get("config_params", True):
+            params = {key: value for key, value in params.items() if key == "loop.objective" and value is not None}
         params |= {name: typed(text) for name, text in record.params.items()}
         return StoredRun(
             path=str(directory),

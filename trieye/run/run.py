@@ -418,7 +418,7 @@ class Run(Recorder):
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False
         encoded, origin = found
-        attempt.saves.restored(encoded.parts.keys() if origin["is_own"] else ())
+        attempt.saves.restored(origin["parts"])
         state = decode(encoded, on_damage=self.config.persistence.damaged_replay)
         held = state["objects"]
         is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer

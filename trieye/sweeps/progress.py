@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
@@ -27,10 +27,15 @@ class Progress:
         directory: Of the sweep.
         size: How many jobs there are; None if nobody knows.
         varying: The keys that differ between jobs.
+        of: What it is called; the jobs of a study are trials.
     """
 
-    def __init__(self, directory: Path, size: int | None, varying: Sequence[str]) -> None:
-        self._directory, self._size, self._varying = directory, size, varying
+    def __init__(
+        self, directory: Path, size: int | None, varying: Sequence[str], *, of: Literal["sweep", "study"] = "sweep"
+    ) -> None:
+        self._directory, self._size, self._varying, self._of = directory, size, varying, of
+        self._one = "trial" if of == "study" else "job"
+        self._told: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
         self._num = {"done": 0, "failed": 0, "pruned": 0, "completed before": 0, "killed": 0}
@@ -39,8 +44,8 @@ class Progress:
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        jobs = "" if self._size is None else f"{self._size} job{'s' if self._size != 1 else ''} "
-        say(f"sweep: {jobs}in {_short(self._directory)}")
+        jobs = "" if self._size is None else f"{self._size} {self._one}{'s' if self._size != 1 else ''} "
+        say(f"{self._of}: {jobs}in {_short(self._directory)}")
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -55,11 +60,17 @@ class Progress:
         if self._live is not None:
             self._live.stop()
         parts = [f"{number} {name}" for name, number in self._counts() if number]
-        say(f"sweep: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
+        say(f"{self._of}: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
 
     def began(self, job: Job) -> None:
         """Note that a job has begun, or waits for room."""
         self._running[job.index] = (job, time.monotonic())
+
+    def told(self, job: Job, step: int, objective: float | None) -> None:
+        """Note how far a job is that runs, and how good."""
+        self._told[job.index] = (step, objective)
+        if job.index in self._running:
+            self._running[job.index] = (job, self._running[job.index][1])
 
     def ended(self, job: Job, done: Done) -> None:
         """Note how a job has ended."""
@@ -105,12 +116,16 @@ class Progress:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, caption=self._caption(), caption_justify="left")
-        table.add_column("job", justify="right")
+        table.add_column(self._one, justify="right")
         table.add_column("what varies", no_wrap=True)
+        for name in ("step", "objective") if self._told else ():
+            table.add_column(name, justify="right")
         table.add_column("for", justify="right")
         now = time.monotonic()
         for job, began in list(self._running.values())[:_MOST_SHOWN]:
-            table.add_row(str(job.index), self._words(job), _clock(now - began))
+            step, objective = self._told.get(job.index, (None, None))
+            how_far = ("" if step is None else f"{step:,}", "" if objective is None else f"{objective:g}")
+            table.add_row(str(job.index), self._words(job), *(how_far if self._told else ()), _clock(now - began))
         if len(self._running) > _MOST_SHOWN:
             table.add_row("", f"and {len(self._running) - _MOST_SHOWN} more", "")
         return table
@@ -137,7 +152,7 @@ class Progress:
         return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
 
     def _named(self, job: Job) -> str:
-        return f"job {job.index} {self._words(job)}".rstrip()
+        return f"{self._one} {job.index} {self._words(job)}".rstrip()
 
     def _words(self, job: Job) -> str:
         return redacted_text(" ".join(shown(job.overrides, self._varying)))

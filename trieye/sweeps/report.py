@@ -73,9 +73,9 @@ def headings(keys: Sequence[str]) -> list[str]:
 
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
     """Return a table of jobs with what varies in them and what they returned."""
-    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} jobs", title_justify="left")
-    table.add_column("job", justify="right")
+    keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
+    table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} {one}s", title_justify="left")
+    table.add_column(one, justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("objective", justify="right", style="bold")

@@ -38,7 +38,12 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
         for trial in gone:
             states[trial].last_train_time = max(states[trial].last_train_time, now)
         self.on_trial_result(tune_controller, waiting[0], states[waiting[0]].last_result)
-        return super().choose_trial_to_run(tune_controller)
+        if (chosen := super().choose_trial_to_run(tune_controller)) is None:
+            # they were compared already, by a driver that was killed before the next moment was written down
+            earliest = min(states[trial].last_train_time for trial in waiting)
+            self._next_perturbation_sync: float = earliest + self._perturbation_interval
+            chosen = super().choose_trial_to_run(tune_controller)
+        return chosen
 
 
 def scheduler_of(config: TrieyeConfig, space: Space) -> Any:

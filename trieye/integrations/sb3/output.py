@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.logger import Figure, HParam, Image, KVWriter, Video
 
+from trieye.integrations import media
 from trieye.run.run import Run
 
 
@@ -26,7 +27,7 @@ class RunOutput(KVWriter):
             if "trieye" in (key_excluded.get(name) or ()):
                 continue
             if isinstance(value, str):
-                self._run.log_text(name, value, step)
+                media.log_text(self._run, name, value, step)
             elif isinstance(value, np.ScalarType):
                 if self._last.get(name) != (step, value):  # evaluations and rollouts record the same counters
                     self._run.log(name, value, step=step)
@@ -38,21 +39,13 @@ class RunOutput(KVWriter):
         if isinstance(value, torch.Tensor | np.ndarray):
             self._run.log_histogram(name, value, step)
         elif isinstance(value, Figure):
-            self._run.log_figure(name, value.figure, step)
+            self._run.log_image(name, media.drawn(name, value.figure, close=value.close), step)
         elif isinstance(value, Image):
-            self._run.log_image(name, _pixels(value), step)
+            self._run.log_image(name, media.picture(name, value.image, value.dataformats), step)
         elif isinstance(value, Video):
-            frames = value.frames.cpu().numpy()[0]  # of shape (1, frames, channels, height, width)
-            self._run.log_video(name, frames.transpose(0, 2, 3, 1), step, fps=value.fps)
+            self._run.log_video(name, media.frames(name, value.frames), step, fps=value.fps)
         elif isinstance(value, HParam):
             self._run.log_params(value.hparam_dict)
 
     def close(self) -> None:
         """Do nothing: the run is closed by whoever opened it."""
-
-
-def _pixels(image: Image) -> Any:
-    """Return a picture as height, width and channels."""
-    held = image.image.cpu().numpy() if isinstance(image.image, torch.Tensor) else image.image
-    order = image.dataformats
-    return np.transpose(held, [order.index(axis) for axis in "HWC" if axis in order])

@@ -4,11 +4,12 @@ Everything stays on this machine: MLflow, TensorBoard and the history of the run
 program; `resume="must"`, `"allow"`, `"auto"` and `"never"` mean what they mean there.
 """
 
+import functools
 import json
 import os
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def _begun(
     goes_on = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None:
         held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
+    say(f"wandb: run {chosen!r} of project {project!r} {'goes on' if goes_on else 'begins'} in {held.run.dir}")
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
 
 
@@ -145,34 +147,19 @@ def _running(what: str) -> Run:
     return _current
 
 
-def log(data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-    """Log to `wandb.run`; see `Run.log`."""
-    _running("log").log(data, step, commit)
+def _of_run(name: str) -> Callable[..., Any]:
+    """Return a function that calls the method of `wandb.run`."""
+    method = getattr(Run, name)
+
+    @functools.wraps(method)
+    def call(*values: Any, **options: Any) -> Any:
+        return method(_running(name), *values, **options)
+
+    return call
 
 
-def define_metric(name: str, step_metric: str | None = None, **options: Any) -> None:
-    """See `Run.define_metric`."""
-    _running("define_metric").define_metric(name, step_metric, **options)
-
-
-def watch(models: Any, criterion: Any = None, log: str | None = "gradients", log_freq: int = 1000, **more: Any) -> None:
-    """See `Run.watch`."""
-    _running("watch").watch(models, criterion, log, log_freq, **more)
-
-
-def unwatch(models: Any = None) -> None:
-    """See `Run.unwatch`."""
-    _running("unwatch").unwatch(models)
-
-
-def save(glob_str: str | os.PathLike[str], base_path: str | None = None, policy: str = "live") -> list[str]:
-    """See `Run.save`."""
-    return _running("save").save(glob_str, base_path, policy)
-
-
-def log_artifact(artifact: Any, name: str | None = None, type: str | None = None) -> Artifact:  # noqa: A002
-    """See `Run.log_artifact`."""
-    return _running("log_artifact").log_artifact(artifact, name, type)
+log, define_metric, save, log_artifact = map(_of_run, ("log", "define_metric", "save", "log_artifact"))
+watch, unwatch = map(_of_run, ("watch", "unwatch"))
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:

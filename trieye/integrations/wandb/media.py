@@ -2,15 +2,16 @@
 
 import numbers
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.files.atomic import write_atomic
+from trieye.integrations import media
+from trieye.run.media import array_of, number_of
 from trieye.run.run import Run
 
 
@@ -27,16 +28,16 @@ class Image(Media):
 
     def __init__(self, data_or_path: Any, mode: str | None = None, caption: str | None = None, **more: Any) -> None:
         del mode, more
-        self._data, self.caption = data_or_path, caption
+        self._file = Path(data_or_path) if isinstance(data_or_path, str | os.PathLike) else None
+        self._picture = None if self._file else _picture(data_or_path)
+        self.caption = caption
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Log it as a picture; a caption becomes a text beside it."""
-        if isinstance(self._data, str | os.PathLike):
-            run.log_artifact(Path(self._data), f"media/images/{name}")
-        elif callable(getattr(self._data, "savefig", None)):
-            run.log_figure(name, self._data, step)
+        if self._file:
+            run.log_artifact(self._file, f"media/images/{name}")
         else:
-            run.log_image(name, _colors(self._data), step)
+            run.log_image(name, self._picture, step)
         if self.caption:
             run.log_text(f"{name}/caption", self.caption, step)
 
@@ -65,7 +66,7 @@ class Histogram(Media):
             self._values = np.repeat((edges[1:] + edges[:-1]) / 2.0, counts.astype(np.int64))
             self._bins = edges.tolist()
         else:
-            self._values = _plain_array(sequence).astype(np.float64).reshape(-1)
+            self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Log it as a histogram; of nothing there is none."""
@@ -84,17 +85,16 @@ class Video(Media):
         format: str | None = None,  # noqa: A002
     ) -> None:
         del caption
-        self._data, self._fps, self._format = data_or_path, fps or 4, format
+        self._file = Path(data_or_path) if isinstance(data_or_path, str | os.PathLike) else None
+        self._frames = None if self._file else _frames(data_or_path)
+        self._fps, self._format = fps or 4, format
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Log it as a video; a file is kept as it is."""
-        if isinstance(self._data, str | os.PathLike):
-            run.log_artifact(Path(self._data), f"media/videos/{name}")
-            return
-        frames = _plain_array(self._data)
-        if frames.ndim == 5:  # noqa: PLR2004 - several videos
-            frames = np.concatenate(list(frames), axis=-1)
-        run.log_video(name, _colors(frames), step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
+        if self._file:
+            run.log_artifact(self._file, f"media/videos/{name}")
+        else:
+            run.log_video(name, self._frames, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
 
 
 class Table(Media):
@@ -146,10 +146,7 @@ class Html(Media):
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Keep it as a file of the run."""
-        with tempfile.TemporaryDirectory() as place:
-            path = Path(place) / f"{step}.html"
-            write_atomic(path, self._text.encode())
-            run.log_artifact(path, f"media/html/{name}")
+        media.keep_text(run, f"media/html/{name}", f"{step}.html", self._text)
 
 
 class Text(Media):
@@ -163,7 +160,7 @@ class Text(Media):
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Log it as a text."""
-        run.log_text(name, self._text, step)
+        media.log_text(run, name, self._text, step)
 
 
 class Artifact:
@@ -204,14 +201,16 @@ class Artifact:
         self.files += [(path, (Path(name or "") / path.relative_to(root)).as_posix()) for path in inside]
 
 
-def medium_of(value: Any) -> Any:
-    """Return a number as it is, what else there is as `Media`, and None for what wandb leaves out.
+def medium_of(name: str, value: Any) -> float | Media | None:
+    """Return a number as a float, what else there is as `Media`, and None for what is empty.
 
     Raises:
-        TypeError: It cannot be logged.
+        ValueError: It is an integer beyond the range of a float.
     """
-    if value is None or isinstance(value, Media | numbers.Real | np.generic):
+    if value is None or isinstance(value, Media):
         return value
+    if isinstance(value, numbers.Real | np.bool_):
+        return number_of(name, value)
     if isinstance(value, str):
         return Text(value)
     if isinstance(value, list | tuple) and value and all(isinstance(item, Media) for item in value):
@@ -221,32 +220,32 @@ def medium_of(value: Any) -> Any:
     return Table(dataframe=value) if hasattr(value, "columns") else _medium_of_numbers(value)
 
 
-def _medium_of_numbers(value: Any) -> Any:
+def _medium_of_numbers(value: Any) -> float | Media | None:
     try:
-        array = _plain_array(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"wandb.log: a {type(value).__name__} cannot be logged") from error
-    if array.dtype.kind not in "buif":
+        array = array_of("wandb.log", value)
+    except TypeError:  # texts, lists of several lengths, objects
         return Text(str(value))
     if array.size == 1:
-        return array.reshape(-1)[0].item()
+        return float(array.reshape(-1)[0])
     return Histogram(array) if array.size else None
 
 
-def _plain_array(value: Any) -> "np.ndarray[Any, Any]":
-    if callable(getattr(value, "detach", None)):
-        value = value.detach().cpu()
-        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
-    return np.asarray(value)
+def _picture(given: Any) -> Any:
+    """Return what a picture shows now, whatever becomes of what it is given as."""
+    if hasattr(given, "getbands"):
+        return given.copy()
+    if callable(getattr(given, "savefig", None)):
+        return media.drawn("Image", given.gcf() if hasattr(given, "gcf") else getattr(given, "figure", given))
+    return _colors(array_of("Image", given))
 
 
-def _colors(data: Any) -> Any:
-    """Return uint8 colors of floats, which go to 1 or to 255; anything else as it is."""
-    if hasattr(data, "getbands"):
-        return data
-    array = _plain_array(data)
-    if array.dtype == np.uint8:
-        return array
+def _frames(given: Any) -> Any:
+    array = array_of("Video", given)
+    return _colors(np.concatenate(list(array), axis=-1) if array.ndim == 5 else array)  # noqa: PLR2004 - several videos
+
+
+def _colors(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a copy as uint8; floats go to 1 or to 255."""
     scale = 255.0 if array.dtype.kind == "f" and array.size and float(np.nanmax(array)) <= 1.0 else 1.0
     return np.clip(np.nan_to_num(array.astype(np.float64)) * scale, 0, 255).astype(np.uint8)
 

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any, Self
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.integrations.opening import AdoptedRun, safe_name
-from trieye.integrations.wandb.media import Artifact, Histogram, Media, medium_of
+from trieye.integrations.wandb.media import Artifact, Histogram, Media, Text, medium_of
 from trieye.integrations.wandb.values import Config, Summary
 from trieye.process.progress import say
+from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
 
-_SUMMARIES: Mapping[str, Callable[[Any, Any], Any]] = {"max": max, "min": min, "last": lambda _, new: new}
+_EXTREMES: Mapping[Any, Callable[[Any, Any], float]] = {"max": max, "min": min}
+_SUMMARY = "wandb-summary.json"
 
 
 class Run:
@@ -39,12 +42,13 @@ class Run:
         self.disabled, self._held = held is None, held
         last = held.last_step if held is not None and resumed else None
         self.step = 0 if last is None else last + 1
-        self.summary = Summary()
+        self.summary = Summary(_summary_in(held.run.dir) if held is not None and resumed else {})
         self.config = Config(self._record_config)
         self.on_finish: Callable[[Run], None] = lambda _: None
-        self._row: dict[str, Any] = {}
+        self._row: dict[str, float] = {}
         self._has_ignored = False
         self._xs: dict[str, float] = {}
+        self._met: set[str] = set()
         self._rules: list[tuple[str, str | None, str | None]] = []
         self._unhook: list[Callable[[], None]] = []
 
@@ -81,50 +85,60 @@ class Run:
         """
         if not isinstance(data, Mapping):
             raise TypeError(f"wandb.log takes a dict, not a {type(data).__name__}")
-        if not all(isinstance(key, str) for key in data):
-            raise ValueError("wandb.log: the names in a dict are strings")
+        if not all(isinstance(key, str) and key for key in data):
+            raise TypeError("wandb.log: the names in a dict are strings, and none is empty")
         if self.disabled:
             return
         _ = self.run
         if step is not None:
-            if int(step) < self.step:
+            number = step_of("wandb.log", step)
+            if number < self.step:
                 if not self._has_ignored:
                     self._has_ignored = True
                     say(f"wandb.log(step={step}): step {self.step} is under way; rows of steps before it are ignored")
                 return
-            if int(step) > self.step:
+            if number > self.step:
                 self._write()
-                self.step = int(step)
-        self._row |= dict(_flat(data))
+                self.step = number
+        self._take({key: medium_of(key, value) for key, value in _flat(data)})
         if commit or (commit is None and step is None):
             self._write()
             self.step += 1
 
+    def _take(self, given: Mapping[str, float | Media | None]) -> None:
+        """Let numbers wait for the end of the row; media are logged as they are now."""
+        numbers = {key: value for key, value in given.items() if isinstance(value, float)}
+        self._row |= numbers
+        self._xs |= numbers
+        for key, value in given.items():
+            if isinstance(value, Media):
+                value.log_to(self.run, key, self._place_of(key)[0])
+                self.summary[key] = value
+
     def _write(self) -> None:
         row, self._row = self._row, {}
         for key, value in row.items():
-            if isinstance(value, int | float):
-                self._xs[key] = value
-        for key, value in row.items():
-            self._log_one(key, value)
+            step, how = self._place_of(key)
+            self.run.log(key, value, step=step)
+            if how != "none":
+                self._summarize(key, value, how)
 
-    def _log_one(self, key: str, value: Any) -> None:
+    def _summarize(self, key: str, number: float, how: str | None) -> None:
+        before = self.summary.get(key)
+        if how not in _EXTREMES:
+            self.summary[key] = number
+        elif math.isfinite(number):
+            if self.resumed and key not in self._met:  # a killed attempt left no summary, but the points
+                before = self.run.best(key, "max" if how == "max" else "min")
+            self._met.add(key)
+            is_number = isinstance(before, float) and math.isfinite(before)
+            self.summary[key] = _EXTREMES[how](before, number) if is_number else number
+
+    def _place_of(self, key: str) -> tuple[int, str | None]:
+        """Return the step at which a name is shown now, and how it is summarized."""
         step_metric, how = self._rule_of(key)
         x = self._xs.get(step_metric) if step_metric is not None else None
-        step = self.step if x is None else int(x)
-        medium = medium_of(value)
-        if medium is None:
-            return
-        if isinstance(medium, Media):
-            medium.log_to(self.run, key, step)
-            self.summary[key] = medium
-            return
-        self.run.log(key, medium, step=step)
-        if how != "none":
-            number = float(medium)
-            before = self.summary.get(key)
-            is_first = not isinstance(before, float)
-            self.summary[key] = number if is_first or how is None else _SUMMARIES[how](before, number)
+        return self.step if x is None or not math.isfinite(x) else int(x), how
 
     def _rule_of(self, key: str) -> tuple[str | None, str | None]:
         """Return x axis and summary of a name, by the last definition that fits."""
@@ -146,7 +160,7 @@ class Run:
         """Say what a metric is shown over, and what its summary is: `min`, `max`, `last`, `none`, `best` of a goal."""
         del step_sync, hidden, overwrite
         chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
-        if chosen not in {None, "none", *_SUMMARIES}:
+        if chosen not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
         self._rules.append((name, step_metric, chosen))
 
@@ -175,9 +189,9 @@ class Run:
             nonlocal count
             if count % every == 0 and self._held is not None:
                 if log != "parameters":
-                    self._row[f"gradients/{name}"] = Histogram(gradient)
+                    self._take({f"gradients/{name}": Histogram(gradient)})
                 if log != "gradients":
-                    self._row[f"parameters/{name}"] = Histogram(parameter)
+                    self._take({f"parameters/{name}": Histogram(parameter)})
             count += 1
 
         self._unhook.append(parameter.register_hook(look).remove)
@@ -230,10 +244,8 @@ class Run:
             return
         self._write()
         self.unwatch()
-        own = {
-            key: value if isinstance(value, int | float | str) else str(value) for key, value in self.summary.items()
-        }
-        write_atomic(self.run.dir / "wandb-summary.json", json.dumps(own, indent=1).encode())
+        own = {key: _plain(value) for key, value in self.summary.items()}
+        write_atomic(self.run.dir / _SUMMARY, json.dumps(own, indent=1).encode())
         held, self._held = self._held, None
         held.leave("FAILED" if exit_code else "FINISHED")
 
@@ -252,3 +264,18 @@ def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Media):
+        return {"_type": type(value).__name__.lower()} if not isinstance(value, Text) else str(value)
+    is_plain = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
+
+
+def _summary_in(directory: Path) -> Mapping[str, Any]:
+    """Return the summary that an attempt which finished has left."""
+    try:
+        return dict(json.loads((directory / _SUMMARY).read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,298 @@
+"""Values that the originals reject or convert, given to torch's `SummaryWriter`, to wandb, and to ours."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter as TorchWriter
+
+from tests.waiting import wait_until
+from trieye.history.history import read_history
+from trieye.integrations import opening, wandb
+from trieye.integrations.tensorboard import SummaryWriter
+from trieye.integrations.wandb.offline import records_in, values_of
+
+LONG = "grüße " * 200_000
+"""1.6 MB."""
+
+on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(autouse=True)
+def ours(place, monkeypatch, request):
+    """Return the name of a run of the test's own; all share a store, which is made once."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv(opening.APP, "p")
+    for name in (opening.ROOT, "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    yield opening.safe_name(request.node.name)
+    wandb.finish()
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+def tensors(device):
+    made = {
+        "plain": torch.tensor(2.0),
+        "of a graph": torch.tensor(3.0, requires_grad=True) * 2,
+        "one element": torch.tensor([[2.5]]),
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "whole": torch.tensor(7),
+        "view": torch.arange(6.0).reshape(2, 3).T[1, 1],
+    }
+    return {name: value.to(device) for name, value in made.items()}
+
+
+SCALARS = {
+    "float16": np.float16(1.5),
+    "float32": np.float32(0.1),
+    "int64": np.int64(-3),
+    "uint8": np.uint8(255),
+    "bool": np.True_,
+    "0-d": np.array(4.0),
+    "one element": np.array([5.0]),
+}
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "of numpy": np.float32("nan")}
+NOT_FINITE |= {"of torch": torch.tensor(math.nan)}
+UNICODE = {"ünï/код 1": 1.0, "手/😀": 2.0, "a b:c*d?": 3.0, "/x": 4.0}
+
+
+def points(name):
+    table = read_history(Path(".trieye_data/p/runs") / name)
+    return list(zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True))
+
+
+def in_artifacts(end):
+    """Return the text of the one artifact in MLflow whose path ends so."""
+    (path,) = Path(".trieye_data/p/mlruns").glob(f"**/{end}")
+    return path.read_text()
+
+
+# SummaryWriter
+
+
+def shown(directory):
+    found = EventAccumulator(directory, size_guidance={"scalars": 0, "tensors": 0})
+    found.Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def scalars_of_both(ours, values):
+    """Log values at step 1, and return what TensorBoard reads: of theirs, of ours."""
+    for writer in (TorchWriter(f"theirs/{ours}"), SummaryWriter(f"runs/{ours}")):
+        with writer:
+            for name, value in values.items():
+                writer.add_scalar(name, value, 1)
+    return shown(f"theirs/{ours}"), shown(f"runs/{ours}")
+
+
+@pytest.mark.parametrize("device", ["cpu", on_gpu])
+def test_the_writer_takes_tensors(ours, device):
+    theirs, found = scalars_of_both(ours, tensors(device))
+    assert found == theirs
+    assert len(found) == 6
+
+
+def test_the_writer_takes_scalars_of_numpy(ours):
+    theirs, found = scalars_of_both(ours, SCALARS)
+    assert found == theirs
+    assert len(found) == 7
+
+
+def test_the_writer_counts_what_is_not_finite_and_shows_the_rest(ours):
+    theirs, found = scalars_of_both(ours, {**NOT_FINITE, "whole": 1.0})
+    assert theirs["whole"] == found["whole"] == [(1, 1.0)]
+    assert len(theirs) == 6
+    assert found["trieye/dropped/non_finite"][-1][1] == 5.0
+
+
+def test_the_writer_takes_steps_of_any_order_and_kind(ours):
+    steps = [5, np.int64(1), torch.tensor(3), 3.0, -2, None, 5]
+    for writer in (TorchWriter(f"theirs/{ours}"), SummaryWriter(f"runs/{ours}")):
+        with writer:
+            for number, step in enumerate(steps):
+                writer.add_scalar("a", number, step)
+    assert sorted(shown(f"runs/{ours}")["a"]) == sorted(shown(f"theirs/{ours}")["a"])
+    assert sorted(points(ours)) == sorted(("a", *found) for found in shown(f"theirs/{ours}")["a"])
+
+
+def test_the_writer_refuses_nested_dicts_of_numbers_and_flattens_those_of_parameters(ours):
+    with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(NotImplementedError):
+        writer.add_scalars("a", {"b": {"c": 1.0}}, 1)
+    with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(ValueError, match="value should be one of"):
+        writer.add_hparams({"net": {"size": 3}}, {"a": 1.0})
+    with SummaryWriter(f"runs/{ours}") as writer:
+        with pytest.raises(TypeError, match="'a/b'"):
+            writer.add_scalars("a", {"b": {"c": 1.0}}, 1)
+        writer.add_hparams({"net": {"size": 3}, "none": None, "of": torch.tensor(2.0)}, {"a": torch.tensor(1.0)})
+    assert points(ours) == [("a", 0, 1.0)]
+
+
+def test_the_writer_takes_unicode(ours):
+    theirs, found = scalars_of_both(ours, UNICODE)
+    assert found == theirs
+    assert len(found) == 4
+    with SummaryWriter(f"runs/{ours}") as writer:
+        writer.add_text("t", "half of a pair: \ud83d", 2)  # the original raises an error
+        writer.flush()
+
+
+def test_the_writer_takes_texts_of_more_than_a_megabyte(ours):
+    with SummaryWriter(f"runs/{ours}") as writer:
+        writer.add_text("t", LONG, 3)
+        writer.add_text("exact", "x" * 2**20, 3)
+    assert in_artifacts("media/text/t/text_summary/3.txt") == LONG
+    found = EventAccumulator(f"runs/{ours}", size_guidance={"tensors": 0})
+    found.Reload()
+    (text,) = found.Tensors("t/text_summary")
+    text = text.tensor_proto.string_val[0].decode()
+    assert text.startswith("grüße grüße")
+    assert "1,200,000 characters" in text
+    (exact,) = found.Tensors("exact/text_summary")
+    assert len(exact.tensor_proto.string_val[0]) == 2**20
+
+
+def test_the_writer_takes_histograms_that_the_original_refuses(ours):
+    with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(ValueError, match="empty"):
+        writer.add_histogram("a", torch.tensor([1e30, -1e30]), 1)
+    with SummaryWriter(f"runs/{ours}") as writer:
+        writer.add_histogram("a", torch.tensor([1e30, -1e30]), 1)
+        writer.add_histogram("b", [1.0, math.nan, math.inf], 1)
+    assert len(EventAccumulator(f"runs/{ours}").Reload().Tags()["tensors"]) == 2
+
+
+# wandb
+
+
+@pytest.fixture(scope="module")
+def rows_of_theirs(tmp_path_factory):
+    """Return what the real library stores of all that the tests log, by the key of each row."""
+    real = pytest.importorskip("wandb")
+    place = tmp_path_factory.mktemp("theirs")
+    quiet = real.Settings(silent=True)
+    with real.init(project="p", id="theirs", mode="offline", dir=str(place), settings=quiet) as run:
+        for key, row in {
+            "tensors": tensors("cpu"),
+            "scalars": SCALARS,
+            "not finite": NOT_FINITE,
+            "nested": NESTED,
+            "unicode": UNICODE,
+            "long": {"t": LONG},
+            "other": OTHER,
+        }.items():
+            run.log({"key": key, **row})
+    (path,) = place.glob("wandb/offline-run-*/*.wandb")
+    wait_until(lambda: any(record.HasField("exit") for record in records_in(path)))
+    rows = [values_of(record.history.item) for record in records_in(path) if record.HasField("history")]
+    return {row.pop("key"): {name: value for name, value in row.items() if name[0] != "_"} for row in rows}
+
+
+NESTED = {"a": {"b": {"c": 1, "d": 2.0}, "e": 3}, "of": {1: 4.0, None: 5.0}, "empty": {}}
+OTHER = {"ragged": [[1], [2, 3]], "texts": ["a", "b"], "np text": np.str_("x"), "complex": np.complex64(1j), "set": {1}}
+
+
+def logged(ours, row):
+    """Log a row with ours, and return its numbers."""
+    with wandb.init(project="p", id=ours):
+        wandb.log(row)
+    return {name: value for name, _, value in points(ours) if not name.startswith("trieye/")}
+
+
+@pytest.mark.parametrize("device", ["cpu", on_gpu])
+def test_wandb_takes_tensors(ours, rows_of_theirs, device):
+    assert logged(ours, tensors(device)) == pytest.approx(rows_of_theirs["tensors"])
+
+
+def test_wandb_takes_scalars_of_numpy(ours, rows_of_theirs):
+    assert logged(ours, SCALARS) == pytest.approx({**rows_of_theirs["scalars"], "bool": 1.0})
+
+
+def test_wandb_counts_what_is_not_finite_and_shows_the_rest(ours, rows_of_theirs):
+    assert len(rows_of_theirs["not finite"]) == 5
+    with wandb.init(project="p", id=ours) as run:
+        run.define_metric("least", summary="min")
+        for value in (3.0, math.nan, 1.0, math.nan, 2.0):
+            wandb.log({"least": value, "other": 1})
+        wandb.log(NOT_FINITE)
+        assert run.summary.least == 1.0
+    assert [value for name, _, value in points(ours) if name == "least"] == [3.0, 1.0, 2.0]
+    assert [step for name, step, _ in points(ours) if name == "other"] == [0, 1, 2, 3, 4]
+    assert [value for name, _, value in points(ours) if name == "trieye/dropped/non_finite"][-1] == 7.0
+
+
+def test_wandb_flattens_nested_dicts(ours, rows_of_theirs):
+    theirs = rows_of_theirs["nested"]
+    assert theirs["a"] == {"b": {"c": 1, "d": 2}, "e": 3}
+    assert logged(ours, NESTED) == {"a.b.c": 1.0, "a.b.d": 2.0, "a.e": 3.0, "of.1": 4.0, "of.None": 5.0}
+
+
+def test_wandb_takes_unicode(ours, rows_of_theirs):
+    assert logged(ours, {**UNICODE, "text": "half of a pair: \ud83d"}) == rows_of_theirs["unicode"]
+
+
+def test_wandb_takes_texts_of_more_than_a_megabyte(ours, rows_of_theirs):
+    assert rows_of_theirs["long"]["t"] == LONG
+    assert logged(ours, {"t": LONG, "a": 1.0}) == {"a": 1.0}
+    assert in_artifacts("media/text/t/0.txt") == LONG
+
+
+def test_wandb_takes_what_is_neither_a_number_nor_a_medium_as_a_text(ours, rows_of_theirs):
+    assert rows_of_theirs["other"].keys() == OTHER.keys()
+    assert logged(ours, {**OTHER, "object": object(), "a": 1.0}) == {"a": 1.0}
+    texts = {path.parent.name for path in Path(".trieye_data/p/mlruns").rglob("*.md")}
+    assert {"ragged", "texts", "np text", "complex", "set", "object"} <= texts
+
+
+@pytest.mark.parametrize("step", [1.5, "7"])
+def test_wandb_refuses_steps_that_are_no_integers(ours, step):
+    real = pytest.importorskip("wandb")
+    with real.init(mode="disabled"), wandb.init(project="p", id=ours) as run:
+        for whole in (np.int64(4), torch.tensor(5), 3):
+            wandb.log({"a": 1.0}, step=whole)
+        assert run.step == 5
+        with pytest.raises(TypeError, match="integer"):
+            wandb.log({"a": 2.0}, step=step)
+    assert [row[:2] for row in points(ours)] == [("a", 4), ("a", 5)]
+
+
+def test_wandb_takes_values_as_they_are_when_they_are_logged(ours):
+    from matplotlib import pyplot as plt
+
+    total, counts, frame = torch.zeros(()), np.zeros(1), np.zeros((4, 4, 3), np.uint8)
+    file = Path("passing")
+    with wandb.init(project="p", id=ours):
+        for step in range(3):
+            plt.plot([0, step])
+            file.write_text("held")
+            total += 1.0
+            counts[0] = step
+            pictures = {"frame": wandb.Image(frame), "figure": wandb.Image(plt), "file": wandb.Image(file)}
+            wandb.log({"total": total, "counts": counts, **pictures}, step=step)
+            frame += 1
+            plt.close()
+            file.unlink()
+    assert points(ours) == [
+        (name, step, value) for step in range(3) for name, value in (("total", step + 1.0), ("counts", float(step)))
+    ]
+    colors = {path.read_bytes() for path in Path(".trieye_data/p/mlruns").rglob("frame/*.png")}
+    assert len(colors) == 3
+    assert in_artifacts("media/images/file/passing") == "held"
+
+
+def test_a_row_that_is_refused_changes_nothing(ours):
+    with wandb.init(project="p", id=ours):
+        wandb.log({"a": 1.0}, step=3)
+        for row in ({"a": 2.0, "b": 10**400}, {"a": 2.0, 1: 2.0}, {"a": 2.0, "": 1.0}):
+            with pytest.raises((TypeError, ValueError)):
+                wandb.log(row, step=3)
+        wandb.log({"c": 1.0}, step=3)
+    assert sorted(points(ours)) == [("a", 3, 1.0), ("c", 3, 1.0)]

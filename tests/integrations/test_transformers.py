@@ -1,0 +1,166 @@
+"""The callback for Hugging Face's `Trainer`: what it logs, and trainings that go on from its checkpoints."""
+
+import sqlite3
+from collections import Counter
+
+import pytest
+import torch
+
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations import opening
+
+transformers = pytest.importorskip("transformers")
+
+from transformers.trainer_utils import get_last_checkpoint  # noqa: E402 - it may be missing
+
+from trieye.integrations.transformers import RunCallback  # noqa: E402 - needs it, too
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path, root, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(opening.APP, "app")
+    monkeypatch.setenv(opening.ROOT, str(root))  # of all tests, so that the store is made once
+    yield
+    end_program()
+
+
+def end_program():
+    """Close what the end of a program closes, so that the next lines are those of its next start."""
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, x, labels=None):
+        found = self.layer(x).squeeze(-1)
+        return {"loss": (found - labels).square().mean(), "logits": found}
+
+
+class FallsOver(transformers.TrainerCallback):
+    """Ends a training after a step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_step_end(self, args, state, control, **more):
+        if state.global_step == self.at:
+            raise ZeroDivisionError("it fell over")
+
+
+def trainer(name, *callbacks, **given):
+    values = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    data = [{"x": value, "labels": value.sum()} for value in values]
+    args = transformers.TrainingArguments(
+        "out",
+        **{"max_steps": 30, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 10, **given},
+        eval_strategy="steps",
+        eval_steps=5,
+        metric_for_best_model="loss",
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    made = transformers.Trainer(
+        Line(), args, train_dataset=data, eval_dataset=data[:8], callbacks=[RunCallback(name), *callbacks]
+    )
+    made.remove_callback(transformers.PrinterCallback)
+    return made
+
+
+def points(name):
+    table = read_history(opening.run_dir_of(name))
+    return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def in_mlflow(name, what):
+    with sqlite3.connect(opening.run_dir_of(name).parents[1] / "mlruns/mlflow.db") as store:
+        return dict(store.execute(f"SELECT key, value FROM {what} JOIN runs USING (run_uuid) WHERE name = ?", [name]))  # noqa: S608 - a table
+
+
+def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve():
+    for at in (7, 17, None):
+        made = trainer("goes-on", FallsOver(at))
+        try:
+            made.train(resume_from_checkpoint=get_last_checkpoint("out"))
+        except ZeroDivisionError:
+            end_program()
+    made.evaluate()
+    end_program()
+    counts = Counter((name, step) for name, step, _ in points("goes-on") if step < 30)
+    assert max(counts.values()) == 1
+    told = {(name, step): value for name, step, value in points("goes-on")}
+    wanted = {}
+    for row in made.state.log_history:  # which Trainer saves with its checkpoints
+        for name in ("loss", "grad_norm", "learning_rate", "epoch"):
+            wanted |= {(f"train/{name}", row["step"]): row[name]} if name in row else {}
+        wanted |= {("eval/loss", row["step"]): row["eval_loss"]} if "eval_loss" in row else {}
+    assert {key: told[key] for key in wanted} == pytest.approx(wanted)
+    assert sorted(step for name, step, _ in points("goes-on") if name == "train/loss") == list(range(1, 31))
+    assert sorted(step for name, step, _ in points("goes-on") if name == "eval/loss") == [5, 10, 15, 20, 25, 30]
+    assert "train/train_runtime" in {name for name, *_ in points("goes-on")}
+    assert in_mlflow("goes-on", "tags")["transformers/best_checkpoint"] == made.state.best_model_checkpoint
+    params = in_mlflow("goes-on", "params")
+    assert (params["max_steps"], params["per_device_train_batch_size"]) == ("30", "4")
+    record = RunRecord.read(opening.run_dir_of("goes-on") / "run.json")
+    assert (record.attempt, record.status) == (3, "FINISHED")
+
+
+def test_a_training_that_begins_anew_replaces_what_was_there_but_not_what_it_logged_before():
+    for _ in range(2):
+        made = trainer("anew", max_steps=4)
+        made.evaluate()
+        made.train()
+        end_program()
+    losses = [step for name, step, _ in points("anew") if name == "train/loss"]
+    assert losses == [1, 2, 3, 4]
+    assert 0 in {step for name, step, _ in points("anew") if name == "eval/loss"}
+
+
+def test_another_process_than_the_first_one_opens_nothing():
+    made = trainer("silent", max_steps=2)
+    made.is_world_process_zero = lambda: False
+    made.train()
+    assert not opening.run_dir_of("silent").exists()
+
+
+def test_a_trial_of_a_search_is_a_run_of_its_own():
+    made = trainer("search", max_steps=2)
+    state, (callback,) = made.state, [held for held in made.callback_handler.callbacks if type(held) is RunCallback]
+    for number in range(2):
+        state.trial_name = f"trial {number}"
+        callback.on_train_begin(made.args, state, made.control)
+        callback.on_log(made.args, state, made.control, {"loss": 1.0 + number})
+    end_program()
+    assert [points(f"search-trial_{number}") for number in range(2)] == [
+        [("train/loss", 0, 1.0)],
+        [("train/loss", 0, 2.0)],
+    ]
+
+
+def test_what_metrics_return_beside_numbers_is_a_text(root):
+    made = trainer("texts", max_steps=2)
+    made.log({"eval_loss": 0.5, "eval_matrix": [[1, 0], [0, 1]], "eval_note": "good"})
+    end_program()
+    assert ("eval/loss", 0, 0.5) in points("texts")
+    texts = {path.parent.name for path in root.glob("app/mlruns/**/*.md")}
+    assert texts == {"matrix", "note"}
+
+
+def test_a_name_that_is_none_is_refused_at_once():
+    with pytest.raises(ConfigurationError):
+        RunCallback("../out")

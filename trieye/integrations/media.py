@@ -1,0 +1,121 @@
+"""Media in the forms that other loggers take, as a run takes them."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.config.names import printable
+from trieye.files.atomic import write_atomic
+from trieye.run.media import MAX_TEXT_BYTES, array_of
+from trieye.run.run import Run
+
+Picture = NDArray[np.uint8]
+"""`[height, width, channels]`."""
+
+_IN_A_ROW = 8
+_SHOWN = 10_000
+
+
+def picture(title: str, given: Any, axes: str) -> Picture:
+    """Return a picture of an array or a tensor, of a batch one with eight in a row.
+
+    Args:
+        title: What errors begin with.
+        given: uint8, or numbers of which 1 is the brightest.
+        axes: What its axes are, such as `CHW` or `NCHW`.
+
+    Raises:
+        TypeError: There are no numbers in it.
+        ValueError: These are not its axes.
+    """
+    array, axes = array_of(title, given), axes.upper()
+    if len(axes) != array.ndim or set(axes) - set("NHWC") or not {"H", "W"} <= set(axes):
+        raise ValueError(f"{title}: dataformats={axes!r} does not name the axes of an array of shape {array.shape}")
+    if array.dtype != np.uint8:
+        array = np.clip(array.astype(np.float32) * 255.0, 0.0, 255.0).astype(np.uint8)
+    array = array.transpose([axes.index(axis) for axis in "NHWC" if axis in axes])
+    if "C" not in axes:
+        array = array[..., None]
+    return _tiled(list(array)) if "N" in axes else array
+
+
+def frames(title: str, given: Any) -> NDArray[np.uint8]:
+    """Return `[time, height, width, channels]` of videos `[videos, time, channels, height, width]`, side by side.
+
+    Args:
+        title: What errors begin with.
+        given: The videos, uint8 or numbers of which 1 is the brightest.
+
+    Raises:
+        TypeError: There are no numbers in them.
+        ValueError: They have other axes.
+    """
+    array = array_of(title, given)
+    if array.ndim != 5:  # noqa: PLR2004 - as the original has it
+        raise ValueError(f"{title}: a video is [videos, time, channels, height, width], not {array.shape}")
+    return np.stack([picture(title, array[:, time], "NCHW") for time in range(array.shape[1])])
+
+
+def drawn(title: str, figure: Any, *, close: bool = False) -> Picture:
+    """Draw a figure of matplotlib, or a list of them as one picture.
+
+    Args:
+        title: What errors begin with.
+        figure: The figure, or the list.
+        close: Whether pyplot forgets it then.
+
+    Raises:
+        TypeError: It is no figure.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    pictures, figures = list[Picture](), figure if isinstance(figure, list) else [figure]
+    for one in figures:
+        if not callable(getattr(one, "savefig", None)):
+            raise TypeError(f"{title}: a {type(one).__name__} is no figure of matplotlib")
+        canvas: Any = FigureCanvasAgg(one)  # it has no types
+        canvas.draw()
+        pictures.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    if close:
+        import matplotlib.pyplot as plt
+
+        for one in figures:
+            plt.close(one)
+    return _tiled(_same_size(pictures))
+
+
+def _tiled(pictures: list[Picture]) -> Picture:
+    """Return pictures of one size as one, several in a row."""
+    across = min(len(pictures), _IN_A_ROW)
+    cells = [*pictures, *[np.zeros_like(pictures[0])] * (-len(pictures) % across)]
+    rows = [np.concatenate(cells[first : first + across], axis=1) for first in range(0, len(cells), across)]
+    return np.concatenate(rows, axis=0)
+
+
+def _same_size(pictures: list[Picture]) -> list[Picture]:
+    height, width = (max(one.shape[axis] for one in pictures) for axis in (0, 1))
+    return [np.pad(one, ((0, height - one.shape[0]), (0, width - one.shape[1]), (0, 0))) for one in pictures]
+
+
+def log_text(run: Run, name: str, text: str, step: int) -> None:
+    """Log a text; of one that is too long its beginning, and all of it as a file of the run.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if isinstance(text, str) and len(text) * 4 > MAX_TEXT_BYTES < len(printable(text).encode()):
+        folder, file_name = f"media/text/{name}", f"{step}.txt"
+        keep_text(run, folder, file_name, text)
+        text = f"{text[:_SHOWN]} ...\n\n{len(text):,} characters, all of them in the artifact {folder}/{file_name}"
+    run.log_text(name, text, step)
+
+
+def keep_text(run: Run, folder: str, file_name: str, text: str) -> None:
+    """Keep a text as a file among the artifacts of a run."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / file_name
+        write_atomic(path, printable(text).encode())
+        run.log_artifact(path, folder)
