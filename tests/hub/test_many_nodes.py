@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import venv
@@ -59,6 +60,7 @@ def machine(tmp_path, monkeypatch):
     run.stop = lambda: stop(place)
     yield run
     stop(place)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def stop(place):
