@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections import Counter
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +14,24 @@ from hypothesis import settings
 
 import trieye
 from tests import warm
+from trieye.process.signals import STOP_SIGNALS
+from trieye.sinks.mlflow import store
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start.
 
-    And let a Ray start only what is asked for.
+    And let a Ray start only what is asked for, and stores of MLflow be copies of one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # each Ray that starts would start a worker for each core, and count what nobody looks at: 1.5 s of a core
     os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
+    if warm.TABLES not in os.environ:  # in a process of xdist it is
+        directory = tempfile.TemporaryDirectory(prefix="trieye-tests-")
+        config.add_cleanup(directory.cleanup)
+        os.environ[warm.TABLES] = f"{directory.name}/mlflow.db"
+    store._make_tables = partial(warm.copy_tables, Path(os.environ[warm.TABLES]))
     settings.register_profile("busy", deadline=None)  # a machine that does other things too is no error
     settings.load_profile("busy")
 
@@ -65,12 +74,13 @@ def _own_environment(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c_is_given_back():
-    """Give Ctrl-C back: a loop that an error ended holds it for as long as pytest keeps the traceback."""
-    before = signal.getsignal(signal.SIGINT)
+def _signals_are_given_back():
+    """Give signals back: a loop that an error ended, or a run that is open, has them as long as it is remembered."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
-    if signal.getsignal(signal.SIGINT) is not before:
-        signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

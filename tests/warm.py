@@ -1,7 +1,8 @@
 """Programs that start in a fork of a process which has imported what takes seconds: Hydra, and torch and MLflow too.
 
 A test that is not about starting uses it in place of `subprocess`: an interpreter that imports torch, its compiler for
-the first optimizer, and MLflow takes 5 s of a core, and hundreds of them start in the tests.
+the first optimizer, and MLflow takes 5 s of a core, and hundreds of them start in the tests. So do hundreds of stores
+of MLflow, whose tables take a second: they are copies of one that it has made.
 """
 
 import atexit
@@ -12,15 +13,21 @@ import inspect
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from filelock import FileLock
+
+from trieye.sinks.mlflow import store
 
 LIGHT = ("trieye.config.hydra.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
 RUN = (
@@ -34,6 +41,8 @@ HEAVY = (
 STARTED = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ASKS_FOR_MORE = ("preexec_fn", "pass_fds", "shell", "executable")
+TABLES = "TRIEYE_TESTS_TABLES"
+"""Variable of the environment: the file of a store with MLflow's tables and nothing else, or where it shall be."""
 SUBREAPER = 36
 """`PR_SET_CHILD_SUBREAPER`: who has it becomes the parent of grandchildren whose parent ends."""
 
@@ -166,6 +175,19 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+make_tables = store._make_tables
+
+
+def copy_tables(made: Path, draft: Path) -> None:
+    """Do what the sink's `make_tables` does, with a copy of what it has made the first time."""
+    with FileLock(f"{made}.lock"):
+        if not made.exists():
+            first = made.with_suffix(".new")
+            make_tables(first)
+            first.replace(made)
+    shutil.copyfile(made, draft)
+
+
 def startup_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return what only an interpreter that starts reads."""
     return {name: value for name, value in env.items() if name.startswith("PYTHON")}
@@ -176,6 +198,7 @@ def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the tests
     for module in modules:
         importlib.import_module(module)
+    store._make_tables = partial(copy_tables, Path(os.environ[TABLES]))
     gc.freeze()  # a collection in a child would copy all of it, which takes seconds
     while True:
         size, files, _, _ = socket.recv_fds(asked, 4, 3)

@@ -1,13 +1,8 @@
-"""A run whose MLflow store is quickly there, and what a server of MLflow takes."""
+"""What a server of MLflow takes."""
 
 import socket
 
 import pytest
-
-
-@pytest.fixture
-def run(run_with_store):
-    return run_with_store
 
 
 def free_port():

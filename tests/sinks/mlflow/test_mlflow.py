@@ -45,10 +45,6 @@ def stored(run, sink):
 class TestContract(SinkContract):
     exactly_once = True
 
-    @pytest.fixture(autouse=True)
-    def _prepared(self, run_with_store):
-        """Start from a copy of an empty store."""
-
     def make_sink(self):
         return MlflowSink()
 
@@ -64,11 +60,8 @@ class TestContract(SinkContract):
 
 
 @pytest.fixture
-def run(tmp_path, empty_store):
-    run = make_run(tmp_path, app_name="my app", run_name="first try")
-    run.mlflow_dir.mkdir(parents=True)
-    shutil.copy(empty_store, run.mlflow_dir / "mlflow.db")
-    return run
+def run(tmp_path):
+    return make_run(tmp_path, app_name="my app", run_name="first try")
 
 
 def test_the_run_carries_the_names_times_and_status_of_ours(run):

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from tests import warm
 from tests.waiting import LONG_S, wait_until
 from trieye.exceptions import TrieyeError
+from trieye.sinks.mlflow import store
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import prepare_database
 from trieye.stats.point import Point
@@ -21,14 +23,23 @@ from trieye.testing import make_run
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
 PROGRAM = """
+import importlib
 import sys
 from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store
+from trieye.sinks.mlflow import store
 from trieye.sinks.mlflow.sink import MlflowSink
+importlib.reload(store)  # in a warm program it copies tables
 from trieye.testing import make_run
 print("ready", flush=True)
 MlflowSink().open(make_run(Path(sys.argv[1])))
 """
+
+
+@pytest.fixture
+def _tables_of_its_own(monkeypatch):
+    """Let MLflow make the tables, which elsewhere are copies."""
+    monkeypatch.setattr(store, "_make_tables", warm.make_tables)
 
 
 def database_of(tmp_path):
@@ -54,6 +65,7 @@ def execute(path, *statements):
         return [connection.execute(statement).fetchall() for statement in statements]
 
 
+@pytest.mark.usefixtures("_tables_of_its_own")
 def test_a_process_killed_amid_the_migrations_leaves_no_database(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
@@ -95,6 +107,7 @@ def test_a_whole_database_without_runs_is_used_as_it_is(tmp_path, path):
     assert names_in(path.parent) == {"mlflow.db"}
 
 
+@pytest.mark.usefixtures("_tables_of_its_own")
 def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_path):
     path = database_of(tmp_path)
     path.parent.mkdir(parents=True)
@@ -105,6 +118,7 @@ def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_pat
     assert execute(path, "PRAGMA journal_mode", "PRAGMA integrity_check") == [[("wal",)], [("ok",)]]
 
 
+@pytest.mark.usefixtures("_tables_of_its_own")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_database_is_made_where_a_link_leads_without_a_word_and_its_name_survives_a_power_loss(
     tmp_path, monkeypatch, caplog, capfd

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import http.client
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from tests.sinks.mlflow.conftest import free_port
 from tests.waiting import LONG_S, wait_until
 from trieye.run import media
 from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.sinks.mlflow.store import prepare_database
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
@@ -32,10 +32,10 @@ def port():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store, port):
+def server(tmp_path_factory, port):
     """Start a server, which has all it stores in a directory, at the first use."""
     root = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_store, root / "server.db")
+    prepare_database(root / "server.db")
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{root / 'server.db'}"]
     command += ["--artifacts-destination", str(root / "files")]
