@@ -194,6 +194,7 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
         assert reason in printed
 
 
+@pytest.mark.long
 def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
     asked = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "retries": 0}
