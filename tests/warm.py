@@ -25,8 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from filelock import FileLock
-
 from trieye.sinks.mlflow import store
 
 LIGHT = ("trieye.config.hydra.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
@@ -180,12 +178,13 @@ make_tables = store._make_tables
 
 def copy_tables(made: Path, draft: Path) -> None:
     """Do what the sink's `make_tables` does, with a copy of what it has made the first time."""
-    with FileLock(f"{made}.lock"):
-        if not made.exists():
-            first = made.with_suffix(".new")
-            make_tables(first)
-            first.replace(made)
-    shutil.copyfile(made, draft)
+    if made.exists():
+        shutil.copyfile(made, draft)
+        return
+    make_tables(draft)  # and several at once may
+    own = made.with_name(f"{os.getpid()}-{threading.get_ident()}")
+    shutil.copyfile(draft, own)
+    own.replace(made)
 
 
 def startup_variables(env: Mapping[str, str]) -> dict[str, str]:
