@@ -28,10 +28,11 @@ STEPS = 30
 # counts in steps, and saves 4 MB at each; the state depends on every step
 TRAINING = """
 import sys
+import time
 import numpy as np
 import trieye
 
-root, mirror, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+root, mirror, steps, pause_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 config = trieye.TrieyeConfig(
     app_name="app", run_name="run", runtime={"kind": "local"}, sinks={},
     persistence={"root_data_dir": root, "mirror": mirror, "mirror_every_s": 1, "keep_last": 2},
@@ -47,6 +48,7 @@ with trieye.Run(config) as run:
         run.log("total", float(state["total"].sum()))
         run.save(**state)
         print(step, flush=True)
+        time.sleep(pause_s)
 """
 
 LINE = """
@@ -142,8 +144,8 @@ def url(s3, request):
     return f"s3://{bucket}/my prefix"
 
 
-def start(root, url, steps=STEPS):
-    command = [sys.executable, "-c", TRAINING, str(root), url, str(steps)]
+def start(root, url, steps=STEPS, pause_s=0.0):
+    command = [sys.executable, "-c", TRAINING, str(root), url, str(steps), str(pause_s)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -170,7 +172,7 @@ def test_killed_during_uploads_a_run_goes_on_elsewhere_as_if_it_had_never_stoppe
     moments = random.Random(4)
     store = MirrorStore(url, "app", "run")
     for machine in range(2):
-        process = start(tmp_path / str(machine), url)
+        process = start(tmp_path / str(machine), url, pause_s=0.0 if machine else 0.15)  # 5 s until it is killed
         if machine == 0:
             _wait_for_an_upload(store, process)
             time.sleep(moments.uniform(0, 0.3))

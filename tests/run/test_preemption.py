@@ -370,6 +370,7 @@ with trieye.Run(config) as run:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_while_ray_shuts_down_shows_no_frames_of_ray(tmp_path):
     command = [sys.executable, "-c", LEAVING, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -3,16 +3,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.tune.walks import curve_in
+from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import JobRecord
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 PROGRAM = """
 import time
@@ -68,28 +67,45 @@ class Project:
         (directory / "conf" / "train.yaml").write_text(CONF)
         (directory / "walk.py").write_text(PROGRAM)
 
-    def run(self, *words, code=0):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=self.directory, env=self.environment, capture_output=True, text=True
-        )
+    def run(self, *words, code=0, has_ray=False):
+        if has_ray:  # it starts processes as this one was started
+            command = [sys.executable, *words]
+            done = subprocess.run(command, cwd=self.directory, env=self.environment, capture_output=True, text=True)
+        else:
+            done = warm.run(list(words), self.directory, env=self.environment, modules=warm.RUN)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def cli(self, *words, code=0):
-        return self.run("-m", "trieye.cli", *words, code=code)
+    def interrupted_at(self, step, study, *words):
+        """Begin a study, and press Ctrl-C when its first trial has come so far."""
+        begun = subprocess.Popen(
+            [sys.executable, *words], cwd=self.directory, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+        def is_there():
+            record = JobRecord.read(self.directory / "multirun" / study / "0")
+            return begun.poll() is not None or (record is not None and (record.step or 0) >= step)
+
+        wait_until(is_there, within_s=120.0, pause_s=0.05)
+        begun.send_signal(signal.SIGINT)
+        printed, _ = begun.communicate(timeout=120)
+        assert begun.returncode == 130, printed
+        assert "trieye sweep relaunch" in printed
+
+    def cli(self, *words, **options):
+        return self.run("-m", "trieye.cli", *words, **options)
 
     @property
     def environment(self):
-        return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+        return {**os.environ, "COLUMNS": "160"}
 
     def run_dir(self, name):
         return self.directory / ".trieye_data" / "walks" / "runs" / name
 
     def statuses(self, study):
-        done = subprocess.run(
-            [sys.executable, "-m", "trieye.cli", "sweep", "status", f"multirun/{study}", "--json"],
-            cwd=self.directory, env=self.environment, capture_output=True, text=True,
-        )  # fmt: skip
+        command = ["-m", "trieye.cli", "sweep", "status", f"multirun/{study}", "--json"]
+        done = warm.run(command, self.directory, env=self.environment, modules=warm.RUN)
         return {job["index"]: job for job in json.loads(done.stdout)["jobs"]}
 
 
@@ -98,9 +114,10 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
-def test_a_study_stops_what_is_behind_and_its_best_config_runs_again(project):
-    words = ["walk.py", "run_name=first", "tune=asha", "tune.reduction=2", "tune.num_trials=4", SPACE]
-    printed = project.run(*words, "sinks=[mlflow]")
+def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_config_runs_again(project):
+    words = ["walk.py", "run_name=first", "tune=asha", "tune.reduction=2", "tune.num_trials=4", SPACE, "walk.gait=slow"]
+    project.interrupted_at(5, "first", *words, "sinks=[mlflow]")
+    printed = project.cli("sweep", "relaunch", "multirun/first", has_ray=True)
     states = {index: job["state"] for index, job in project.statuses("first").items()}
     assert set(states.values()) == {"completed", "pruned"}
     completed = [index for index, state in states.items() if state == "completed"]
@@ -130,25 +147,11 @@ def test_a_study_stops_what_is_behind_and_its_best_config_runs_again(project):
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)
 
 
-def test_a_study_that_is_interrupted_goes_on(project):
+@pytest.mark.long
+def test_a_study_with_a_trial_that_fails_goes_on_after_an_interrupt(project):
     words = ["walk.py", "run_name=cut", "tune=grid", "tune.retries=1", "walk.gait=slow"]
-    space = "tune.space.walk.pace='2,3,60'"
-    study = subprocess.Popen(
-        [sys.executable, *words, space], cwd=project.directory, env=project.environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    until = time.monotonic() + 120
-    directory = project.directory / "multirun" / "cut"
-    while time.monotonic() < until:
-        record = JobRecord.read(directory / "0")
-        if study.poll() is not None or (record is not None and (record.step or 0) >= 5):
-            break
-        time.sleep(0.05)
-    study.send_signal(signal.SIGINT)
-    printed, _ = study.communicate(timeout=120)
-    assert study.returncode == 130, printed
-    assert "trieye sweep relaunch" in printed
-    printed = project.cli("sweep", "relaunch", "multirun/cut", code=1)
+    project.interrupted_at(5, "cut", *words, "tune.space.walk.pace='2,3,60'")
+    printed = project.cli("sweep", "relaunch", "multirun/cut", code=1, has_ray=True)
     assert "too fast for this path" in printed
     states = [job["state"] for _, job in sorted(project.statuses("cut").items())]
     assert states == ["completed", "completed", "failed"]

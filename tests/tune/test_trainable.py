@@ -194,6 +194,16 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
         assert reason in printed
 
 
+def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkeypatch):
+    monkeypatch.chdir(place.working_dir)
+    asked = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction": 2, "num_trials": 4}
+    config = walks_config("asked", tune=asked | {"space": {"walk.pace": "interval(1,10)"}})
+    result = trieye.run_experiment(Walk, config)
+    jobs = status_of(place.working_dir / "multirun/asked")
+    assert {job.how for job in jobs} <= {"completed", "pruned"}
+    assert result.objective == max(job.record.objective for job in jobs)
+
+
 @pytest.mark.long
 def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)

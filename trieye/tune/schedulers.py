@@ -4,13 +4,15 @@ import math
 from typing import Any
 
 from ray.tune.experiment import Trial
+from ray.tune.result import TRAINING_ITERATION
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.tune.space import Space
+from trieye.tune.watching import Watching
 
-_TIME = "training_iteration"
+_TIME = TRAINING_ITERATION
 """What a trial counts as its time: evaluations."""
 
 _LONGEST = 1 << 20
@@ -46,6 +48,46 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
         return chosen
 
 
+class Halving(AsyncHyperBandScheduler):  # type: ignore[misc]  # Ray has no types for us
+    """Asynchronous successive halving that knows what trials reported before the study was interrupted.
+
+    Ray keeps the trials of a study, but nothing of its scheduler: those that went on would be compared with nobody.
+
+    Args:
+        objective: What is compared.
+        **options: Those of Ray.
+    """
+
+    def __init__(self, objective: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._objective = objective
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Take note of a trial, and of what it had reported."""
+        super().on_trial_add(tune_controller, trial)
+        for result in _told_before(trial, self._objective):
+            self.on_trial_result(tune_controller, trial, result)  # what is decided now was decided then
+
+
+class Median(MedianStoppingRule):  # type: ignore[misc]  # likewise
+    """Stopping by the median that knows what trials reported before; see `Halving`."""
+
+    def __init__(self, objective: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._objective = objective
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Take note of a trial, and of what it had reported."""
+        super().on_trial_add(tune_controller, trial)
+        for result in _told_before(trial, self._objective):
+            self.on_trial_complete(tune_controller, trial, result)  # which decides nothing
+
+
+def _told_before(trial: Any, objective: str) -> list[dict[str, Any]]:
+    told = {} if Watching.watch is None else Watching.watch.told_before(trial)
+    return [{_TIME: evaluations, objective: value} for evaluations, value in told.items()]
+
+
 def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
     """Return the scheduler of a study.
 
@@ -60,11 +102,14 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
             f"tune.scheduler={asked.scheduler} compares trials on their way; set loop.evaluate_every_steps"
         )
     if asked.scheduler == "median":
-        return MedianStoppingRule(time_attr=_TIME, grace_period=asked.grace, min_samples_required=2, hard_stop=True)
+        return Median(
+            config.loop.objective, time_attr=_TIME, grace_period=asked.grace, min_samples_required=2, hard_stop=True
+        )
     if asked.scheduler == "asha":
         # a trial is done when it says so, which is after as many evaluations or a few more
         longest = max(_evaluations_of(config), asked.grace)
-        return AsyncHyperBandScheduler(
+        return Halving(
+            config.loop.objective,
             time_attr=_TIME,
             grace_period=asked.grace,
             max_t=longest,

@@ -148,7 +148,7 @@ class Study:
         with _quiet():
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             watch = Watch(self._config, self.directory, self._space.keys, self._size)
-            Watching.watches[str(self.directory)] = watch
+            Watching.watch = watch
             stops = StopSignals(
                 lambda _: signal.raise_signal(signal.SIGUSR1),  # which Tune takes for the wish to save and to stop
                 "trials save and stop; the second signal (or Ctrl-C) stops at once",
@@ -162,7 +162,7 @@ class Study:
                         results = self._tuner().fit()
             finally:
                 watch.left()
-                del Watching.watches[str(self.directory)]
+                Watching.watch = None
         is_interrupted = results.num_terminated + results.num_errors < len(results)
         if stops.exit_code is not None or is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
@@ -178,13 +178,12 @@ class Study:
         if tune.Tuner.can_restore(stored):
             return tune.Tuner.restore(stored, self._trainable, resume_errored=True, param_space=self._space.domains())
         asked, loop = self._config.tune, self._config.loop
-        is_own_search = asked.search == "optuna"
         return tune.Tuner(
             self._trainable,
-            param_space={} if is_own_search else self._space.domains(),
+            param_space={} if asked.search == "optuna" else self._space.domains(),
             tune_config=tune.TuneConfig(
-                metric=None if is_own_search else loop.objective,
-                mode=None if is_own_search else loop.mode,
+                metric=loop.objective,
+                mode=loop.mode,
                 search_alg=self._search,
                 scheduler=self._scheduler,
                 num_samples=asked.num_trials,
@@ -196,8 +195,8 @@ class Study:
                 name=_STORED,
                 storage_path=str(self.directory),
                 verbose=0,
-                callbacks=[Watching(str(self.directory))],
-                stop=TargetStopper(str(self.directory)) if asked.target is not None else None,
+                callbacks=[Watching()],
+                stop=TargetStopper() if asked.target is not None else None,
                 failure_config=tune.FailureConfig(max_failures=asked.retries),
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=1, checkpoint_at_end=True, num_to_keep=_KEPT
@@ -246,14 +245,7 @@ _HOWS = ("completed", "pruned", "failed", "incomplete", "running", "missing")
 
 
 class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for us
-    """Ends a study when a trial has reached the target; pickled with the study.
-
-    Args:
-        directory: Of the study.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    """Ends a study when a trial has reached the target; pickled with the study."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Stop no trial by itself."""
@@ -262,8 +254,7 @@ class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for
 
     def stop_all(self) -> bool:
         """Tell whether the target is reached."""
-        watch = Watching.watches.get(self._directory)
-        return watch is not None and watch.has_reached_target
+        return Watching.watch is not None and Watching.watch.has_reached_target
 
 
 def _own_directory(trial: Any) -> str:

@@ -1,13 +1,16 @@
 """Watching: what Ray Tune says of trials, as the records and the table of a sweep."""
 
+import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from ray.tune import Callback
+from ray.tune.result import TRAINING_ITERATION
 
 from trieye.config import TrieyeConfig
 from trieye.config.redaction import redacted_text
@@ -17,6 +20,9 @@ from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ToldError
 from trieye.sweeps.progress import Progress
 from trieye.tune.trainable import INDEX, index_of, run_name_of
 from trieye.tune.trial import DAMAGE
+
+REPORTED = "reported.jsonl"
+"""File of a trial with [evaluations, objective] a line: Tune keeps the last result only, and schedulers compare all."""
 
 _WRITE_EVERY_S = 1.0
 _LONGEST = 300
@@ -71,6 +77,8 @@ class Watch:
             best = record.objective
             record.objective = value if best is None else (max if mode == "max" else min)(value, best)
             self._look_at_target(value)
+            with (self._directory / str(record.index) / REPORTED).open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps([result[TRAINING_ITERATION], value])}\n")
         record.heartbeat = time.time()
         record.overrides = _overrides_of(trial)
         self.progress.told(self._job(record), record.step, value)
@@ -79,6 +87,16 @@ class Watch:
             self.progress.began(self._job(record))  # it has gone on already
         elif time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
             self._write(record)
+
+    def told_before(self, trial: Any) -> dict[int, float]:
+        """Return what a trial has reported, also to the processes before this one: the objective by evaluations."""
+        path = self._directory / str(index_of(trial.trial_id, trial.config)) / REPORTED
+        found: dict[int, float] = {}
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+            with suppress(ValueError):  # half a line, of a process that was killed
+                evaluations, value = json.loads(line)
+                found[int(evaluations)] = float(value)
+        return found
 
     def _look_at_target(self, value: float) -> None:
         target = self._config.tune.target
@@ -163,20 +181,18 @@ class Watch:
 
 
 class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
-    """What Tune calls; it is pickled with the study, so the watch is found by the directory.
+    """What Tune calls; it is pickled with the study, and finds the watch of the process.
 
-    Args:
-        directory: Of the study.
+    Attributes:
+        watch: That of the study that this process runs.
     """
 
-    watches: ClassVar[dict[str, Watch]] = {}
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    watch: ClassVar[Watch | None] = None
 
     @property
     def _watch(self) -> Watch:
-        return self.watches[self._directory]
+        assert self.watch is not None  # noqa: S101 - Tune calls it in a study only
+        return self.watch
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forward."""

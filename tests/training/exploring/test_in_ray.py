@@ -78,6 +78,7 @@ def test_explorer_kill_recovers(started):
     assert longest < 15.0  # the other one goes on; most of it is what the start of a process takes from two cores
 
 
+@pytest.mark.long
 def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started):
     style = {"style": "fully_async"}
     engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "steps": 16}, sync=style)
