@@ -10,9 +10,11 @@ import pytest
 from mlflow.entities import Metric, Param
 from torch.utils.tensorboard import SummaryWriter
 
+from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
+from trieye.integrations.wandb.offline import records_in
 from trieye.results.loading import load
 
 STEPS = [0, 10, 20]
@@ -79,6 +81,9 @@ def of_wandb():
         for step in STEPS:
             run.log({"charts/return": step * seed, "picture": wandb.Image(np.zeros((4, 4)))}, step=step)
         run.finish()
+    files = list(Path("wandb").glob("offline-run-*/*.wandb"))
+    # a process of wandb's writes them, and may do so after `finish` has returned
+    wait_until(lambda: all(any(record.HasField("exit") for record in records_in(path)) for path in files))
     return "wandb", "tried"
 
 

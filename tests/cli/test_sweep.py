@@ -342,6 +342,7 @@ def test_help_and_reading_load_nothing_heavy(planned):
         assert done.stdout.splitlines()[-1] == "[]", words
 
 
+@pytest.mark.long
 def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_again(sweep, tmp_path):
     (tmp_path / "broken").touch()
     words = ["hydra/sweeper=trieye", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "seed=1,2", "lr=0.1,0.5"]

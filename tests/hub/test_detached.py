@@ -125,6 +125,7 @@ def test_after_kill_9_of_a_driver_on_a_cluster_the_next_one_starts_at_once(confi
     assert [record_of(config)["summary"]["a"][key] for key in ("last", "step")] == [1.0, 2]
 
 
+@pytest.mark.long
 def test_a_hub_that_is_restarted_goes_on_under_the_lock_of_its_driver(config):
     import ray
 

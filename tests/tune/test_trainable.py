@@ -61,8 +61,12 @@ def run_dir_of(config, index):
     return config.persistence.get_run_base_dir().with_name(f"{config.run_name}_{index}")
 
 
-def test_it_resumes_correctly_as_tune_checks_it(walks_config, tmp_path):
+def test_it_resumes_correctly_as_tune_checks_it(walks_config):
     assert validate_save_restore(as_trainable(Walk, walks_config("walk", steps=100)))
+
+
+@pytest.mark.long
+def test_an_engine_resumes_correctly_as_tune_checks_it(tmp_path):
     config = TrainConfig(
         run_name="dqn",
         agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},

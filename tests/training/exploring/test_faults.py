@@ -124,6 +124,7 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
 
 
+@pytest.mark.long
 def test_a_program_whose_explorer_fails_ends_with_an_exit_code(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
