@@ -143,6 +143,7 @@ def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, pl
         assert set(reused) == {0.0, 1.0}
 
 
+@pytest.mark.long
 def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_config, place):
     config = walks_config("raising")
     results = fit(
