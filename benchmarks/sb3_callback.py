@@ -57,17 +57,19 @@ def saved_bytes() -> dict[str, Any]:
     model.learn(100_000)
     callback = RunCallback("saves", save_freq=20_000)
     model.learn(2000, callback=callback, reset_num_timesteps=False)
-    first = size(callback.run.dir)
+    first = files_in(callback.run.dir)
     model.learn(20_000, callback=callback, reset_num_timesteps=False)
-    return {"first": first, "second": size(callback.run.dir) - first}
-
-
-def size(directory: Path) -> int:
-    """Return the bytes of the checkpoints of a run, each file once."""
-    found = {
-        path.stat().st_ino: path.stat().st_size for path in (directory / "checkpoints").rglob("*") if path.is_file()
+    second = files_in(callback.run.dir)
+    return {
+        "first": sum(first.values()),
+        "second": sum(size for file, size in second.items() if file not in first),
     }
-    return sum(found.values())
+
+
+def files_in(directory: Path) -> dict[tuple[int, int], int]:
+    """Return the bytes of each file of the checkpoints of a run, by what is another file: inode, and when written."""
+    found = [path.stat() for path in (directory / "checkpoints").rglob("*") if path.is_file()]
+    return {(held.st_ino, held.st_mtime_ns): held.st_size for held in found}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trieye.cli import main
+from trieye.config import RuntimeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.hub.cluster import Node, compare, offset_of, unreachable
 
@@ -154,3 +155,18 @@ def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
 )
 def test_why_a_cluster_cannot_be_joined_is_told_apart(error, said):
     assert said in unreachable("address=10.0.0.5:6379", error)
+
+
+def test_a_part_of_a_runtime_environment_that_ray_would_pass_over_is_refused(monkeypatch):
+    import ray
+
+    from trieye.hub.ray_start import join_ray
+
+    runtime = RuntimeConfig(kind="cluster", address="127.0.0.1:1", env={"pipp": ["gymnasium"]})
+    with pytest.raises(
+        ConfigurationError, match=r"^hydra\.launcher\.env: Ray \S+ knows no 'pipp'; did you mean 'pip'\?"
+    ):
+        join_ray(runtime, "hydra.launcher")
+    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "mine.Plugin"}]')
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    assert join_ray(runtime, "hydra.launcher") == []

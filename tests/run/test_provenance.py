@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,9 @@ def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_mac
     assert (held["commit"]["branch"], held["commit"]["is_dirty"]) == ("main", True)
     assert held["commit"]["untracked"] == ["notes.txt"]
     assert held["packages"]["numpy"] == np.__version__
+    places = [place for place in sys.path if "thirdparty_files" not in place]  # those of Ray are its own
+    installed = {one.metadata["Name"]: one.version for one in distributions(path=places)}
+    assert held["packages"].items() >= installed.items()
     assert held["command"][1:3] == [str(program[1]), str(program[2])]
     assert held["machine"]["memory_bytes"] > 1 << 28
     assert "hunter2" not in "".join(path.read_text() for path in (run_dir / "provenance").iterdir())

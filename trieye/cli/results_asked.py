@@ -109,7 +109,6 @@ class Asked:
 
     def tell(self) -> None:
         """Say what was left out, and which jobs are missing."""
-        from trieye.sweeps.jobs import RUN
         from trieye.sweeps.status import ENDED
 
         console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -124,8 +123,7 @@ class Asked:
                     markup=False,
                 )
                 console.print(f"run them: trieye sweep relaunch {sweep}", markup=False)
-            links = {job.index: Path(sweep) / str(job.index) / RUN for job in jobs if job.how in ENDED}
-            away = [job for job in jobs if (link := links.get(job.index)) and link.is_symlink() and not link.exists()]
+            away = [job for job in jobs if job.how in ENDED and job.is_away]
             if away:
                 hosts = ", ".join(sorted({job.record.host for job in away if job.record is not None}))
                 console.print(

@@ -1,31 +1,19 @@
 """RuntimeConfig: where the hub of a run lives."""
 
-import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trieye.config.base import StrictModel, did_you_mean
-
-_OF_RAY = frozenset(
-    (
-        *("conda", "config", "container", "env_vars", "excludes", "image_uri", "java_jars", "nsight", "pip"),
-        *("py_executable", "py_modules", "rocprof_sys", "uv", "worker_process_setup_hook"),
-    )
-)
-_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+from trieye.config.base import StrictModel
 
 
-def _known_to_ray(env: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what Ray would pass over in silence."""
+def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
     if "working_dir" in env:
         raise ValueError("working_dir has a key of its own, beside env")
-    for name in env.keys() - _OF_RAY if not os.environ.get(_PLUGINS) else ():
-        raise ValueError(f"Ray knows no {name!r}{did_you_mean(name, _OF_RAY)} (known: {', '.join(sorted(_OF_RAY))})")
     return env
 
 
-RuntimeEnv = Annotated[dict[str, Any], AfterValidator(_known_to_ray)]
+RuntimeEnv = Annotated[dict[str, Any], AfterValidator(_without_working_dir)]
 """A runtime environment, as Ray takes it, without its working directory."""
 
 

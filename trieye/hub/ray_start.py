@@ -16,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.config import RuntimeConfig
+from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.hub.cluster import Node, unreachable
 from trieye.hub.ray_cluster import address_to_join, refuse_misfits
@@ -41,6 +42,7 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
     Raises:
         ConfigurationError: The address of a cluster cannot be reached, or what is sent to its nodes cannot run there.
     """
+    _refuse_unknown(runtime.env, group)
     if ray.is_initialized():
         return []
     # it says at every start that tokens are in use, which they are to stay
@@ -51,6 +53,16 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
         _start_ray(num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)
         return []
     return _join_cluster(runtime, group, quiet)
+
+
+def _refuse_unknown(env: Mapping[str, Any], group: str) -> None:
+    """Refuse what Ray would pass over with a line in a log; plugins of Ray bring parts of their own."""
+    known = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
+    for name in env.keys() - known if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
+        raise ConfigurationError(
+            f"{group}.env: Ray {ray.__version__} knows no {name!r}{did_you_mean(name, known)}; it knows "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) -> list[Node]:

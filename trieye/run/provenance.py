@@ -26,7 +26,7 @@ DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
 MAX_UNTRACKED = 1000
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-_NAME_OR_VERSION = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t\r]*$", re.MULTILINE)
+_NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
 PATIENCE_S = 10.0
 """How long git, or the driver of a GPU, may take to answer."""
@@ -243,7 +243,7 @@ def _user() -> str:
 
 def _packages() -> dict[str, str]:
     own = [place for place in sys.path if "thirdparty_files" not in place]  # what Ray brings for its workers only
-    # of the headers two only: all of them, parsed as those of a mail, take a quarter of a second for 200 packages
+    # two of the headers: to parse all of them, as those of a mail, takes a tenth of a second for 200 packages
     heads = ((held.read_text("METADATA") or held.read_text("PKG-INFO") or "") for held in distributions(path=own))
     found = (dict(_NAME_OR_VERSION.findall(head.partition("\n\n")[0])) for head in heads)
     return dict(sorted((one["Name"], one.get("Version", "")) for one in found if "Name" in one))

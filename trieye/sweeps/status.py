@@ -30,6 +30,7 @@ class JobStatus:
         values: What varies, by key.
         record: What it says of itself; None if it never began.
         has_checkpoint: Whether it would go on from a checkpoint.
+        is_away: Whether its run is on the disk of another machine.
         problem: What is wrong with its files.
     """
 
@@ -38,6 +39,7 @@ class JobStatus:
     values: Mapping[str, str]
     record: JobRecord | None = None
     has_checkpoint: bool = False
+    is_away: bool = False
     problem: str | None = None
 
     @property
@@ -83,5 +85,6 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None, varyi
         values = record.values(varying)
     state = record.state_now
     how: How = "incomplete" if state == "lost" or state == "interrupted" else state  # noqa: PLR1714 - for mypy
-    saved = how == "incomplete" and any((directory / RUN / "checkpoints").glob("checkpoint_step_*"))
-    return JobStatus(index, how, values, record, saved)
+    run = directory / RUN
+    saved = how == "incomplete" and any((run / "checkpoints").glob("checkpoint_step_*"))
+    return JobStatus(index, how, values, record, saved, is_away=run.is_symlink() and not run.exists())

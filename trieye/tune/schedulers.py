@@ -5,15 +5,18 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
-from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.tune.space import Space
 from trieye.tune.watching import Watching
-
-_TIME = TRAINING_ITERATION
-"""What a trial counts as its time: evaluations."""
 
 _LONGEST = 1 << 20
 
@@ -48,44 +51,33 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
         return chosen
 
 
-class Halving(AsyncHyperBandScheduler):  # type: ignore[misc]  # Ray has no types for us
-    """Asynchronous successive halving that knows what trials reported before the study was interrupted.
+class GoingOn(TrialScheduler):  # type: ignore[misc]  # Ray has no types for us
+    """A scheduler that hears again, when a study goes on, what each trial reported before.
 
-    Ray keeps the trials of a study, but nothing of its scheduler: those that went on would be compared with nobody.
-
-    Args:
-        objective: What is compared.
-        **options: Those of Ray.
+    Ray keeps the trials of a study, but nothing of its scheduler: those that go on would be compared with nobody.
     """
 
-    def __init__(self, objective: str, **options: Any) -> None:
-        super().__init__(**options)
-        self._objective = objective
-
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Take note of a trial, and of what it had reported."""
+        """Take note of a trial, and of what it reported."""
         super().on_trial_add(tune_controller, trial)
-        for result in _told_before(trial, self._objective):
-            self.on_trial_result(tune_controller, trial, result)  # what is decided now was decided then
+        for result in Watching.watch.reported_by(trial) if Watching.watch is not None else ():
+            self.hear_again(tune_controller, trial, result)
+
+    def hear_again(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Take note of one result; what follows from it was decided then."""
+        raise NotImplementedError
 
 
-class Median(MedianStoppingRule):  # type: ignore[misc]  # likewise
-    """Stopping by the median that knows what trials reported before; see `Halving`."""
+class Halving(GoingOn, AsyncHyperBandScheduler):  # type: ignore[misc]  # likewise
+    """Asynchronous successive halving, of a study that may go on."""
 
-    def __init__(self, objective: str, **options: Any) -> None:
-        super().__init__(**options)
-        self._objective = objective
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Take note of a trial, and of what it had reported."""
-        super().on_trial_add(tune_controller, trial)
-        for result in _told_before(trial, self._objective):
-            self.on_trial_complete(tune_controller, trial, result)  # which decides nothing
+    hear_again = AsyncHyperBandScheduler.on_trial_result
 
 
-def _told_before(trial: Any, objective: str) -> list[dict[str, Any]]:
-    told = {} if Watching.watch is None else Watching.watch.told_before(trial)
-    return [{_TIME: evaluations, objective: value} for evaluations, value in told.items()]
+class Median(GoingOn, MedianStoppingRule):  # type: ignore[misc]  # likewise
+    """Stopping what is worse than the median, in a study that may go on."""
+
+    hear_again = MedianStoppingRule.on_trial_complete  # which keeps the result, and decides nothing
 
 
 def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
@@ -102,22 +94,19 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
             f"tune.scheduler={asked.scheduler} compares trials on their way; set loop.evaluate_every_steps"
         )
     if asked.scheduler == "median":
-        return Median(
-            config.loop.objective, time_attr=_TIME, grace_period=asked.grace, min_samples_required=2, hard_stop=True
-        )
+        return Median(time_attr=TRAINING_ITERATION, grace_period=asked.grace, min_samples_required=2, hard_stop=True)
     if asked.scheduler == "asha":
         # a trial is done when it says so, which is after as many evaluations or a few more
         longest = max(_evaluations_of(config), asked.grace)
         return Halving(
-            config.loop.objective,
-            time_attr=_TIME,
+            time_attr=TRAINING_ITERATION,
             grace_period=asked.grace,
             max_t=longest,
             reduction_factor=asked.reduction,
             stop_last_trials=False,
         )
     return (InStep if asked.in_step else PopulationBasedTraining)(
-        time_attr=_TIME,
+        time_attr=TRAINING_ITERATION,
         perturbation_interval=asked.interval,
         hyperparam_mutations=space.mutations(),
         quantile_fraction=asked.quantile,

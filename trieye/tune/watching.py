@@ -22,7 +22,7 @@ from trieye.tune.trainable import INDEX, index_of, run_name_of
 from trieye.tune.trial import DAMAGE
 
 REPORTED = "reported.jsonl"
-"""File of a trial with [evaluations, objective] a line: Tune keeps the last result only, and schedulers compare all."""
+"""File of a trial, a line for each evaluation: [its number, objective]. Tune keeps the last, schedulers compare all."""
 
 _WRITE_EVERY_S = 1.0
 _LONGEST = 300
@@ -88,15 +88,16 @@ class Watch:
         elif time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
             self._write(record)
 
-    def told_before(self, trial: Any) -> dict[int, float]:
-        """Return what a trial has reported, also to the processes before this one: the objective by evaluations."""
+    def reported_by(self, trial: Any) -> list[dict[str, Any]]:
+        """Return what a trial has reported, also to the processes before this one: the last objective of each time."""
         path = self._directory / str(index_of(trial.trial_id, trial.config)) / REPORTED
         found: dict[int, float] = {}
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             with suppress(ValueError):  # half a line, of a process that was killed
-                evaluations, value = json.loads(line)
-                found[int(evaluations)] = float(value)
-        return found
+                at, value = json.loads(line)
+                found[int(at)] = float(value)
+        objective = self._config.loop.objective
+        return [{TRAINING_ITERATION: at, objective: value} for at, value in found.items()]
 
     def _look_at_target(self, value: float) -> None:
         target = self._config.tune.target

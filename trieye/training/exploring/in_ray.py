@@ -21,36 +21,35 @@ _SMALL_BYTES = 65_536
 """Weights up to here are sent with each fragment that is granted, which costs less than the object store."""
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
-class ExplorerActor:
-    """An explorer in a process of its own, which says where it is before the explorer is made."""
+class _Made:
+    """What an actor is of: made when something is asked of it, so that where it is can be said before."""
 
-    def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
-        self._made = cache(lambda: Explorer(_found(places, task), index, incarnation))
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._made = cache(make)
 
     def machine(self) -> str:
         """Return the name of the machine."""
         return platform.node()
 
     def do(self, method: str, *values: Any) -> Any:
-        """Call a method of the explorer."""
+        """Call a method of what is made here."""
         return getattr(self._made(), method)(*values)
 
 
+@ray.remote(max_restarts=0, max_task_retries=0)
+class ExplorerActor(_Made):
+    """An explorer in a process of its own."""
+
+    def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
+        super().__init__(lambda: Explorer(_found(places, task), index, incarnation))
+
+
 @ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)
-class EvaluationActor:
+class EvaluationActor(_Made):
     """What evaluates checkpoints, in a process of its own."""
 
     def __init__(self, places: list[str], make: bytes) -> None:
-        self._evaluator = _found(places, make)()
-
-    def machine(self) -> str:
-        """Return the name of the machine."""
-        return platform.node()
-
-    def do(self, method: str, *values: Any) -> Any:
-        """Call a method of it."""
-        return getattr(self._evaluator, method)(*values)
+        super().__init__(_found(places, make))
 
 
 def start_evaluator(make: Callable[[], Any]) -> Worker:
