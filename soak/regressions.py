@@ -1,0 +1,131 @@
+"""Require every regression test to fail on the parent of the commit that fixed its defect.
+
+A fixing commit names its tests in trailers, one line each: the item of the issue, then the test.
+
+    Regression-test: 33-A1 tests/cli/test_removal.py::test_name
+
+The parent of that commit is checked out with the tests of the commit. Each test has to fail there on the behaviour: a
+failure to import or to find a name does not count, nor does an error in a fixture.
+
+    python soak/regressions.py                  every test
+    python soak/regressions.py 33-A1 33-B       the tests of items that begin with one of these
+    python soak/regressions.py --table 33       a Markdown table of items, tests and commits; runs nothing
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TRAILER = "Regression-test"
+NOT_BEHAVIOUR = re.compile(r"(ImportError|ModuleNotFoundError|NameError|AttributeError: module|fixture '.*' not found)")
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A test of one item of an issue, and the commit that made it pass."""
+
+    item: str
+    test: str
+    commit: str
+    summary: str
+
+
+def git(*words: str, cwd: Path = ROOT) -> str:
+    """Return what git prints."""
+    return subprocess.run(["git", *words], cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+def regressions(items: Sequence[str]) -> list[Regression]:
+    """Return the regressions that the trailers of the history name, oldest commit first."""
+    fields = f"%h%x00%s%x00%(trailers:key={TRAILER},valueonly,separator=%x01)%x00"
+    log = git("log", "--reverse", "--topo-order", "--no-merges", f"--format={fields}").split("\0\n")
+    found = []
+    for commit, summary, trailers in (entry.split("\0")[:3] for entry in log if entry):
+        for line in filter(None, trailers.split("\x01")):
+            item, test = line.split(maxsplit=1)
+            if not items or item.startswith(tuple(items)):
+                found.append(Regression(item, test.strip(), commit, summary))
+    return found
+
+
+def outcomes(report: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield name, outcome and message of each test of a JUnit report, parametrised cases on their own."""
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest has written it just now
+        result = next((child for child in case if child.tag in {"failure", "error", "skipped"}), None)
+        outcome, message = ("passed", "") if result is None else (result.tag, result.get("message") or "")
+        yield case.get("name", "").split("[")[0], outcome, message
+
+
+def problem(test: str, results: Sequence[tuple[str, str, str]]) -> str | None:
+    """Return why a test proves nothing on the parent commit; None if it failed on the behaviour."""
+    wanted = test.rsplit("::", 1)[-1].partition("[")[0]
+    own = [(outcome, message) for name, outcome, message in results if name == wanted]
+    if not own:
+        return "did not run"
+    failures = [message for outcome, message in own if outcome == "failure"]
+    if not failures:
+        return " and ".join(sorted({outcome for outcome, _ in own})) + " on the parent commit"
+    if all(NOT_BEHAVIOUR.match(message) for message in failures):
+        return f"failed to import or to find a name: {failures[0][:100]}"
+    return None
+
+
+def check(tree: Path, commit: str, tests: Sequence[str]) -> dict[str, str | None]:
+    """Return the problem of each test of a commit on its parent, with the tests of the commit."""
+    git("checkout", "--quiet", "--force", "--detach", f"{commit}^", cwd=tree)
+    git("clean", "-fdqx", cwd=tree)
+    git("checkout", "--quiet", commit, "--", "tests", cwd=tree)
+    report = tree / "regressions.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers"]
+    subprocess.run(
+        [*command, f"--junitxml={report}", *tests],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    results = list(outcomes(report)) if report.is_file() else []
+    return {test: problem(test, results) for test in tests}
+
+
+def main() -> None:
+    """Check the regression tests, or print their table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("items", nargs="*", help="prefixes of items, such as 33-A1; none: all")
+    parser.add_argument("--table", action="store_true", help="print items, tests and commits, and run nothing")
+    options = parser.parse_args()
+    rows = regressions(options.items)
+    if options.table:
+        print("| item | test | fixed by | effect |\n|---|---|---|---|")
+        print("\n".join(f"| {row.item} | `{row.test}` | {row.commit} | {row.summary} |" for row in rows))
+        return
+    num_bad = 0
+    with tempfile.TemporaryDirectory(prefix="trieye-regressions-") as directory:
+        tree = Path(directory, "tree")
+        git("worktree", "add", "--quiet", "--detach", str(tree), "HEAD")
+        try:
+            for commit, group in groupby(rows, key=lambda row: row.commit):
+                own = list(group)
+                problems = check(tree, commit, list(dict.fromkeys(row.test for row in own)))
+                for row in own:
+                    reason = problems[row.test]
+                    num_bad += reason is not None
+                    print(f"{row.item:8} {row.commit} {row.test}: {reason or 'fails on the parent'}", flush=True)
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+    print(f"{len(rows)} regression tests, {num_bad} of them prove nothing")
+    sys.exit(num_bad > 0)
+
+
+if __name__ == "__main__":
+    main()
