@@ -1,4 +1,4 @@
-"""Tables and lines of every command show values literally, on terminals and in pipes."""
+"""Tables and lines of every command show values literally, on terminals and in pipes; a pipe gets one row per line."""
 
 import io
 import re
@@ -153,6 +153,25 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
     assert "[/e] [bold]" in status
     assert f"trieye sweep relaunch {sweep}" in status
     assert_literal(shown(report.final_table, sweep, SweepRecord.of(sweep)))
+
+
+@pytest.mark.parametrize(
+    ("words", "num_rows"),
+    [
+        (("results", "table", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
+        (("results", "select", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
+        (("prune", "app", "--older-than", "0s", "--dry-run", "--root", "ROOT"), len(HOSTILE)),
+        (("runs", "--root", "ROOT"), len(HOSTILE)),
+        (("checkpoints", "app/run6", "--root", "ROOT"), 1),
+    ],
+)
+def test_a_pipe_gets_one_line_per_row(words, num_rows, root, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    main([str(root) if word == "ROOT" else word for word in words])
+    text = capsys.readouterr().out
+    marks = {"results": "no CI (n=1)", "checkpoints": " sizes fit"}
+    assert len([line for line in text.splitlines() if marks.get(words[0], " FINISHED ") in line]) == num_rows
+    assert words[0] != "results" or HOSTILE[6] in text
 
 
 def test_a_running_sweep_shows_values_literally(shown, tmp_path):

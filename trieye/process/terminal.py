@@ -1,5 +1,6 @@
-"""Terminal output by rich: consoles and tables that show every value literally."""
+"""Terminal output by rich: consoles and tables that show every value literally, one row per line in a pipe."""
 
+import sys
 from typing import Any
 
 from rich import box
@@ -12,9 +13,13 @@ from trieye.process.text import visible
 
 __all__ = ["Group", "RenderableType", "Table", "Terminal", "Text"]
 
+_UNLIMITED = 1_000_000_000
+
 
 class Terminal(Console):
     """Console without markup, emoji codes, highlighting and control characters.
+
+    The width is unlimited in pipes and files, which get one line per row whatever COLUMNS says.
 
     Args:
         stderr: Write to standard error.
@@ -22,7 +27,8 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = True) -> None:
-        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+        width = None if (sys.stderr if stderr else sys.stdout).isatty() else _UNLIMITED
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: Any = None) -> Any:
         """Render strings and texts without control characters."""
