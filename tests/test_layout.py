@@ -66,15 +66,7 @@ HOMES = {
     "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "run/video.py", "sinks/wandb.py"},
     "av": {"run/video.py"},
-    "rich": {
-        "process/progress.py",
-        "config/hydra/records.py",
-        "sweeps/progress.py",
-        "sweeps/report.py",
-        "cli/*",
-        "results/tables.py",
-        "results/terminal.py",
-    },
+    "rich": {"process/terminal.py", "process/progress.py", "config/hydra/records.py", "sweeps/progress.py", "cli/*"},
     "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py", "integrations/media.py"},
     "jinja2": {"results/report.py"},
     "plotext": {"results/terminal.py"},
@@ -174,6 +166,14 @@ def test_a_heavy_library_has_one_home():
         if not any(fnmatchcase(MODULES[name].relative_to(PACKAGE).as_posix(), place) for place in HOMES[library])
     ]
     assert strays == []
+
+
+def test_consoles_and_tables_of_rich_have_one_home():
+    parsing = {"rich.console", "rich.table", "rich.text", "rich.markup", "rich.progress", "rich.prompt", "rich.panel"}
+    homes = {"trieye.process.terminal", "trieye.process.progress"}  # a bar is built of columns of rich.table
+    assert {name for name in MODULES if imported(name) & parsing} == homes, (
+        "use trieye.process.terminal: it has no markup"
+    )
 
 
 def test_the_module_names_of_trieye_0_1_5_are_doors():

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from runs_of import make_run
 
+import trieye
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.results.groups import Groups, Scoring
+from trieye.sinks.tensorboard.summaries import params_in
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -173,3 +175,48 @@ def test_runs_of_another_program_have_a_name_and_nothing_is_missing_of_them(swee
     assert list(scores) == ["a", "b", "logs PPO"]
     assert scores["logs PPO"] == [8, 9]
     assert len(scores["a"]) == 3
+
+
+class Supervised(trieye.TrieyeConfig):
+    """The config of a loop without replay or agent."""
+
+    lr: float = 0.1
+    layers: dict[str, int] = {}
+
+
+def fit(root, name, *, app="fit", **settings):
+    settings = {"runtime": {"kind": "local"}, "sinks": {}, "persistence": {"root_data_dir": str(root)}, **settings}
+    with trieye.Run(Supervised(app_name=app, run_name=name, **settings)) as run:
+        run.log({"eval/return": 1.0}, step=4)
+    return run.dir
+
+
+def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(tmp_path):
+    shown = {"tensorboard": {"enabled": True}}
+    runs = [fit(tmp_path, "slow", lr=0.1, sinks=shown), fit(tmp_path, "fast", lr=0.2, seed=1)]
+    foreign = fit(tmp_path, "script", app="script", sinks={"config_params": False})
+    groups = Groups.of(load([*runs, foreign]))
+    assert groups.labels == ["lr=0.1", "lr=0.2", "script"]
+    assert list(groups.differences()) == ["lr"]
+    slow, *_ = groups.results.runs
+    assert dict(slow.params) == {"seed": 0, "lr": 0.1, "loop.objective": "eval/return", "loop.mode": "max"}
+    (file,) = runs[0].glob("*.hparams")
+    assert params_in(file).keys() == slow.params.keys()
+
+
+def test_a_section_that_a_run_changes_is_compared_with_the_defaults_of_others(tmp_path):
+    runs = [fit(tmp_path, "default"), fit(tmp_path, "small", replay={"capacity": 10})]
+    results = load(runs)
+    assert Groups.of(results).labels == ["capacity=100000", "capacity=10"]
+    assert [len(results.where({"replay.capacity": capacity})) for capacity in (10, 100_000)] == [1, 1]
+    assert [run.params.get("replay.capacity") for run in results] == [None, 10]
+    assert set(results.slice("replay.capacity", at=results.runs[0])) == {10, 100_000}
+
+
+def test_groups_that_differ_in_a_later_key_have_labels_of_their_own(tmp_path):
+    same = {f"layer{number}": number for number in range(8)}
+    runs = [fit(tmp_path, str(width), layers={**same, "layer7": width}) for width in (5, 6)]
+    other = fit(tmp_path, "other", layers={key: value + 1 for key, value in same.items()})
+    labels = Groups.of(load([*runs, other])).labels
+    assert len(set(labels)) == 3
+    assert [label.rpartition(" ")[2] for label in labels[:2]] == ["layer7=5", "layer7=6"]

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
-from rich.text import Text
 
 from trieye.cli.found_runs import CONFIGS
 from trieye.config.fingerprint import json_of, leaves
@@ -26,6 +24,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, JournalError,
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import is_alive
+from trieye.process.terminal import Terminal, Text
 from trieye.run.provenance import DIRECTORY, Commit, Provenance
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
 from trieye.sweeps.record import SweepRecord
@@ -297,7 +296,7 @@ def show_drift(earlier: Made, found: Rehearsed, asked: Sequence[str]) -> None:
     # what code added to the config of the run is no part of what is composed; where a fork begins is said otherwise
     then = {key: value for key, value in earlier.config.items() if key in found.config}
     drift = Drift.between(Side(then, earlier.provenance), Side(found.config, found.provenance), but=(LOAD,))
-    console, keys = Console(stderr=True, highlight=False, soft_wrap=True), [_key(word) for word in asked]
+    console, keys = Terminal(stderr=True), [_key(word) for word in asked]
     parts = {"config": drift.config, "commit": drift.commit, "packages": drift.packages}
     for part, differences in parts.items():
         for key, before, now in islice(lines_of(differences), MAX_SHOWN):

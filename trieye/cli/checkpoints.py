@@ -30,14 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List what was saved, and return whether something is damaged."""
-    from rich.console import Console
-
     from trieye.cli.given_run import SAVED_DIRECTORIES, find_run, recorded_config
     from trieye.cli.saved import disk_bytes, marked, saved_in
     from trieye.cli.views import render_saved
     from trieye.config import PersistenceConfig
     from trieye.exceptions import ConfigurationError
     from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD
+    from trieye.process.terminal import Terminal
 
     run_dir = find_run(options.run_name, options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
     try:
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigurationError:  # it is damaged, or of trieye 0.1.5; `trieye verify` says so
         names = PersistenceConfig()
     directories = [run_dir / names.checkpoint_save_dir_name, run_dir / names.buffer_save_dir_name]
-    with Console(stderr=True).status(f"reading {run_dir.name}"):
+    with Terminal(stderr=True).status(f"reading {run_dir.name}"):
         checkpoints = marked(saved_in(directories[0], CHECKPOINT_PREFIX, checksums=options.verify))
         buffers = saved_in(directories[1], BUFFER_PREFIX, checksums=options.verify)
         size_bytes = disk_bytes(*directories)
@@ -53,5 +52,5 @@ def run(options: argparse.Namespace) -> int:
         rows = {"checkpoints": [asdict(row) for row in checkpoints], "buffers": [asdict(row) for row in buffers]}
         print(json.dumps({"run_dir": str(run_dir), "disk_bytes": size_bytes, **rows}, indent=2))
     else:
-        Console().print(render_saved(run_dir, checkpoints, buffers, size_bytes))
+        Terminal().print(render_saved(run_dir, checkpoints, buffers, size_bytes))
     return EXIT_DAMAGED if any(saved.is_broken for saved in [*checkpoints, *buffers]) else 0

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING
 from trieye.cli.arguments import AnyOrder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trieye.hub.cluster import Node
+    from trieye.process.terminal import Table
 
 EXIT_UNFIT = 1
-_WIDEST = 1000
 _RESOURCES = ("CPU", "GPU", "memory")
 
 
@@ -49,13 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Ask the nodes, say what they answered, and return whether something is wrong."""
-    from rich.console import Console
-
     from trieye.hub.cluster import as_plain, compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
+    from trieye.process.terminal import Terminal, Text
 
     root = options.root.expanduser().absolute()
-    with Console(stderr=True).status(f"asking the nodes of the cluster at {options.address}"):
+    with Terminal(stderr=True).status(f"asking the nodes of the cluster at {options.address}"):
         nodes = ask_cluster(options.address, root, options.timeout)
     here = this_process(root)
     found = compare(nodes, here, str(root))
@@ -63,28 +60,23 @@ def run(options: argparse.Namespace) -> int:
         told = {"nodes": [as_plain(node) for node in nodes], "problems": found.problems, "notes": found.notes}
         print(json.dumps({**told, "python": here.python, "versions": here.versions}, indent=2))
         return EXIT_UNFIT if found.problems else 0
-    console = Console()
-    table = _table(nodes)
-    whole = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
-    Console(width=max(console.width, whole)).print(table)  # cut names would be of no use
+    console = Terminal()
+    console.print(_table(nodes))
     for line in found.problems:
-        console.print(f"[red]problem:[/red] {_plain(line)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("problem:", "red"), f" {line}"))
     for line in found.notes:
-        console.print(f"[yellow]note:[/yellow] {_plain(line)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("note:", "yellow"), f" {line}"))
     alive = sum(node.is_alive for node in nodes)
     num = len(found.problems)
     verdict = f"{num} problem{'' if num == 1 else 's'}" if found.problems else "a training can run on all of them"
-    console.print(f"{alive} of {len(nodes)} nodes are alive: {verdict}", highlight=False)
+    console.print(f"{alive} of {len(nodes)} nodes are alive: {verdict}")
     return EXIT_UNFIT if found.problems else 0
 
 
 def _table(nodes: "list[Node]") -> "Table":
-    from rich import box
-    from rich.table import Column, Table
+    from trieye.process.terminal import Table
 
-    names = ("node", "host", "is", "offers", "Python", "trieye", "there\nand back", "clock", "free")
-    columns = (Column(name, no_wrap=True) for name in names)
-    table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table("node", "host", "is", "offers", "Python", "trieye", "round trip", "clock", "free", is_ruled=False)
     for node in nodes:
         offers = ", ".join(_offer(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
         state = "dead" if not node.is_alive else "silent" if node.error else "here" if node.is_here else "alive"
@@ -108,9 +100,3 @@ def _table(nodes: "list[Node]") -> "Table":
 
 def _offer(name: str, number: float) -> str:
     return f"{number / 1e9:.0f} GB" if name == "memory" else f"{number:g} {name}"
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

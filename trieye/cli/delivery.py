@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from trieye.checkpoints.serializer import Serializer
 from trieye.cli.given_run import config_of, sinks_of
 from trieye.config import TrieyeConfig
@@ -23,6 +20,7 @@ from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
 from trieye.journal.look import inspect
 from trieye.process.lock import RunLock
+from trieye.process.terminal import Terminal, Text
 from trieye.process.waiting import wait_while_moving
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
 from trieye.sinks.mlflow.store import require_password
@@ -73,11 +71,9 @@ def deliver(config: TrieyeConfig, timeout_s: float, *, anew: Sequence[str] = ())
         timeout_s: Seconds in which no sink takes anything, after which nobody waits any more.
         anew: Sinks that begin at the beginning of the history.
     """
-    began, console = time.monotonic(), Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"delivering {config.run_name}", total=None)
-        with _hub(config, anew) as hub:
-            _wait(hub, timeout_s, lambda done, total: bar.update(task, completed=done, total=total))
+    began, what = time.monotonic(), f"delivering {config.run_name}"
+    with Terminal(stderr=True).status(what) as spinner, _hub(config, anew) as hub:
+        _wait(hub, timeout_s, lambda done, total: spinner.update(Text(f"{what}: {done:,} of {total:,}")))
     for finding in hub.files.journal.damage:
         print(f"warning: {finding}", file=sys.stderr)
     health, is_missing = hub.health(), False

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from trieye.cli.arguments import add_root
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trieye.cli.again import Made
+    from trieye.process.terminal import Table
 
 MAX_METRICS = 40
 
@@ -35,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare the runs."""
-    from rich.console import Console
-
     from trieye.cli.again import Drift, Made, Side
     from trieye.cli.given_run import find_run
+    from trieye.process.terminal import Terminal
 
     first, second = (Made.of(find_run(name, options.root)) for name in options.run_names)
     drift = Drift.between(Side.of(first), Side.of(second))
@@ -49,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"runs": runs, **drift.plain(), "metrics": metrics}))
         return 0
-    console = Console(soft_wrap=True)
+    console = Terminal()
     for table in _tables(first, second, drift.plain(), metrics):
         console.print(table)
     for made in (first, second):
         if made.record.forked_from is not None:
-            console.print(f"{made.name} was forked from {made.record.forked_from.line}", highlight=False, markup=False)
+            console.print(f"{made.name} was forked from {made.record.forked_from.line}")
         if made.provenance is None:
-            console.print(f"of {made.name} commit and packages are not known", style="yellow", highlight=False)
+            console.print(f"of {made.name} commit and packages are not known", style="yellow")
     return 0
 
 
@@ -80,27 +78,23 @@ def _metrics(first: "Made", second: "Made") -> dict[str, list[Any]]:
 
 
 def _tables(first: "Made", second: "Made", drift: dict[str, Any], metrics: dict[str, Any]) -> "list[Table]":
-    from rich.table import Table
-    from rich.text import Text
-
     from trieye.cli.again import lines_of
+    from trieye.process.terminal import Table, Text
 
     tables = []
     for part, found in {**drift, "metrics": metrics}.items():
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for heading in (part, first.name, second.name):
-            table.add_column(Text(heading), overflow="fold")
+        table = Table(part, first.name, second.name, is_ruled=False)
         lines = (
             list(lines_of(found))
             if part != "metrics"
             else [(name, *map(_number, pair)) for name, pair in found.items()]
         )
         for line in lines[: MAX_METRICS if part == "metrics" else None]:
-            table.add_row(*map(Text, line))
+            table.add_row(*line)
         if not lines:
             table.add_row(Text("no difference" if part != "metrics" else "none", "dim"))
         elif part == "metrics" and len(lines) > MAX_METRICS:
-            table.caption = f"and {len(lines) - MAX_METRICS} more: --json has them all"
+            table.note(f"and {len(lines) - MAX_METRICS} more: --json has them all")
         tables.append(table)
     return tables
 

@@ -37,23 +37,22 @@ def run(options: argparse.Namespace) -> int:
     """Export the policy, and say what was written and how it is loaded."""
     import sys
 
-    from rich.console import Console
-
     from trieye.checkpoints.choose import reference_of
     from trieye.cli.given_run import find_run
+    from trieye.process.terminal import Terminal
 
     run_dir = find_run(options.run_name, options.root)
     which = reference_of(options.which, asked="--which").which
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # the engine of a project that is not installed is found where its run was started
-    with Console(stderr=True).status(f"loading {run_dir.name}"):
+    with Terminal(stderr=True).status(f"loading {run_dir.name}"):
         from trieye.training.exporting import export_policy
         from trieye.training.loading import loaded_policy
 
         loaded = loaded_policy(run_dir, which)
     checkpoint = loaded.checkpoint
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
-    with Console(stderr=True).status(f"exporting {run_dir.name}"):
+    with Terminal(stderr=True).status(f"exporting {run_dir.name}"):
         output = (options.output or run_dir / "export").absolute()
         files = export_policy(loaded.policy, output, env_steps=loaded.env_steps, origin=origin)
     _show(loaded, files, is_best=which == "best" and checkpoint.objective is not None)

@@ -11,9 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from trieye.cli.given_run import config_of
 from trieye.cli.saved import disk_bytes
@@ -27,6 +25,7 @@ from trieye.files.run_record import RunRecord
 from trieye.mirror.layout import COMMIT
 from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
+from trieye.process.terminal import Table, Terminal
 from trieye.sinks.mlflow.run import delete_run
 
 EXIT_REFUSED = 1
@@ -191,7 +190,7 @@ def carry_out(removals: Sequence[Removal], options: argparse.Namespace) -> int:
         print("there is nothing to delete")
         return 0
     with _explained():
-        Console().print(_table(removals))
+        Terminal().print(_table(removals))
     if options.dry_run:
         print("this was a dry run: nothing is deleted")
         return 0
@@ -225,13 +224,12 @@ def _agrees(count: int) -> bool:
 
 
 def _table(removals: Sequence[Removal]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("run", overflow="fold")  # never cut: it says what is deleted
+    table = Table("run", is_ruled=False)
     table.add_column("status", no_wrap=True)
     table.add_column("last used", no_wrap=True)
     table.add_column("directory", justify="right", no_wrap=True)
     table.add_column("mirror", justify="right", no_wrap=True)
-    table.add_column("MLflow run", overflow="fold")
+    table.add_column("MLflow run")
     for removal in removals:
         when = f"{datetime.fromtimestamp(removal.last_used).astimezone():%Y-%m-%d %H:%M}"
         mirrored = decimal(sum(removal.mirrored.values())) if removal.mirrored else "-"
@@ -243,5 +241,5 @@ def _table(removals: Sequence[Removal]) -> Table:
         )
         table.add_row(removal.name, removal.record.status, when, decimal(removal.size_bytes), mirrored, place)
     total = sum(removal.size_bytes for removal in removals)
-    table.caption = f"{len(removals)} in all, {decimal(total)} on this disk"
+    table.note(f"{len(removals)} in all, {decimal(total)} on this disk")
     return table

@@ -47,9 +47,7 @@ def table(options: argparse.Namespace) -> int:
         )
         return 0
     shown = {label: {**figures, "std": _spread(scores[groups.labels.index(label)])} for label, figures in rows.items()}
-    asked.console.print(
-        tables.scores_table(shown, asked.stat, title=asked.title, confidence=options.confidence), highlight=False
-    )
+    asked.console.print(tables.scores_table(shown, asked.stat, title=asked.title, confidence=options.confidence))
     if options.out is not None:
         from trieye.results import plots
 
@@ -113,11 +111,11 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     better = "more" if asked.mode == "max" else "less"
     title = f"{asked.title}; {better} is better"
-    asked.console.print(tables.pairs_table(pairs, asked.stat, title=title), highlight=False)
+    asked.console.print(tables.pairs_table(pairs, asked.stat, title=title))
     if len(numbers) > len(pairs):
-        asked.console.print(f"and {len(numbers) - len(pairs)} more pairs: --json has them all", highlight=False)
+        asked.console.print(f"and {len(numbers) - len(pairs)} more pairs: --json has them all")
     if len(groups.labels) <= _MOST_COLUMNS and (found := groups.differences()):
-        asked.console.print(tables.differences_table(found, groups.labels), highlight=False)
+        asked.console.print(tables.differences_table(found, groups.labels))
     if options.out is not None:
         from trieye.results import plots
 
@@ -150,7 +148,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     if options.json:
         asked.plain({"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]})
         return 0
-    asked.console.print(tables.settings_table(lines, options.param, labels, title=asked.title), highlight=False)
+    asked.console.print(tables.settings_table(lines, options.param, labels, title=asked.title))
     if options.out is not None:
         from trieye.results import plots
 
@@ -174,7 +172,7 @@ def select(options: argparse.Namespace) -> int:
     for name, (groups, chosen_) in found.items():
         title = f"{name}: {asked.title}" if name else asked.title
         shown = tables.selection_table(chosen_, groups.labels, asked.stat, title=title, most=_MOST_CONFIGS)
-        asked.console.print(shown, highlight=False)
+        asked.console.print(shown)
     asked.tell()
     if options.rerun is None:
         flattered = "the best of many looks better than it is: --rerun N shows how it does on fresh seeds"

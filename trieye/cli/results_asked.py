@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Console
 
 from trieye.cli.arguments import DEFAULT_ROOT
 from trieye.cli.given_sweep import directory_of
 from trieye.exceptions import ConfigurationError
+from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
 from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Mode
@@ -34,7 +34,7 @@ class Asked:
         self.options = options
         self.all_runs = load(places_of(options))
         self.results = chosen(self.all_runs, options.where, strict=options.strict)
-        self.console = Console()
+        self.console = Terminal()
 
     @cached_property
     def scoring(self) -> Scoring:
@@ -111,7 +111,7 @@ class Asked:
         """Say what was left out, and which jobs are missing."""
         from trieye.sweeps.status import ENDED
 
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console = Terminal(stderr=True)
         for sweep, jobs in self._jobs().items():
             without = [job for job in jobs if job.how not in ENDED]
             if without:
@@ -120,9 +120,8 @@ class Asked:
                 console.print(
                     f"{sweep}: {len(without)} of {len(jobs)} jobs are not completed: {numbers}{more}",
                     style="yellow",
-                    markup=False,
                 )
-                console.print(f"run them: trieye sweep relaunch {sweep}", markup=False)
+                console.print(f"run them: trieye sweep relaunch {sweep}")
             away = [job for job in jobs if job.how in ENDED and job.is_away]
             if away:
                 hosts = ", ".join(sorted({job.record.host for job in away if job.record is not None}))
@@ -130,11 +129,10 @@ class Asked:
                     f"{sweep}: {len(away)} runs are not here; they ran on {hosts}. What persistence.mirror has of them "
                     f"comes here by: trieye sweep merge {sweep}",
                     style="yellow",
-                    markup=False,
                 )
         problems = self.results.problems
         for text in problems[:_MOST_PROBLEMS]:
-            console.print(text, style="yellow", markup=False)
+            console.print(text, style="yellow")
         if len(problems) > _MOST_PROBLEMS:
             console.print(f"and {len(problems) - _MOST_PROBLEMS} more of this kind: --json has them all")
 

@@ -126,6 +126,6 @@ def _show(
             (scores,) = Groups.of(same, ["place"], asked.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {asked.stat: statistics.aggregate(scores, asked.stat, **asked.intervals)}
     table = tables.scores_table(rows, asked.stat, title=asked.title, confidence=asked.options.confidence)
-    asked.console.print(table, highlight=False)
+    asked.console.print(table)
     for text in fresh.problems:
-        asked.console.print(text, style="yellow", markup=False)
+        asked.console.print(text, style="yellow")

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 from trieye.cli.arguments import DEFAULT_ROOT, age
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from trieye.cli.found_runs import FoundRun, Skipped
+    from trieye.process.terminal import Text
 
 STATES = ("running", "finished", "failed", "killed", "lost")
 SORTS = ("created", "objective", "step", "took", "size", "name", "status")
@@ -180,10 +179,10 @@ def _said(skipped: "Skipped") -> dict[str, str]:
 
 
 def _show(runs: "Sequence[FoundRun]", skipped: "Sequence[Skipped]", *, num_found: int, places: Sequence[str]) -> None:
-    from rich.console import Console
+    from trieye.process.terminal import Terminal
 
     if runs:
-        Console().print(_lines(runs), soft_wrap=True)
+        Terminal().print(_lines(runs))
     elif num_found:
         print(f"none of {num_found} runs is like that")
     else:
@@ -200,10 +199,12 @@ def _show(runs: "Sequence[FoundRun]", skipped: "Sequence[Skipped]", *, num_found
 
 def _lines(runs: "Sequence[FoundRun]") -> "Text":
     """Return a line for each run, which no pipe folds; a table of rich takes longer than reading all runs does."""
+    from rich.cells import cell_len, set_cell_size
     from rich.filesize import decimal
-    from rich.text import Text
 
     from trieye.cli.found_runs import RUN_COLORS, duration
+    from trieye.process.terminal import Text
+    from trieye.process.text import visible
 
     apps, metrics = {found.app for found in runs}, {found.metric for found in runs if found.best is not None}
     now, one = time.time(), str(next(iter(metrics))) if len(metrics) == 1 else None
@@ -221,12 +222,14 @@ def _lines(runs: "Sequence[FoundRun]") -> "Text":
                 decimal(found.size_bytes),
             )
         )
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = [[visible(cell, keep="") for cell in row] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
     text = Text()
-    for number, (name, status, *rest) in enumerate(rows):
-        style = RUN_COLORS[status] if number else "bold"
-        text.append(f"{name:<{widths[0]}}  ", "" if number else "bold").append(f"{status:<{widths[1]}}", style)
-        cells = (f"  {cell:>{width}}" for cell, width in zip(rest, widths[2:], strict=True))
-        text.append("".join(cells), "" if number else "bold")
+    for number, (name, status, *rest) in enumerate(lines):
+        style = "" if number else "bold"
+        text.append(f"{set_cell_size(name, widths[0])}  ", style)
+        text.append(f"{status:<{widths[1]}}", RUN_COLORS[status] if number else style)
+        cells = (f"  {' ' * (width - cell_len(cell))}{cell}" for cell, width in zip(rest, widths[2:], strict=True))
+        text.append("".join(cells), style)
         text.append("\n" if number < len(runs) else "")
     return text

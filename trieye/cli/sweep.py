@@ -251,14 +251,14 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"sweep": str(directory), "counts": counts, "jobs": [_plain(job) for job in jobs]}))
     else:
-        from rich.console import Console
+        from trieye.process.terminal import Terminal, Text
 
-        console = Console()
+        console = Terminal()
         console.print(_table(jobs))
-        told = ", ".join(f"[{_COLORS[how] or 'default'}]{counts[how]} {how}[/]" for how in HOWS if counts[how])
-        console.print(f"{len(jobs)} jobs: {told}", highlight=False)
+        told = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
+        console.print(Text(f"{len(jobs)} jobs: ").append_text(Text(", ").join(told)))
         if counts.keys() & set(_AGAIN):
-            console.print(f"run what is not completed: trieye sweep relaunch {directory}", highlight=False)
+            console.print(f"run what is not completed: trieye sweep relaunch {directory}")
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
 
 
@@ -282,22 +282,19 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     import platform
     import time
 
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+    from trieye.process.terminal import Table, Text
     from trieye.sweeps.grid import short
     from trieye.sweeps.report import headings
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table()
     is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
     names = ("job", "state", *headings(keys), "step", "objective", "attempt", "for", *(["on"] if is_spread else []), "")
     widths = {"state": max((len(job.how) for job in jobs), default=0)}
     widths["on"] = max((len(job.record.host) for job in jobs if job.record is not None), default=0)
     for name in names:
         side: Any = "left" if name in ("state", "on", "") else "right"
-        table.add_column(name, justify=side, overflow="fold", min_width=widths.get(name))
+        table.add_column(name, justify=side, min_width=widths.get(name))
     for job in jobs:
         record, note = job.record, job.problem or ""
         if record is not None and not note:
@@ -315,7 +312,7 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
             "" if record is None else str(record.attempt),
             "" if record is None else f"{record.took_s:.0f} s",
             *(["" if record is None else record.host] if is_spread else []),
-            Text(note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."),
+            note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ...",
         )
     return table
 
@@ -328,9 +325,9 @@ def _relaunch(options: argparse.Namespace) -> int:
         return 0
     only = [job.index for job in jobs]
     if options.dry_run:
-        from rich.console import Console
+        from trieye.process.terminal import Terminal
 
-        Console().print(_table(jobs))
+        Terminal().print(_table(jobs))
         print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
         return 0
     return _start(record, directory, only=only)

@@ -108,9 +108,9 @@ def _wait(servers: "LocalServers") -> None:
         say(f"starting {' and '.join(servers.names)}")
         servers.wait(lambda _names, _waited_s: None)
         return
-    from rich.console import Console
+    from trieye.process.terminal import Terminal
 
-    with Console(stderr=True).status("") as status:
+    with Terminal(stderr=True).status("") as status:
         servers.wait(lambda names, waited_s: status.update(f"{' and '.join(names)}: starting, {waited_s:.0f} s"))
 
 

@@ -27,17 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the run, say what was found, and return whether something is damaged."""
-    from rich.console import Console
-
     from trieye.cli.given_run import find_run
     from trieye.cli.inspect import check_run
     from trieye.cli.views import render_check
+    from trieye.process.terminal import Terminal
 
     run_dir = find_run(options.run_name, options.root)
-    with Console(stderr=True).status(f"verifying {run_dir.name}"):
+    with Terminal(stderr=True).status(f"verifying {run_dir.name}"):
         found = check_run(run_dir)
     if options.json:
         print(json.dumps({**asdict(found), "run_dir": str(run_dir), "is_whole": not found.damage}, indent=2))
     else:
-        Console().print(render_check(found))
+        Terminal().print(render_check(found))
     return EXIT_DAMAGED if found.damage else 0

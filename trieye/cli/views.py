@@ -9,11 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
 from trieye.cli.found_runs import RUN_COLORS, duration
@@ -24,6 +20,7 @@ from trieye.files.run_files import CHECKPOINTS, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status, read_status
 from trieye.process.lock import is_alive
+from trieye.process.terminal import Group, RenderableType, Table, Terminal, Text
 
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
@@ -104,7 +101,7 @@ def _newest_of(directory: Path, _changed_ns: int) -> CheckpointEntry | None:
     return entries[-1] if entries else None
 
 
-def render_run(view: RunView, console: Console | None = None) -> RenderableType:
+def render_run(view: RunView, console: Terminal | None = None) -> RenderableType:
     """Return a run for a terminal, which it has to fit if one is given."""
     parts = [_headline(view), *_facts(view), Text(), _sinks_of_run(view), Text()]
     max_metrics = None
@@ -198,8 +195,8 @@ def _mirror(mirror: Mapping[str, Any]) -> Text:
 
 
 def _sinks_of_run(view: RunView) -> RenderableType:
-    table = _table("sink", right=("behind", "lag"), is_ruled=True)
-    table.add_column("state", overflow="fold")
+    table = _table("sink", right=("behind", "lag"))
+    table.add_column("state")
     for sink in view.status.get("sinks", ()):
         state = Text(_short(sink["error"]), "red") if sink["error"] else Text("works" if view.is_alive else "", "green")
         if sink["refused"]:
@@ -212,13 +209,13 @@ def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
     known = view.status.get("metrics", {})
     of_explorers = ("explorer/", "sync/") if "explorer/alive" in known else ()  # they have lines of their own
     metrics = {name: seen for name, seen in known.items() if not name.startswith(of_explorers)}
-    table = _table("metric", right=("last", "min", "max", "step"), is_ruled=True)
+    table = _table("metric", right=("last", "min", "max", "step"))
     table.columns[0].no_wrap = True
     shown = list(metrics.items())[:max_metrics]
     for name, seen in shown:
-        table.add_row(Text(name), *(_number(seen[key]) for key in ("last", "min", "max")), f"{seen['step']:,}")
+        table.add_row(name, *(_number(seen[key]) for key in ("last", "min", "max")), f"{seen['step']:,}")
     if len(shown) < len(metrics):
-        table.caption = f"and {len(metrics) - len(shown)} more"
+        table.note(f"and {len(metrics) - len(shown)} more")
     return table if metrics else Text("no metrics yet", "dim")
 
 
@@ -255,7 +252,7 @@ def _states(kind: str, rows: list[Saved]) -> Table:
         "": [Text(" ".join(row.marks), "bold") for row in rows],
         "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
     }
-    table = _table()
+    table = Table(is_ruled=False)
     shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
     for name in shown:
         table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
@@ -285,7 +282,7 @@ def render_check(found: RunCheck) -> RenderableType:
 
 def _sinks_of_check(found: RunCheck) -> RenderableType:
     table = _table("sink", right=("has", "behind"))
-    table.add_column("state", overflow="fold")
+    table.add_column("state")
     for sink in found.sinks:
         # nobody knows which points the last records of a killed run give
         behind = f"{sink.behind:,}" + (" or more" if found.is_killed else "")
@@ -301,11 +298,8 @@ def _state(sink: SinkPlace, found: RunCheck) -> Text:
     return Text(_short(sink.error), "red") if sink.error else Text("gets the rest now")
 
 
-def _table(*left: str, right: tuple[str, ...] = (), is_ruled: bool = False) -> Table:
-    if is_ruled:
-        table = Table(*left, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    else:
-        table = Table(*left, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def _table(*left: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(*left, is_ruled=False)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the run until Ctrl-C."""
-    from rich.console import Console
     from rich.live import Live
 
     from trieye.cli.given_run import find_run
     from trieye.cli.views import read_view, render_run
+    from trieye.process.terminal import Terminal
 
-    run_dir, console = find_run(options.run_name, options.root), Console()
+    run_dir, console = find_run(options.run_name, options.root), Terminal(soft_wrap=False)
     if options.once or not sys.stdout.isatty():
         console.print(render_run(read_view(run_dir, None)))
         return 0

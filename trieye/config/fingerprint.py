@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trieye.config.loop import LoopConfig
 from trieye.config.redaction import redacted
+from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig
 
 _WHAT_IS_TRAINED = ("agent", "model", "env")
@@ -33,10 +35,37 @@ _HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_confi
 _NO_PARAMETERS = (_HOW_IT_RUNS - {"loop"}) | {"app_name", "run_name", "replay.storage_dir"}
 
 
+_OF_TRAININGS = {"agent", "env"}
+"""A config with these sections belongs to a `TrainingConfig`, which uses all others."""
+_ALWAYS_SHOWN = {"loop.objective", "loop.mode"}
+"""The results read these of every run."""
+
+
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a config, as plain data, sinks are to show as parameters: dotted names, no names or places."""
+    """Return the parameters that sinks show: dotted names without names of runs, paths and unused defaults."""
+    unused = unused_defaults(config)
+    return {name: value for name, value in _parameters(config) if name not in unused}
+
+
+def unused_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of `replay` and `loop` that have their defaults and do not belong to a training by trieye.
+
+    Every config has these sections. A custom loop may ignore them, and its few parameters would be lost among them.
+    """
+    if config.keys() >= _OF_TRAININGS:
+        return {}
+    sections = {"replay": ReplayConfig(), "loop": LoopConfig()}
+    defaults = dict(leaves({name: section.model_dump(mode="json") for name, section in sections.items()}))
+    return {
+        name: value
+        for name, value in _parameters(config)
+        if name in defaults and value == defaults[name] and name not in _ALWAYS_SHOWN
+    }
+
+
+def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     kept = {name: value for name, value in config.items() if name not in _NO_PARAMETERS}
-    return {name: value for name, value in leaves(kept) if name not in _NO_PARAMETERS}
+    return ((name, value) for name, value in leaves(kept) if name not in _NO_PARAMETERS)
 
 
 def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:

@@ -3,12 +3,15 @@
 import contextlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from trieye.process.text import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -17,14 +20,17 @@ LINE_INTERVAL_S = 10.0
 REFRESH_INTERVAL_S = 0.2
 MAX_SHOWN_METRICS = 4
 
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
 
 def say(text: str) -> None:
     """Tell the user something that must not be missed, without breaking a progress bar.
 
     A terminal that is gone is no reason to leave undone what comes after it, such as to note that a signal came.
     """
+    line = visible(_COLOR.sub("", text))  # errors of Ray have colors
     with contextlib.suppress(OSError, ValueError):
-        print(f"trieye: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
+        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
 
 
 class Progress:
@@ -50,7 +56,7 @@ class Progress:
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _rich_bar(has_end=self._total is not None)
-            self._task = self._bar.add_task(self._name, total=self._total, completed=self._start, metrics="")
+            self._task = self._bar.add_task(visible(self._name), total=self._total, completed=self._start, metrics="")
             self._bar.start()
             self._handlers = _through_the_bar()
         return self
@@ -122,12 +128,11 @@ def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
 
 
 def _shown(metrics: Mapping[str, float]) -> str:
-    pairs = [f"{name}={value:.4g}" for name, value in metrics.items()]
+    pairs = [f"{visible(name)}={value:.4g}" for name, value in metrics.items()]
     return "  ".join(pairs[:MAX_SHOWN_METRICS])
 
 
 def _rich_bar(*, has_end: bool) -> "RichProgress":
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -138,7 +143,8 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
         TimeRemainingColumn,
     )
     from rich.table import Column
-    from rich.text import Text
+
+    from trieye.process.terminal import Terminal, Text
 
     class Metrics(TextColumn):
         """What is cut, with the bar, where a terminal is too narrow for everything."""
@@ -158,6 +164,6 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
         TextColumn("elapsed"),
         *((TimeRemainingColumn(table_column=whole()), TextColumn("left")) if has_end else ()),
         Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
-        console=Console(stderr=True),
+        console=Terminal(stderr=True, soft_wrap=False),
         refresh_per_second=1 / REFRESH_INTERVAL_S,
     )

@@ -126,7 +126,7 @@ class Groups:
                 name = (values[""],)
             _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
-        labels = [_label(values, keys) for values, _ in found.values()]
+        labels = _labels([values for values, _ in found.values()], keys)
         if not keys:
             labels = [runs[0].name if len(runs) == 1 else "all runs"]
         return cls(
@@ -276,7 +276,7 @@ class Groups:
         for tasks in self._candidates:
             numbers = [number for candidates in tasks for number in candidates]
             firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
-        keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if not is_seed(key))
+        keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))
         found = {}
         for key in keys:
             values = [selection.value_of(run, key) for run in firsts]
@@ -314,14 +314,30 @@ def _name_of(run: Any) -> str:
     return f"{run.app} {run.params['tb_log_name']}" if "tb_log_name" in run.params else str(run.app)
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """Return a unique label for each group, from the keys whose values differ among the groups that have them."""
+    differing = [
+        key
+        for key in keys
+        if len({selection.identity(values[key]) for values in groups if values.get(key) is not None}) > 1
+    ]
+    short = [_label(values, differing) or _label(values, keys) for values in groups]
+    labels = [
+        label if short.count(label) == 1 else _label(values, keys, len(keys))
+        for values, label in zip(groups, short, strict=True)
+    ]
+    seen = [labels[:place].count(label) for place, label in enumerate(labels)]
+    return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, seen, strict=True)]
+
+
+def _label(values: Mapping[str, Any], keys: Sequence[str], most: int = _MAX_KEYS) -> str:
     if "" in values:
         return str(values[""])
     if len(keys) == 1 and isinstance(values[keys[0]], str):
         return str(values[keys[0]])
-    held = [(key.rpartition(".")[2], value) for key, value in values.items() if value is not None]
-    shown = [f"{key}={_shown(value)}" for key, value in held[:_MAX_KEYS]]
-    return " ".join(shown) + (" ..." if len(held) > _MAX_KEYS else "")
+    held = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
+    shown = [f"{key}={_shown(value)}" for key, value in held[:most]]
+    return " ".join(shown) + (" ..." if len(held) > most else "")
 
 
 def _shown(value: Any) -> str:

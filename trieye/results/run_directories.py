@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.config.fingerprint import json_of, parameters
+from trieye.config.fingerprint import json_of, parameters, unused_defaults
 from trieye.exceptions import JournalError, SerializationError
 from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
@@ -67,8 +67,9 @@ class RunDirectories:
         if status == _UNSETTLED and not is_alive(directory):
             status = "KILLED"
         self._homes[str(directory)] = home
-        params = parameters(config)
+        params, defaults = parameters(config), unused_defaults(config)
         if not config.get("sinks", {}).get("config_params", True):
+            defaults = {}
             params = {key: value for key, value in params.items() if key == "loop.objective" and value is not None}
         params |= {name: typed(text) for name, text in record.params.items()}
         return StoredRun(
@@ -85,6 +86,7 @@ class RunDirectories:
             run_id=record.run_id,
             sweep=str(home) if job is not None else record.group or "",
             job=job,
+            defaults=defaults,
             varied={key: typed(value) for key, value in (varied or {}).items()},
         )
 

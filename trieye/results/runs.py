@@ -74,6 +74,8 @@ class StoredRun:
         job: Its number there.
         varied: What varies in its sweep, by key, such as the choice of a config group, which is no parameter.
         place: What was given to `load`, where it was found.
+        defaults: Parameters with default values in sections that the run does not use. They are compared with other
+            runs that set them, and shown nowhere else.
     """
 
     path: str
@@ -91,6 +93,7 @@ class StoredRun:
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     place: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 def typed(text: str) -> Any:

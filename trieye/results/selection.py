@@ -69,7 +69,7 @@ def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
     Raises:
         ConfigurationError: No run knows it, or it may be several.
     """
-    known = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied))
+    known = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults))
     if asked in known:
         return asked
     if asked in ATTRIBUTES:
@@ -93,6 +93,8 @@ def value_of(run: StoredRun, key: str) -> Any:
         return run.params[key]
     if key in run.varied:
         return run.varied[key]
+    if key in run.defaults:
+        return run.defaults[key]
     if key not in ATTRIBUTES:
         return MISSING
     value = getattr(run, key)
@@ -109,10 +111,16 @@ def identity(value: Any) -> Any:
     return json.dumps(value, sort_keys=True, default=str)
 
 
+def is_compared(key: str) -> bool:
+    """Return False for seeds and for the keys that name the objective: they do not distinguish configs."""
+    return not is_seed(key) and key not in ("loop.objective", "loop.mode")
+
+
 def varying(runs: Sequence[StoredRun]) -> list[str]:
     """Return the parameters, but for seeds, in which runs differ, or which only some of them have."""
-    keys = dict.fromkeys(key for run in runs for key in run.params if not is_seed(key))
-    return [key for key in keys if len({identity(run.params.get(key, MISSING)) for run in runs}) > 1]
+    keys = dict.fromkeys(key for run in runs for key in run.params if is_compared(key))
+    held = [{**run.defaults, **run.params} for run in runs]
+    return [key for key in keys if len({identity(params.get(key, MISSING)) for params in held}) > 1]
 
 
 def compared_by(runs: Sequence[StoredRun]) -> list[str]:

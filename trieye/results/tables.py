@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
+from trieye.process.terminal import Table, Text
 from trieye.results.hyperparameters import Selection, Setting
 from trieye.results.statistics import Estimate
 from trieye.sweeps.report import headings
@@ -44,8 +42,8 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
         title: What is shown.
         confidence: Of the intervals.
     """
-    table = _table(title)
-    table.add_column("", overflow="fold")
+    table = Table(title=title)
+    table.add_column("")
     table.add_column("runs", justify="right", no_wrap=True)
     table.add_column(main.replace("_", " "), justify="right", style="bold", no_wrap=True)
     table.add_column(f"{confidence:.0%} CI", justify="right", no_wrap=True)
@@ -55,19 +53,19 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
     for label, figures in rows.items():
         shown = [number(figures[name].value) for name in others]
         held = figures[main]
-        table.add_row(Text(label), runs(held), number(held.value), interval(held), *shown)
+        table.add_row(label, runs(held), number(held.value), interval(held), *shown)
     return table
 
 
 def pairs_table(pairs: Sequence[tuple[str, str, Estimate, Estimate]], stat: str, *, title: str) -> Table:
     """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate, each with its interval."""
-    table = _table(title)
-    table.add_column("X", overflow="fold")
-    table.add_column("Y", overflow="fold")
+    table = Table(title=title)
+    table.add_column("X")
+    table.add_column("Y")
     for name in ("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"):
         table.add_column(name, justify="right", no_wrap=True)
     for x, y, chance, gap in pairs:
-        table.add_row(Text(x), Text(y), runs(gap), _with_interval(chance), _with_interval(gap))
+        table.add_row(x, y, runs(gap), _with_interval(chance), _with_interval(gap))
     return table
 
 
@@ -86,58 +84,54 @@ def settings_table(
         labels: The configs of each group.
         title: What is shown.
     """
-    table = _table(title)
+    table = Table(title=title)
     has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
     if len(lines) > 1:
-        table.add_column("", overflow="fold")
+        table.add_column("")
     for name in (param.rpartition(".")[2], "runs", "at best" if has_others else "value"):
         table.add_column(name, justify="right", no_wrap=True)
     if has_others:
         table.add_column("mean of all", justify="right", no_wrap=True)
-        table.add_column("the best config", overflow="fold")
+        table.add_column("the best config")
     for label, settings in lines.items():
         for setting in settings:
             row: list[Any] = [str(setting.value), runs(setting.best), _with_interval(setting.best)]
             if has_others:
                 best = "" if setting.best_config is None else labels[label][setting.best_config]
-                row += [number(setting.mean.value), Text(best)]
-            table.add_row(*([Text(label), *row] if len(lines) > 1 else row))
+                row += [number(setting.mean.value), best]
+            table.add_row(*([label, *row] if len(lines) > 1 else row))
     return table
 
 
 def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> Table:
     """Return the configs, the best first, with how sure it is that each is the best one."""
-    table = _table(title)
-    table.add_column("", overflow="fold")
+    table = Table(title=title)
+    table.add_column("")
     table.add_column("runs", justify="right", no_wrap=True)
     table.add_column(stat, justify="right", style="bold", no_wrap=True)
     table.add_column("CI", justify="right", no_wrap=True)
     table.add_column("P(best)", justify="right")
-    table.add_column("", overflow="fold")
+    table.add_column("")
     for place in selection.ranked[:most]:
         held = selection.estimates[place]
         note = (
             "the best" if place == selection.best else "not told apart from it" if place in selection.not_worse else ""
         )
         chance = number(float(selection.p_best[place]))
-        table.add_row(Text(labels[place]), runs(held), number(held.value), interval(held), chance, note)
+        table.add_row(labels[place], runs(held), number(held.value), interval(held), chance, note)
     if len(selection.ranked) > most:
-        table.caption = f"and {len(selection.ranked) - most} more"
+        table.note(f"and {len(selection.ranked) - most} more")
     return table
 
 
 def differences_table(found: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> Table:
     """Return the parameters in which configs differ."""
-    table = _table("what differs")
+    table = Table(title="what differs")
     for name in ("parameter", *labels):
-        table.add_column(Text(name), overflow="fold")
+        table.add_column(name)
     shown = list(found.items())[:most]
     for name, (_, values) in zip(headings([key for key, _ in shown]), shown, strict=True):
-        table.add_row(Text(name), *(Text("-" if value is None else str(value)) for value in values))
+        table.add_row(name, *("-" if value is None else str(value) for value in values))
     if len(found) > most:
-        table.caption = f"and {len(found) - most} more"
+        table.note(f"and {len(found) - most} more")
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", caption_justify="left")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import plotext  # type: ignore[import-untyped]
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
 
+from trieye.process.terminal import Terminal
 from trieye.results.statistics import Band
 from trieye.results.tables import number
 
@@ -14,7 +14,7 @@ _MAX_WIDTH, _HEIGHT = 100, 20
 _COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
 
 
-def curves(bands: Mapping[str, Band], metric: str, x: str, console: Console) -> str:
+def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) -> str:
     """Return curves as text, without their intervals: what each is where all of its runs were last stands below.
 
     Args:

@@ -14,7 +14,7 @@ from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import Done, Job, ToldError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from trieye.process.terminal import Table
 
 _MOST_SHOWN = 12
 _REFRESH_S = 0.5
@@ -47,10 +47,11 @@ class Progress:
         jobs = "" if self._size is None else f"{self._size} {self._one}{'s' if self._size != 1 else ''} "
         say(f"{self._of}: {jobs}in {_short(self._directory)}")
         if sys.stderr.isatty():
-            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            from trieye.process.terminal import Terminal
+
+            self._live = Live(console=Terminal(stderr=True, soft_wrap=False), auto_refresh=False, transient=True)
             self._live.start()
         return self
 
@@ -112,10 +113,10 @@ class Progress:
             self._live.update(self._table(), refresh=True)
 
     def _table(self) -> "Table":
-        from rich import box
-        from rich.table import Table
+        from trieye.process.terminal import Table
 
-        table = Table(box=box.SIMPLE_HEAD, caption=self._caption(), caption_justify="left")
+        table = Table()
+        table.note(self._caption())
         table.add_column(self._one, justify="right")
         table.add_column("what varies", no_wrap=True)
         for name in ("step", "objective") if self._told else ():
@@ -159,7 +160,7 @@ class Progress:
 
     def _say(self, line: str) -> None:
         if self._live is not None:
-            self._live.console.print(line, markup=False, highlight=False)
+            self._live.console.print(line, soft_wrap=True)
         else:
             say(line)
 

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from trieye.process.terminal import Table, Terminal
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.record import SweepRecord
 
@@ -17,13 +14,12 @@ if TYPE_CHECKING:
 _MOST = 10
 
 
-def plan_table(grid: Grid, console: Console | None = None) -> None:
+def plan_table(grid: Grid) -> None:
     """Show which jobs a grid has: its axes, the first jobs and the last one."""
-    console, grid = console or Console(), grid.without_secrets()
+    console, grid = Terminal(), grid.without_secrets()
     num = sum(1 for _ in grid) if grid.without else grid.size
-    console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("axis")
+    console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}")
+    table = Table("axis")
     table.add_column("values", justify="right")
     table.add_column("which")
     for axis in grid.axes:
@@ -35,10 +31,10 @@ def plan_table(grid: Grid, console: Console | None = None) -> None:
         console.print(table)
     constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
     if constant:
-        console.print(f"the same in all: {' '.join(constant)}", highlight=False, markup=False)
+        console.print(f"the same in all: {' '.join(constant)}")
     for index in _few(grid) if table.rows else []:
         varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
-        console.print(f"  job {index}: {varied}", highlight=False, markup=False)
+        console.print(f"  job {index}: {varied}")
 
 
 def _few(grid: Grid) -> list[int]:
@@ -51,18 +47,18 @@ def _few(grid: Grid) -> list[int]:
     return found if last is None or last in found else [*found, last]
 
 
-def final_table(directory: Path, record: SweepRecord, console: Console | None = None) -> None:
+def final_table(directory: Path, record: SweepRecord) -> None:
     """Show the best jobs of a sweep."""
     from trieye.sweeps.status import status_of
 
-    console = console or Console()
     jobs = [job for job in status_of(directory) if job.objective is not None]
     if not jobs:
         return
     jobs.sort(key=lambda job: job.objective or 0.0, reverse=record.mode == "max")
+    console = Terminal()
     console.print(ranked(jobs[:_MOST], record))
     if len(jobs) > _MOST:
-        console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}", highlight=False, markup=False)
+        console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}")
 
 
 def headings(keys: Sequence[str]) -> list[str]:
@@ -74,10 +70,10 @@ def headings(keys: Sequence[str]) -> list[str]:
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
     """Return a table of jobs with what varies in them and what they returned."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = Table(box=box.SIMPLE_HEAD, title=f"best of {record.size} {one}s", title_justify="left")
+    table = Table(title=f"best of {record.size} {one}s")
     table.add_column(one, justify="right")
     for name in headings(keys):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right")
     table.add_column("objective", justify="right", style="bold")
     has_others = any(job.how != "completed" for job in jobs)
     if has_others:

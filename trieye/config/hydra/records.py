@@ -68,18 +68,19 @@ def _key(item: Override) -> str:
 
 
 def print_tree(config: BaseModel) -> None:
-    """Print a config as a tree, without its secrets; rich is loaded here and nowhere else."""
-    from rich.console import Console
+    """Print a config as a tree, without its secrets."""
     from rich.tree import Tree
 
-    tree = Tree(f"[bold]{type(config).__name__}[/bold]")
+    from trieye.process.terminal import Terminal, Text
+
+    tree = Tree(Text(type(config).__name__, "bold"))
     for name, value in config.model_dump().items():
         _grow(tree, name, value)
-    Console().print(tree)
+    Terminal().print(tree)
 
 
 def _grow(tree: "Tree", name: str, value: Any) -> None:
-    from rich.text import Text
+    from trieye.process.terminal import Text
 
     value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):

@@ -1,0 +1,19 @@
+"""Text from users on terminals: control characters become visible."""
+
+import re
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def visible(text: str, *, keep: str = "\n\t") -> str:
+    """Replace control characters by pictures such as `␛`, which a terminal shows instead of obeying them.
+
+    Args:
+        text: Any text.
+        keep: Control characters that remain.
+    """
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _picture(ord(match[0])), text)
+
+
+def _picture(code: int) -> str:
+    return chr(0x2400 + code) if code < ord(" ") else "\N{REPLACEMENT CHARACTER}"
