@@ -122,7 +122,8 @@ class Asked:
                     style="yellow",
                     markup=False,
                 )
-                console.print(f"run them: trieye sweep relaunch {sweep}", markup=False)
+                only = " --only removed" if all(job.how == "removed" for job in without) else ""
+                console.print(f"run them: trieye sweep relaunch {sweep}{only}", markup=False)
             away = [job for job in jobs if job.how in ENDED and job.is_away]
             if away:
                 hosts = ", ".join(sorted({job.record.host for job in away if job.record is not None}))

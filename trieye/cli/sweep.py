@@ -44,10 +44,17 @@ if TYPE_CHECKING:
     from trieye.sweeps.status import JobStatus
 
 _COLORS = {
-    "completed": "cyan", "running": "green", "failed": "red", "pruned": "magenta", "incomplete": "yellow",
-    "missing": "",
+    "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
+    "incomplete": "yellow", "removed": "yellow", "missing": "",
 }  # fmt: skip
+_NOTES = {
+    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for a sign of life",
+    "removed": "its run was deleted; `trieye sweep relaunch --only removed` runs the job again",
+}
 _AGAIN = ("failed", "incomplete", "missing")
+_SELECTABLE = (*_AGAIN, "removed")
+_DEFAULT = ",".join(_AGAIN)
+_BUSY = ("running", "unknown")
 _LONGEST = 80
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
@@ -84,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status.add_argument("--json", action="store_true", help="as JSON, for scripts")
     again = actions.add_parser("relaunch", help="run what is not completed, from checkpoints where there are some")
     again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    again.add_argument("--only", default=",".join(_AGAIN), metavar="HOW,...", help=f"of {', '.join(_AGAIN)} (all)")
+    again.add_argument("--only", default=_DEFAULT, metavar="HOW,...", help=f"of {', '.join(_SELECTABLE)} ({_DEFAULT})")
     again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
     add_slurm(actions, _AGAIN)
     add_merge(actions)
@@ -301,8 +308,8 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     for job in jobs:
         record, note = job.record, job.problem or ""
         if record is not None and not note:
-            note = record.error or ""
-            if job.how == "running":
+            note = _NOTES.get(job.how) or record.error or ""
+            if job.how == "running" and record.host == platform.node():
                 note = f"heard {max(time.time() - record.heartbeat, 0):.0f} s ago"
             elif job.how == "incomplete":
                 note = "goes on from its checkpoint" if job.has_checkpoint else "begins anew"
@@ -340,9 +347,12 @@ def _slurm(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
     directory, record, jobs = _unfinished(options)
-    if not jobs:
+    running = [job.index for job in jobs if job.how == "running"]
+    if running:
+        print(f"left out, since they run now: {', '.join(map(str, running))}")
+    only = [job.index for job in jobs if job.index not in running]
+    if not only:
         return 0
-    only = [job.index for job in jobs]
     command_of(record, directory, only=only)  # which says now what would be wrong later
     return write_script(options, directory, only, record.working_dir)
 
@@ -355,22 +365,30 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
-    """Return the sweep, and its jobs that `--only` asks for; say so if there are none."""
+    """Return the sweep, and its jobs that `--only` asks for; say so if there are none.
+
+    Whoever asks for incomplete jobs also gets those that run without a driver, or may run on another machine: they are
+    incomplete as soon as their process has ended, and the launcher waits for that.
+    """
     from trieye.config.base import did_you_mean
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
 
     wanted = [name.strip() for name in options.only.split(",")]
     for name in wanted:
-        if name not in _AGAIN:
+        if name not in _SELECTABLE:
             raise ConfigurationError(
-                f"--only {name}: jobs are not asked for by that{did_you_mean(name, _AGAIN)} (of: {', '.join(_AGAIN)})"
+                f"--only {name}: no such state of a job{did_you_mean(name, _SELECTABLE)} (of: {', '.join(_SELECTABLE)})"
             )
     directory = directory_of(options.dir)
     record = SweepRecord.of(directory)
-    jobs = [job for job in status_of(directory) if job.how in wanted]
+    every = status_of(directory)
+    jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]
     if not jobs:
         print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}")
+    removed = [job.index for job in every if job.how == "removed" and job not in jobs]
+    if removed:
+        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again")
     return directory, record, jobs
 
 
