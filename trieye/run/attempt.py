@@ -202,7 +202,7 @@ class Attempt:
             self._output.close()
 
     def _close_patiently(self, status: RunStatus, *, at_once: bool) -> None:
-        message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
+        message = f"closing run {self._name!r}; the same signal again (or Ctrl-C) stops at once"
         with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
                 if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):

@@ -159,7 +159,8 @@ class Launching:
         if self._running:
             num = len(self._running)
             say(f"sweep: {num} jobs save and stop ..." if num > 1 else "sweep: 1 job saves and stops ...")
-        places.stop()
+        with StopSignals(lambda _: None, "jobs are still being saved", received={signal.SIGINT}):
+            places.stop()
 
     def _hear(self, source: Source, places: Places, progress: Progress) -> None:
         """Wait for jobs that end, and stop those that a search gives up."""
