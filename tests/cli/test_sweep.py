@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -247,6 +248,25 @@ def start_orphan(planned, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_killed_program_gives_its_command_the_exit_code_of_a_shell(planned, tmp_path, number):
+    default = "" if number == signal.SIGKILL else f"signal.signal({number}, signal.SIG_DFL)"
+    (tmp_path / "train.py").write_text(f"import os, signal\n{default}\nos.kill(os.getpid(), {number})\n")
+    assert planned("relaunch", "first")[0] == 128 + number
+
+
+def test_exit_code_2_is_kept_for_mistakes_before_a_run_begins(sweep, tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(
+        "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+    )
+    failing = 'run.log({"loss": 1.0}, step=7)\n        raise trieye.ConfigurationError("late")'
+    (tmp_path / "typed.py").write_text(TYPED.replace('run.log({"loss": 1.0}, step=7)', failing))
+    for word, code in (("seed=1", 1), ("sede=1", 2)):
+        done = subprocess.run([sys.executable, "typed.py", word], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
 
 
 def test_a_relaunch_waits_for_jobs_that_outlive_their_driver(planned, start_orphan):

@@ -19,10 +19,7 @@ Examples:
 
 import argparse
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -56,7 +53,6 @@ _SELECTABLE = (*_AGAIN, "removed")
 _DEFAULT = ",".join(_AGAIN)
 _BUSY = ("running", "unknown")
 _LONGEST = 80
-_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -394,22 +390,13 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
 
 def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
     """Run the program of a sweep where it was started, and return its exit code."""
+    from trieye.process.child import run_program
     from trieye.sweeps.command import command_of
 
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
-    process = subprocess.Popen(command, cwd=record.working_dir, env=os.environ)
-    before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in _FORWARDED}
-    try:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # it has heard that, too, and knows what to do
-                continue
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return run_program(command, record.working_dir)
 
 
 _ACTIONS = {
