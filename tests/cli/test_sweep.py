@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -220,6 +221,88 @@ def test_a_sweep_of_trieye_main_is_planned_run_and_shown(sweep, tmp_path):
     assert (tmp_path / "typed_sweep" / "1" / "run").is_symlink()
 
 
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+from trieye.sweeps.jobs import RunningJob
+with RunningJob(Path("first") / sys.argv[1], int(sys.argv[1]), sys.argv[3:]).running():
+    print("runs", flush=True)
+    while not Path("begun").exists() or len(Path("begun").read_text().splitlines()) < int(sys.argv[2]):
+        time.sleep(0.05)
+    os._exit(1)
+"""
+
+
+@pytest.fixture
+def start_orphan(planned, tmp_path):
+    """Return a function that starts a process which runs a job until so many others have begun, and then dies."""
+    started = []
+
+    def start(index, num_others):
+        words = planned("show", index, "-d", "first")[1].split()
+        command = [sys.executable, "-c", ORPHAN, str(index), str(num_others), *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "runs\n"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_killed_program_gives_its_command_the_exit_code_of_a_shell(planned, tmp_path, number):
+    default = "" if number == signal.SIGKILL else f"signal.signal({number}, signal.SIG_DFL)"
+    (tmp_path / "train.py").write_text(f"import os, signal\n{default}\nos.kill(os.getpid(), {number})\n")
+    assert planned("relaunch", "first")[0] == 128 + number
+
+
+def test_exit_code_2_is_kept_for_mistakes_before_a_run_begins(sweep, tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(
+        "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+    )
+    failing = 'run.log({"loss": 1.0}, step=7)\n        raise trieye.ConfigurationError("late")'
+    (tmp_path / "typed.py").write_text(TYPED.replace('run.log({"loss": 1.0}, step=7)', failing))
+    for word, code in (("seed=1", 1), ("sede=1", 2)):
+        done = subprocess.run([sys.executable, "typed.py", word], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+def test_a_relaunch_waits_for_jobs_that_outlive_their_driver(planned, start_orphan):
+    start_orphan(2, num_others=5)
+    assert planned("relaunch", "first")[0] == 0
+    assert states(planned) == ["completed"] * 6
+
+
+def test_a_part_of_a_sweep_goes_round_a_job_that_another_part_runs(planned, start_orphan):
+    start_orphan(1, num_others=2)
+    code, _, err = planned("run", "-d", "first", "-i", "0-2")
+    assert (code, states(planned)[:3]) == (0, ["completed"] * 3), err
+
+
+def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(sweep, tmp_path, capfd):
+    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(
+        "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+    )
+    assert sweep("plan", "typed", "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert sweep("relaunch", "first")[0] == 0
+    run_dir = (tmp_path / "first" / "1" / "run").resolve()
+    assert main(["rm", str(run_dir), "--yes"]) == 0
+    capfd.readouterr()
+    assert states(sweep) == ["completed", "removed"]
+    main(["results", "table", "first", "--metric", "loss"])
+    said = capfd.readouterr().err
+    assert "1 (removed)" in said
+    assert "ran on" not in said
+    code, out, _ = sweep("relaunch", "first")
+    assert (code, "--only removed" in out, run_dir.exists()) == (0, True, False)
+    assert sweep("relaunch", "first", "--only", "removed")[0] == 0
+    assert states(sweep) == ["completed", "completed"]
+
+
 @pytest.mark.slow
 def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
@@ -267,7 +350,7 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
         (["index", "lr", "-d", "first"], "lr: this is not KEY=VALUE"),
         (["status", "frist"], "frist: there is no such directory; did you mean 'first'?"),
         (["status", "."], "holds no sweep, which would have a sweep.json; there is one in first"),
-        (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (of: failed, incomplete, missing)"),
+        (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (of: failed, incomplete, missing"),
         (["plan", "tain.py", "lr=1,2"], "tain.py: there is no such file; did you mean 'train.py'?"),
         (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: there is no such module here"),
         (["plan", "train.py"], "train.py: nothing varies; type KEY=VALUES after it"),

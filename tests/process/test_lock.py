@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from trieye.cli import main
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.process.lock import RunLock
+from trieye.process.lock import RunLock, is_alive
 
 HOLDER = """
 import sys
@@ -151,3 +152,24 @@ def test_a_hub_says_how_to_go_on_with_it_and_a_strange_machine_how_to_get_rid_of
             RunLock(lock.path).acquire()
     for words in ("'my_hub'", "10.0.0.1:6379", "process 7 on gone", "get_or_create", "cluster", f"delete {lock.path}"):
         assert words in str(caught.value)
+
+
+def test_a_dead_run_whose_pid_belongs_to_a_later_process_is_not_alive(tmp_path, start_holder, capsys):
+    holder = start_holder("local", code=RUN)
+    command = ["runs", "--root", str(tmp_path), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "RUNNING"
+    holder.kill()
+    holder.wait()
+    (path,) = tmp_path.rglob("run.lock.holder")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": os.getpid()}))
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "LOST"
+
+
+def test_another_machine_that_holds_a_lock_keeps_the_run_alive(tmp_path):
+    with RunLock(tmp_path / "run.lock") as lock:
+        lock.path.with_name("run.lock.holder").write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "b"}))
+        assert is_alive(tmp_path)
+    lock.path.with_name("run.lock.holder").write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "b"}))
+    assert not is_alive(tmp_path)

@@ -78,7 +78,18 @@ def test_a_signal_that_comes_twice_at_once_is_one_request():
     assert asked == [143]
 
 
-def test_the_second_request_does_what_the_signal_did_before(monkeypatch):
+def test_the_same_signal_again_does_what_it_did_before(monkeypatch):
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert (seen, asked) == (["before"], [143])
+
+
+def test_another_signal_of_a_scheduler_does_not_interrupt_what_is_being_saved(monkeypatch):
     seen = []
     signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
@@ -86,7 +97,37 @@ def test_the_second_request_does_what_the_signal_did_before(monkeypatch):
     with stops:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-    assert (seen, asked) == (["before"], [128 + signal.SIGUSR1])
+    assert (seen, asked) == ([], [128 + signal.SIGUSR1])
+
+
+def test_sigterm_after_ctrl_c_is_a_request_and_kills_nothing(monkeypatch):
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert (seen, asked) == ([], [130, 143])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_at_once_after_ctrl_c_counts():
+    stops, asked = stopping()
+    with stops:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert asked == [130, 143]
+
+
+def test_the_second_ctrl_c_also_works_where_the_first_was_ignored_by_inheritance():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts `program &`
+    stops, asked = stopping()
+    with pytest.raises(KeyboardInterrupt), stops:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert asked == [130]
 
 
 def test_ctrl_c_after_another_signal_stops_at_once():

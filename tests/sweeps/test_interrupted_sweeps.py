@@ -170,3 +170,18 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     last = driver.record(1)
     assert (last.attempt, last.deaths, last.state, last.objective) == (2, 0, "completed", STEPS)
     assert re.findall(r"goes on after (\d+) steps", driver.printed(1)) == [str(MIDDLE)]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start):
+    driver = start("seed=0,1")
+    driver.await_step(MIDDLE, 0)
+    driver.ctrl_c()
+    wait_until(lambda: "SIGINT: no other job begins" in driver.said())
+    driver.process.terminate()
+    wait_until(lambda: "stopping after this step" in driver.printed(0))
+    driver.go_on(0, MIDDLE)
+    assert driver.ended() == 143
+    assert (driver.record(0).state, driver.record(1)) == ("interrupted", None)
+    wait_until(lambda: not driver.left_behind())

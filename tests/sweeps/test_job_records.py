@@ -1,27 +1,75 @@
-"""Records of jobs: who lives, and what a loss of power leaves."""
+"""Records of jobs: whether their processes live, and the effect of a power loss."""
 
-import psutil
+import json
+import os
+import shutil
+import time
+
 import pytest
 
 from tests.sweeps.programs import started
+from trieye.cli import main
 from trieye.exceptions import SerializationError
-from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord
+from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob
+from trieye.sweeps.record import SweepRecord
 
 
-def test_a_job_is_known_to_be_dead_by_its_process(tmp_path):
-    program = "import psutil; print(psutil.Process().create_time(), psutil.Process().pid)"
-    began, pid = started(tmp_path, program).stdout.split()
-    record = JobRecord(index=0, overrides=["a=1"], pid=int(pid), process_began=float(began))
-    record.write(tmp_path / "0")
-    assert JobRecord.read(tmp_path / "0").state_now == "lost"
-    record.pid, record.process_began = psutil.Process().pid, psutil.Process().create_time()
-    assert record.state_now == "running"
-    record.process_began -= 100  # another process had the number
-    assert record.state_now == "lost"
-    record.host, record.heartbeat = "elsewhere", record.started
-    assert record.state_now == "running"
-    record.heartbeat -= 1000
-    assert record.state_now == "lost"
+@pytest.fixture
+def status(tmp_path, capsys):
+    """Return a function that returns the state that `trieye sweep status` prints for the only job of a sweep."""
+    SweepRecord(spec=["a=1"], size=1).write(tmp_path)
+
+    def of_the_job():
+        main(["sweep", "status", str(tmp_path), "--json"])
+        (job,) = json.loads(capsys.readouterr().out)["jobs"]
+        return job["state"]
+
+    return of_the_job
+
+
+def edit(directory, **fields):
+    """Change fields of the record of a job."""
+    record = json.loads((directory / STATUS).read_text())
+    (directory / STATUS).write_text(json.dumps(record | fields))
+
+
+def test_a_job_is_running_while_its_process_lives_and_whatever_the_clock_does(tmp_path, status, monkeypatch):
+    from psutil import _pslinux
+
+    boot_time = _pslinux.boot_time()
+    with RunningJob(tmp_path / "0", 0, ["a=1"]).running():
+        assert status() == "running"
+        monkeypatch.setattr(_pslinux, "boot_time", lambda: boot_time + 1.5)  # the clock was set
+        assert status() == "running"
+    edit(tmp_path / "0", state="running")
+    assert status() == "incomplete"
+
+
+def test_a_job_whose_pid_belongs_to_a_later_process_is_incomplete(tmp_path, status):
+    program = """
+from pathlib import Path
+from trieye.sweeps.jobs import RunningJob
+with RunningJob(Path("0"), 0, ["a=1"]).running():
+    __import__("os")._exit(1)
+"""
+    started(tmp_path, program)
+    assert status() == "incomplete"
+    edit(tmp_path / "0", pid=os.getpid())
+    assert status() == "incomplete"
+
+
+def test_a_job_on_a_host_whose_clock_is_behind_is_not_taken_for_dead(tmp_path, status):
+    with RunningJob(tmp_path / "0", 0, ["a=1"]).running():
+        edit(tmp_path / "0", host="elsewhere", boot="another", heartbeat=time.time() - 40.0)
+        assert status() == "running"  # since its lock is held
+    edit(tmp_path / "0", host="elsewhere", boot="another", heartbeat=time.time() - 40.0, state="running")
+    assert status() == "unknown"
+
+
+def test_a_running_job_in_a_copied_directory_is_not_the_one_that_runs(tmp_path, status):
+    with RunningJob(tmp_path / "original" / "0", 0, ["a=1"]).running():
+        shutil.copytree(tmp_path / "original" / "0", tmp_path / "0")
+        assert status() == "incomplete"
 
 
 def test_a_record_that_is_empty_after_a_loss_of_power_is_none_and_a_damaged_one_says_what_to_do(tmp_path):

@@ -14,6 +14,8 @@ from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.sweeps import orphans
+from trieye.sweeps.jobs import RunningJob
 from trieye.sweeps.record import LOCK, SweepRecord, lock_in
 
 
@@ -193,6 +195,15 @@ def test_a_second_driver_of_a_sweep_is_refused_and_changes_nothing(sweep):
     with lock_in(sweep.directory), pytest.raises(RunLockedError, match=r"sweep 'sweep' .*hydra.sweep.dir"):
         sweep.launch(done, ["what=a"], "hydra.launcher.isolate=none")
     assert sorted(path.name for path in sweep.directory.iterdir()) == [LOCK]
+
+
+def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, monkeypatch):
+    monkeypatch.setattr(orphans, "ORPHAN_WAIT_S", 0.2)
+    with RunningJob(sweep.directory / "0", 0, ["what=a"]).running():
+        returned = sweep.launch(done, ["what=a", "what=b"], "hydra.launcher.isolate=none")
+        assert sweep.states(2) == ["running", "completed"]
+    assert f"job 0 is left out: process {os.getpid()} on" in values(returned)[0]
+    assert sweep.record(0).state == "completed"
 
 
 def test_the_defaults_of_the_plugins_are_those_of_their_models():

@@ -23,6 +23,7 @@ from trieye.config.redaction import HIDDEN, redacted
 from trieye.exceptions import CheckpointError, ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
+from trieye.process.child import run_program
 from trieye.process.lock import is_alive
 from trieye.process.terminal import Terminal, Text
 from trieye.run.provenance import DIRECTORY, Commit, Provenance
@@ -216,17 +217,7 @@ class Program:
 
     def start(self, overrides: Sequence[str]) -> int:
         """Run it, and return its exit code."""
-        return run_command(self.command(overrides), self.directory)
-
-
-def run_command(command: Sequence[str], directory: Path | str) -> int:
-    """Run a command in the place of this one, and return its exit code; it hears Ctrl-C, too, and knows what to do."""
-    process = subprocess.Popen(command, cwd=directory, env=os.environ)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+        return run_program(self.command(overrides), self.directory)
 
 
 @dataclass(frozen=True)

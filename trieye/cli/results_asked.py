@@ -121,7 +121,8 @@ class Asked:
                     f"{sweep}: {len(without)} of {len(jobs)} jobs are not completed: {numbers}{more}",
                     style="yellow",
                 )
-                console.print(f"run them: trieye sweep relaunch {sweep}")
+                only = " --only removed" if all(job.how == "removed" for job in without) else ""
+                console.print(f"run them: trieye sweep relaunch {sweep}{only}")
             away = [job for job in jobs if job.how in ENDED and job.is_away]
             if away:
                 hosts = ", ".join(sorted({job.record.host for job in away if job.record is not None}))

@@ -19,10 +19,7 @@ Examples:
 
 import argparse
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -44,12 +41,18 @@ if TYPE_CHECKING:
     from trieye.sweeps.status import JobStatus
 
 _COLORS = {
-    "completed": "cyan", "running": "green", "failed": "red", "pruned": "magenta", "incomplete": "yellow",
-    "missing": "",
+    "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
+    "incomplete": "yellow", "removed": "yellow", "missing": "",
 }  # fmt: skip
+_NOTES = {
+    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for a sign of life",
+    "removed": "its run was deleted; `trieye sweep relaunch --only removed` runs the job again",
+}
 _AGAIN = ("failed", "incomplete", "missing")
+_SELECTABLE = (*_AGAIN, "removed")
+_DEFAULT = ",".join(_AGAIN)
+_BUSY = ("running", "unknown")
 _LONGEST = 80
-_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status.add_argument("--json", action="store_true", help="as JSON, for scripts")
     again = actions.add_parser("relaunch", help="run what is not completed, from checkpoints where there are some")
     again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    again.add_argument("--only", default=",".join(_AGAIN), metavar="HOW,...", help=f"of {', '.join(_AGAIN)} (all)")
+    again.add_argument("--only", default=_DEFAULT, metavar="HOW,...", help=f"of {', '.join(_SELECTABLE)} ({_DEFAULT})")
     again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
     add_slurm(actions, _AGAIN)
     add_merge(actions)
@@ -298,8 +301,8 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     for job in jobs:
         record, note = job.record, job.problem or ""
         if record is not None and not note:
-            note = record.error or ""
-            if job.how == "running":
+            note = _NOTES.get(job.how) or record.error or ""
+            if job.how == "running" and record.host == platform.node():
                 note = f"heard {max(time.time() - record.heartbeat, 0):.0f} s ago"
             elif job.how == "incomplete":
                 note = "goes on from its checkpoint" if job.has_checkpoint else "begins anew"
@@ -337,9 +340,12 @@ def _slurm(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
     directory, record, jobs = _unfinished(options)
-    if not jobs:
+    running = [job.index for job in jobs if job.how == "running"]
+    if running:
+        print(f"left out, since they run now: {', '.join(map(str, running))}")
+    only = [job.index for job in jobs if job.index not in running]
+    if not only:
         return 0
-    only = [job.index for job in jobs]
     command_of(record, directory, only=only)  # which says now what would be wrong later
     return write_script(options, directory, only, record.working_dir)
 
@@ -352,43 +358,42 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
-    """Return the sweep, and its jobs that `--only` asks for; say so if there are none."""
+    """Return the sweep, and its jobs that `--only` asks for; say so if there are none.
+
+    Whoever asks for incomplete jobs also gets those that run without a driver, or may run on another machine: they are
+    incomplete as soon as their process has ended, and the launcher waits for that.
+    """
     from trieye.config.base import did_you_mean
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
 
     wanted = [name.strip() for name in options.only.split(",")]
     for name in wanted:
-        if name not in _AGAIN:
+        if name not in _SELECTABLE:
             raise ConfigurationError(
-                f"--only {name}: jobs are not asked for by that{did_you_mean(name, _AGAIN)} (of: {', '.join(_AGAIN)})"
+                f"--only {name}: no such state of a job{did_you_mean(name, _SELECTABLE)} (of: {', '.join(_SELECTABLE)})"
             )
     directory = directory_of(options.dir)
     record = SweepRecord.of(directory)
-    jobs = [job for job in status_of(directory) if job.how in wanted]
+    every = status_of(directory)
+    jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]
     if not jobs:
         print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}")
+    removed = [job.index for job in every if job.how == "removed" and job not in jobs]
+    if removed:
+        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again")
     return directory, record, jobs
 
 
 def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
     """Run the program of a sweep where it was started, and return its exit code."""
+    from trieye.process.child import run_program
     from trieye.sweeps.command import command_of
 
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
-    process = subprocess.Popen(command, cwd=record.working_dir, env=os.environ)
-    before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in _FORWARDED}
-    try:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # it has heard that, too, and knows what to do
-                continue
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return run_program(command, record.working_dir)
 
 
 _ACTIONS = {

@@ -13,6 +13,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.process.identity import ProcessIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ class RunLock:
             raise ConfigurationError(
                 f"the {self._of}'s lock {self.path} cannot be made: {error.strerror or error}"
             ) from error
-        place = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        holder = {"kind": "driver", **_about, **place}
+        process = ProcessIdentity.current().as_mapping()
+        holder = {"kind": "driver", **_about, **process, "started": time.time()}
         self._holder_path.unlink(missing_ok=True)
         with self._holder_path.open("x") as file:  # a link that somebody put there is not followed
             file.write(json.dumps(holder))  # who reads half of it takes it for none
@@ -115,8 +116,8 @@ class RunLock:
         """Return who took it last and did not give it back.
 
         Returns:
-            `pid`, `host` and `started` (Unix time in seconds) of the process, and what it said of itself in
-            `describe_process`; None if nobody has it, or the record cannot be read.
+            The fields of its `ProcessIdentity`, `started` (Unix time in seconds of the acquisition), and what it said
+            of itself in `describe_process`; None if nobody has it, or the record cannot be read.
         """
         try:
             found = json.loads(self._holder_path.read_bytes())
@@ -165,15 +166,12 @@ def is_alive(run_dir: Path) -> bool:
     try:
         # not run.lock: a run that starts at this very moment does not wait for that one
         RunLock.check(run_dir / "hub.lock")
+        lock = RunLock(run_dir / "run.lock")
+        if (holder := lock.holder()) is None:
+            return False
+        liveness = ProcessIdentity.of_mapping(holder).liveness
+        if liveness == "unknown":  # the kernel, or the file server, knows whether another machine holds it
+            RunLock.check(lock.path)
     except RunLockedError:
         return True
-    holder = RunLock(run_dir / "run.lock").holder()
-    if holder is None or holder.get("host") != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except PermissionError:  # the process is another user's
-        return True
-    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
-        return False
-    return True
+    return liveness == "alive"

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -38,8 +38,10 @@ def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
 
 
 class StopSignals:
-    """Turn the first signal into a request and the second into what it usually does.
+    """Turn the first signal into a request, and a repeated one into its usual effect.
 
+    Ctrl-C after any other signal is a repeat. A scheduler's signal that comes after Ctrl-C, or after another signal of
+    the scheduler, is not: what is being saved goes on, and after Ctrl-C the request is made again with its exit code.
     SIGUSR1 and SIGXCPU are left alone if the program has a handler of its own. Python delivers signals to the main
     thread only; elsewhere this does nothing. Left in another thread, as by the garbage collection of a loop that an
     error ended, it passes on what comes.
@@ -48,6 +50,7 @@ class StopSignals:
         on_request: Called at the first signal with what the process should exit with; if it raises, the block ends.
         message: What the user is told then.
         requeue_exit_code: See `exit_code_of`.
+        received: Signals that count as received before.
 
     Attributes:
         exit_code: What the process should exit with; None before the first signal.
@@ -55,13 +58,19 @@ class StopSignals:
     """
 
     def __init__(
-        self, on_request: Callable[[int], None], message: str, *, requeue_exit_code: int | None = None
+        self,
+        on_request: Callable[[int], None],
+        message: str,
+        *,
+        requeue_exit_code: int | None = None,
+        received: Collection[int] = (),
     ) -> None:
         self.exit_code: int | None = None
         self.is_given_back = False
         self._on_request = on_request
         self._message = message
         self._requeue_exit_code = requeue_exit_code
+        self._received = set(received)
         self._before: dict[signal.Signals, Any] = {}
         self._asked_at = -math.inf
 
@@ -86,13 +95,20 @@ class StopSignals:
             self._ignore_from_now_on(signal.SIGXCPU)
         if number != signal.SIGINT and _is_same(self._asked_at):
             return
-        if self.exit_code is None:
-            self.exit_code, self._asked_at = exit_code_of(number, self._requeue_exit_code), time.monotonic()
-            self._on_request(self.exit_code)
-            say(f"{signal.Signals(number).name}: {self._message}")
-        elif number != signal.SIGXCPU:
+        if self._received and (number == signal.SIGINT or number in self._received):
             self._give_back()
+            if number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:  # inherited from a shell's `&`
+                signal.default_int_handler(number, frame)
             signal.raise_signal(number)
+            return
+        is_request = self._received <= {signal.SIGINT}
+        self._received.add(number)
+        if number != signal.SIGINT:
+            self._asked_at = time.monotonic()
+        if is_request:
+            self.exit_code = exit_code_of(number, self._requeue_exit_code)
+            self._on_request(self.exit_code)
+        say(f"{signal.Signals(number).name}: {self._message}")
 
     def _ignore_from_now_on(self, number: signal.Signals) -> None:
         # the kernel repeats it every second, which is nobody's second request

@@ -13,7 +13,7 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_values, config_hash
-from trieye.config.hydra.launch import launch_info
+from trieye.config.hydra.launch import launch_info, note_run
 from trieye.config.redaction import recorded, redacted, redactor
 from trieye.exceptions import ConfigurationError, ProcessingError, RunInterrupted, RunLockedError, noted
 from trieye.files.atomic import relink
@@ -92,6 +92,7 @@ class Attempt:
             self._record = self._begin(config)
             _link_from_sweep(self._paths.run_base_dir)
             self.number = self._record.attempt
+            note_run(self._name)
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
             self._tell_waiting()
             self.hub = self._start_hub(config, sinks)
@@ -202,7 +203,7 @@ class Attempt:
             self._output.close()
 
     def _close_patiently(self, status: RunStatus, *, at_once: bool) -> None:
-        message = f"closing run {self._name!r}; the second signal (or Ctrl-C) stops at once"
+        message = f"closing run {self._name!r}; the same signal again (or Ctrl-C) stops at once"
         with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
                 if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):

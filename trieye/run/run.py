@@ -442,8 +442,8 @@ class Run(Recorder):
     def steps(self, total: int | None) -> Iterator[int]:
         """Yield the numbers of the steps that are left, 1 to `total`, with a progress bar.
 
-        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the step end and makes `save_due` true; a second one
-        stops at once.
+        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the step end and makes `save_due` true; the same
+        signal again, or Ctrl-C, stops at once.
 
         Args:
             total: The last step; None: go on until the loop is left.

@@ -59,7 +59,7 @@ def steps(
 
     stops = StopSignals(
         request_stop,
-        "stopping after this step and saving; the second signal (or Ctrl-C) stops at once",
+        "stopping after this step and saving; the same signal again (or Ctrl-C) stops at once",
         requeue_exit_code=requeue_exit_code,
     )
     with stops, Progress(run.name, total, run.step, run.key_metrics) as bar:

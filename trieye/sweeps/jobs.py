@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import JournalError
+from trieye.exceptions import JournalError, RunLockedError, TrieyeError
 from trieye.files.atomic import relink
+from trieye.process.identity import Liveness, ProcessIdentity
+from trieye.process.lock import RunLock
 from trieye.sweeps.grid import bare
 from trieye.sweeps.record import Record
 
-STATUS, OUTPUT, RUN = "status.json", "output.log", "run"
+STATUS, OUTPUT, RUN, LOCK = "status.json", "output.log", "run", "job.lock"
 """The files of a job in its directory; `run` is a link to the directory of its run."""
 
 HEARTBEAT_S = 5.0
-GONE_AFTER_S = 30.0
-"""A job on another machine that has been silent for so long is taken for dead."""
+ORPHAN_WAIT_S = 30.0
+"""How long a job waits for a process of an earlier start that still runs it."""
 
 _LONGEST_ERROR = 2000
 
@@ -43,6 +44,10 @@ class Job:
 
     index: int
     overrides: tuple[str, ...]
+
+
+class JobElsewhereError(TrieyeError):
+    """Raised when a job is left out because another process runs it, or may run it."""
 
 
 class ToldError(RuntimeError):
@@ -98,10 +103,12 @@ class JobRecord(Record, kw_only=True):
         attempt: 1 for the first start, one more for each restart.
         deaths: How many of its processes were killed.
         host: Machine of its process.
+        boot: As in `ProcessIdentity`.
         pid: Its process.
-        process_began: When that process was started, by which another one with its number is told apart.
+        start: As in `ProcessIdentity`.
+        is_brought: Whether the job ran on another machine with its own disk, which holds the run.
         started: When this attempt was started.
-        heartbeat: When it was last seen alive.
+        heartbeat: When its process last wrote the record, by the clock of its machine.
         ended: When it ended.
         step: The last step that is known.
         objective: What it returned, if that is a number.
@@ -117,8 +124,10 @@ class JobRecord(Record, kw_only=True):
     attempt: int = 1
     deaths: int = 0
     host: str = msgspec.field(default_factory=socket.gethostname)
+    boot: str = ""
     pid: int = msgspec.field(default_factory=os.getpid)
-    process_began: float = 0.0
+    start: float = 0.0
+    is_brought: bool = False
     started: float = msgspec.field(default_factory=time.time)
     heartbeat: float = msgspec.field(default_factory=time.time)
     ended: float | None = None
@@ -137,21 +146,24 @@ class JobRecord(Record, kw_only=True):
         self.ended = time.time()
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its process runs."""
-        if self.state != "running":
-            return False
-        if self.host != socket.gethostname():
-            return time.time() - self.heartbeat < GONE_AFTER_S
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.process_began) < 1.0)
-        except psutil.Error:
-            return False
+    def process(self) -> ProcessIdentity:
+        """The process that wrote it."""
+        return ProcessIdentity(self.host, self.boot, self.pid, self.start)
 
-    @property
-    def state_now(self) -> State:
-        """Its state; `lost` if it says that it runs and does not."""
-        return "lost" if self.state == "running" and not self.is_alive else self.state
+    def liveness(self, directory: Path) -> Liveness:
+        """Return whether its process still runs the job.
+
+        Args:
+            directory: Of the job.
+        """
+        if self.state != "running":
+            return "dead"
+        liveness, is_locked = self.process.liveness, _is_locked(directory)
+        if is_locked is None:  # a trial of a study, whose driver writes the record, or an earlier version
+            return liveness
+        if is_locked:
+            return "alive"
+        return "dead" if liveness == "alive" else liveness  # of a copied directory, the process runs the original
 
     def bring_to(self, directory: Path) -> bool:
         """Write it into a job's directory on this machine, if what is there is not of the same process; tell whether.
@@ -163,6 +175,7 @@ class JobRecord(Record, kw_only=True):
             return False
         if known is not None:
             self.attempt, self.deaths = max(self.attempt, known.attempt + 1), max(self.deaths, known.deaths)
+        self.is_brought = True
         self.write(directory)
         return True
 
@@ -172,32 +185,76 @@ class JobRecord(Record, kw_only=True):
         return (self.ended or self.heartbeat) - self.started
 
 
+def _is_locked(directory: Path) -> bool | None:
+    """Return whether a process holds the lock of a job; None if no job has taken it yet."""
+    if not (directory / LOCK).exists():
+        return None
+    try:
+        RunLock.check(directory / LOCK)
+    except RunLockedError:
+        return True
+    return False
+
+
 class RunningJob:
-    """A job that runs in this process; the block of `running` is the job."""
+    """A job that runs in this process; the block of `running` is the job.
+
+    The lock of the job keeps every other process out of the block.
+    """
 
     def __init__(self, directory: Path, index: int, overrides: Sequence[str]) -> None:
         self._directory = directory
-        before = JobRecord.read(directory)
+        self._before = JobRecord.read(directory)
         self._record = JobRecord(
             index=index,
             overrides=[redacted_text(word) for word in overrides],
-            process_began=psutil.Process().create_time(),
+            **ProcessIdentity.current().as_mapping(),
         )
-        if before is not None:
-            died = before.state == "running"  # and nobody was there to note it
-            self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
-            self._record.step = before.step
+        self._run_lock = RunLock(directory / LOCK, of="job")
         self._lock = threading.Lock()
         self._over = threading.Event()
 
     @contextmanager
-    def running(self) -> Iterator["RunningJob"]:
-        """Keep the record while the block runs; an exception of the block is its end, too."""
+    def running(self) -> Iterator["JobRecord | None"]:
+        """Keep the record while the block runs; an exception of the block is its end, too.
+
+        Yields:
+            The record of another process that completed the job while this one waited for it; usually None. The block
+            must not run the job then.
+
+        Raises:
+            JobElsewhereError: Another process still runs the job after `ORPHAN_WAIT_S`.
+        """
+        try:
+            self._run_lock.acquire(ORPHAN_WAIT_S)
+        except RunLockedError as error:
+            raise JobElsewhereError(str(error)) from None
+        try:
+            now = JobRecord.read(self._directory)
+            if now is not None and now.state == "completed" and (self._before is None or now != self._before):
+                self._record = now
+                yield now
+                return
+            self._follow(now)
+            with self._kept():
+                yield None
+        finally:
+            self._run_lock.release()
+
+    def _follow(self, before: JobRecord | None) -> None:
+        if before is not None:
+            died = before.state == "running"  # and nobody was there to note it
+            self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
+            self._record.step = before.step
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        self._record.started = self._record.heartbeat = time.time()
         self._record.write(self._directory, is_lasting=False)  # whoever loses it begins the job again
         beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
         beating.start()
         try:
-            yield self
+            yield
         except Exception as error:
             self.end("failed", error=error)
             raise

@@ -1,4 +1,4 @@
-"""The body of the launcher: jobs begin where there is room, and each one's end is seen, however it ends."""
+"""The body of the launcher: it starts jobs where resources are free, and records how each ends."""
 
 import contextlib
 import signal
@@ -22,10 +22,12 @@ from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import GONE_AFTER_S, Done, Job, JobRecord
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
+from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
 from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.status import is_removed
 from trieye.sweeps.working import Shared
 
 _LOOK_S = 0.5
@@ -95,7 +97,7 @@ class Launching:
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
-        self._orphans_until: float | None = None
+        self._orphans = Orphans(self.directory)
 
     def run(self, source: Source, size: int | None) -> list[Done]:
         """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
@@ -123,6 +125,7 @@ class Launching:
                     raise
                 # whoever presses Ctrl-C while the last jobs run has stopped nothing
                 is_over = self._exit_code is not None and not self._running and self._next(source, progress) is None
+                is_over = is_over and not self._orphans
             if self._exit_code is None or is_over:
                 return [self._ended[index] for index in sorted(self._ended)]
         except KeyboardInterrupt as error:
@@ -139,10 +142,14 @@ class Launching:
     def _run(self, source: Source, places: Places, progress: Progress) -> None:
         with self._signals():
             while True:
+                self._again.extend(self._orphans.ended())
                 self._begin(source, places, progress)
-                if not self._running:
+                if self._running:
+                    self._hear(source, places, progress)
+                elif not self._orphans or self._exit_code is not None or self._fails:
                     return
-                self._hear(source, places, progress)
+                else:
+                    self._await_orphans(source, progress)
                 if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
                     self._stop(places)  # a scheduler does not wait for jobs to finish
                     return
@@ -152,7 +159,8 @@ class Launching:
         if self._running:
             num = len(self._running)
             say(f"sweep: {num} jobs save and stop ..." if num > 1 else "sweep: 1 job saves and stops ...")
-        places.stop()
+        with StopSignals(lambda _: None, "jobs are still being saved", received={signal.SIGINT}):
+            places.stop()
 
     def _hear(self, source: Source, places: Places, progress: Progress) -> None:
         """Wait for jobs that end, and stop those that a search gives up."""
@@ -171,6 +179,15 @@ class Launching:
             if index not in self._hopeless:
                 self._hopeless[index] = value
                 places.cancel(index)
+
+    def _await_orphans(self, source: Source, progress: Progress) -> None:
+        """Wait a moment for the jobs that other processes run, and leave out those that run for too long."""
+        self._orphans.wait()
+        for job, error in self._orphans.given_up():
+            self._ended[job.index] = done = Done(job.index, error=error)
+            source.ended(job, done)
+            progress.ended(job, done)
+        time.sleep(_LOOK_S)
 
     def _signals(self) -> contextlib.AbstractContextManager[Any]:
         """Let the first signal end the beginning of jobs; one that runs in this process minds its signals itself."""
@@ -215,18 +232,21 @@ class Launching:
                 return None
             if self.options.only is not None and job.index not in self.options.only:
                 continue
-            before = self.ended_before(job)
-            if before is None:
+            record = self.record_before(job)
+            if record is not None and self._orphans.add(job, record):
+                continue
+            if record is None or not self._has_ended(job, record):
                 return job
+            before = Done(job.index, record.objective, is_pruned=record.state == "pruned")
             self._ended[job.index] = before
             source.ended(job, before)
             progress.skipped(job, before)
 
-    def ended_before(self, job: Job) -> Done | None:
-        """Return what became of a job that was completed when the sweep ran the last time.
+    def record_before(self, job: Job) -> JobRecord | None:
+        """Return the record of a job from an earlier start of the sweep; None if the job never began.
 
         Raises:
-            ConfigurationError: It was another one then, or still runs.
+            ConfigurationError: The job had other overrides then.
         """
         record = JobRecord.read(self.directory / str(job.index))
         if record is None:
@@ -237,27 +257,13 @@ class Launching:
                 f"{self.directory}: its job {job.index} was {' '.join(record.overrides)!r} and would be "
                 f"{' '.join(overrides)!r}; for another sweep leave hydra.sweep.dir out, or name another directory"
             )
-        if record.is_alive:
-            record = self._record_of_orphan(job)
-        if record.state not in ("completed", "pruned"):
-            return None
-        return Done(job.index, record.objective, is_pruned=record.state == "pruned")
+        return record
 
-    def _record_of_orphan(self, job: Job) -> JobRecord:
-        """Return the record of a job when its process is gone; that ends soon after a driver that was killed."""
-        if self._orphans_until is None:
-            self._orphans_until = time.monotonic() + GONE_AFTER_S
-        while True:
-            record = JobRecord.read(self.directory / str(job.index))
-            assert record is not None  # noqa: S101 - nobody deletes them
-            if not record.is_alive:
-                return record
-            if time.monotonic() > self._orphans_until:
-                raise ConfigurationError(
-                    f"{self.directory}: its job {job.index} still runs (process {record.pid} on {record.host}); "
-                    "wait for it, or end it"
-                )
-            time.sleep(_LOOK_S)
+    def _has_ended(self, job: Job, record: JobRecord) -> bool:
+        """Return whether a job has ended for good; a completed job whose run was deleted has not if `only` names it."""
+        if self.options.only is not None and is_removed(self.directory / str(job.index), record):
+            return False
+        return record.state in ("completed", "pruned")
 
     def _resources_of(self, job: Job) -> dict[str, Any]:
         composed = self._shared.composed(job.index, job.overrides)
@@ -273,6 +279,8 @@ class Launching:
         """Return what became of a job, as its record says it, too; None if it gets another process."""
         directory = self.directory / str(job.index)
         if isinstance(outcome, Done):
+            if isinstance(outcome.error, JobElsewhereError):
+                return outcome
             outcome.bring_to(directory)
         record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
         if isinstance(outcome, Done):
@@ -340,7 +348,7 @@ class LauncherBody:
         launching = self.launching(sorted(varying))
         with self.lock:
             for job in jobs:
-                launching.ended_before(job)  # before one begins
+                launching.record_before(job)  # raises before any job begins
             # a batch of several adds to it
             record = SweepRecord.read(launching.directory) or new_record(launching.config)
             record.varying = sorted(varying)

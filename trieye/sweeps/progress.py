@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import Done, Job, ToldError
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError, ToldError
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Table
@@ -38,7 +38,7 @@ class Progress:
         self._told: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "pruned": 0, "completed before": 0, "killed": 0}
+        self._num = {"done": 0, "failed": 0, "left out": 0, "pruned": 0, "completed before": 0, "killed": 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
@@ -74,7 +74,12 @@ class Progress:
             self._running[job.index] = (job, self._running[job.index][1])
 
     def ended(self, job: Job, done: Done) -> None:
-        """Note how a job has ended."""
+        """Note how a job has ended, or that it is left out because another process runs it."""
+        if isinstance(done.error, JobElsewhereError):
+            self._running.pop(job.index, None)
+            self._num["left out"] += 1
+            self._say(f"{self._count()} {self._named(job)}: {done.error}")
+            return
         _, began = self._running.pop(job.index)
         took = time.monotonic() - began
         self._took.append(took)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.exceptions import SerializationError
+from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.record import SweepRecord
 
-How = Literal["completed", "running", "failed", "pruned", "incomplete", "missing"]
-"""`incomplete` = it was killed or interrupted; `missing` = it never began."""
+How = Literal["completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing"]
+"""`incomplete`: killed or interrupted; `missing`: never started; `removed`: completed, but its run was deleted since;
+`unknown`: last seen running on a machine whose process table is out of reach."""
 
-HOWS: tuple[How, ...] = ("completed", "running", "failed", "pruned", "incomplete", "missing")
+HOWS: tuple[How, ...] = ("completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing")
 
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """What nobody has to go on with."""
@@ -83,8 +85,27 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None, varyi
         return JobStatus(index, "missing", values or {})
     if values is None:
         values = record.values(varying)
-    state = record.state_now
-    how: How = "incomplete" if state == "lost" or state == "interrupted" else state  # noqa: PLR1714 - for mypy
-    run = directory / RUN
+    run, how = directory / RUN, _how(directory, record)
     saved = how == "incomplete" and any((run / "checkpoints").glob("checkpoint_step_*"))
-    return JobStatus(index, how, values, record, saved, is_away=run.is_symlink() and not run.exists())
+    is_away = how != "removed" and run.is_symlink() and not run.exists()
+    return JobStatus(index, how, values, record, saved, is_away)
+
+
+def _how(directory: Path, record: JobRecord) -> How:
+    if record.state == "completed":
+        return "removed" if is_removed(directory, record) else "completed"
+    if record.state == "running":
+        by_liveness: dict[Liveness, How] = {"alive": "running", "dead": "incomplete", "unknown": "unknown"}
+        return by_liveness[record.liveness(directory)]
+    return "incomplete" if record.state in ("lost", "interrupted") else record.state  # type: ignore[return-value]
+
+
+def is_removed(directory: Path, record: JobRecord) -> bool:
+    """Return whether the run of a job was on a disk of this machine and has been deleted.
+
+    The directory of the app's runs is still there then; without it the run is on the disk of another machine.
+    """
+    run = directory / RUN
+    if record.is_brought or not run.is_symlink() or run.exists():
+        return False
+    return (directory / run.readlink()).parent.is_dir()

@@ -21,7 +21,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import Done, Job, JobRecord
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.launcher import LauncherBody, Listed, new_record
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
@@ -184,8 +184,10 @@ class SweeperBody:
 
 
 def _about_failed(failed: Sequence[Done], num: int, directory: Path) -> str:
+    left_out = sum(isinstance(done.error, JobElsewhereError) for done in failed)
+    what = "failed" if left_out < len(failed) else "run in other processes"
     first = failed[0].error
     return (
-        f"{len(failed)} of {num} jobs failed; job {failed[0].index} said {type(first).__name__}: {first}. "
+        f"{len(failed)} of {num} jobs {what}; job {failed[0].index} said {type(first).__name__}: {first}. "
         f"All of them: trieye sweep status {directory}; once more: trieye sweep relaunch {directory}"
     )

@@ -86,7 +86,10 @@ def work(
         is_own_process: Whether the process has nothing else to do: what it prints goes into a file.
     """
     directory = shared.directory / str(index)
-    with RunningJob(directory, index, overrides).running() as job:
+    job = RunningJob(directory, index, overrides)
+    with job.running() as completed:
+        if completed is not None:
+            return Done(index, completed.objective)
         if not is_own_process:
             return _ended(_result(shared, index, overrides, config), job)
         setup_globals()

@@ -151,7 +151,7 @@ class Study:
             Watching.watch = watch
             stops = StopSignals(
                 lambda _: signal.raise_signal(signal.SIGUSR1),  # which Tune takes for the wish to save and to stop
-                "trials save and stop; the second signal (or Ctrl-C) stops at once",
+                "trials save and stop; the same signal again (or Ctrl-C) stops at once",
                 requeue_exit_code=runtime.requeue_exit_code,
             )
             try:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 
@@ -16,6 +15,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import relink
+from trieye.process.identity import ProcessIdentity
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ToldError
 from trieye.sweeps.progress import Progress
 from trieye.tune.trainable import INDEX, index_of, run_name_of
@@ -49,7 +49,7 @@ class Watch:
         self._written: dict[int, float] = {}
         self._running: set[int] = set()
         self.progress = Progress(directory, size, keys, of="study")
-        self._began = psutil.Process().create_time()
+        self._process = ProcessIdentity.current().as_mapping()
         self.has_reached_target = False
         self.given_up_early: set[int] = set()
 
@@ -166,7 +166,7 @@ class Watch:
         return self._records[index]
 
     def _begun(self, index: int) -> JobRecord:
-        record = JobRecord(index=index, overrides=[], process_began=self._began)
+        record = JobRecord(index=index, overrides=[], **self._process)
         try:
             before = JobRecord.read(self._directory / str(index))
         except SerializationError:  # it is written anew

@@ -32,6 +32,19 @@ class Launch:
     config_dir: Path | None
 
 
+_runs_begun: list[str] = []
+
+
+def note_run(name: str) -> None:
+    """Note that this process has begun a run: from then on an error is no mistake of the command line."""
+    _runs_begun.append(name)
+
+
+def has_begun_run() -> bool:
+    """Return whether this process has begun a run."""
+    return bool(_runs_begun)
+
+
 def launch_info() -> Launch | None:
     """Return how the running task was started, or None outside of a task that Hydra runs; loads no Hydra."""
     module = sys.modules.get("hydra.core.hydra_config")

@@ -26,7 +26,7 @@ from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import launch_info
+from trieye.config.hydra.launch import has_begun_run, launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import print_tree, redact_records, sheltered
@@ -326,7 +326,9 @@ def _argv(arguments: list[str]) -> Iterator[None]:
 
 
 def _leave(error: Exception) -> NoReturn:
-    _stop(_words(error), error.exit_code if isinstance(error, TrieyeError) else _FAILED, is_error=True)
+    is_mistake = not (isinstance(error, ConfigurationError) and has_begun_run())
+    code = error.exit_code if isinstance(error, TrieyeError) and is_mistake else _FAILED
+    _stop(_words(error), code, is_error=True)
 
 
 def _words(error: BaseException) -> str:

@@ -1,0 +1,34 @@
+"""Run a program in the foreground: it receives the signals of this process, which takes over its exit code."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from trieye.process.signals import FROM_OUTSIDE, exit_code_of
+
+
+def run_program(command: Sequence[str], directory: Path | str) -> int:
+    """Run a program to its end and return its exit code; 128 + N if signal N killed it, as in a shell.
+
+    Ctrl-C reaches the program through the terminal; the signals of schedulers are forwarded.
+
+    Args:
+        command: Its words.
+        directory: Its working directory.
+    """
+    process = subprocess.Popen(command, cwd=directory, env=os.environ)
+    forwarded = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in forwarded}
+    try:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                continue
+            return exit_code_of(-code) if code < 0 else code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,99 @@
+"""Orphans: jobs that a process of an earlier start, or another part of the sweep, may still run."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trieye.process.identity import Liveness
+from trieye.process.progress import say
+from trieye.sweeps.jobs import ORPHAN_WAIT_S, Job, JobElsewhereError, JobRecord
+
+SILENT_AFTER_S = 90.0
+"""A job on another machine counts as dead after so many seconds without a heartbeat, by the clock of this process.
+
+The file systems of clusters cache files for up to 60 s.
+"""
+
+
+@dataclass(slots=True)
+class _Orphan:
+    job: Job
+    record: JobRecord
+    seen_since: float
+    has_beaten: bool = False
+
+
+class Orphans:
+    """Observes jobs that another process may still run, and never lets one start twice.
+
+    Heartbeats are compared with earlier ones of the same machine only: the clocks of two machines may differ.
+
+    Args:
+        directory: Of the sweep.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._orphans: dict[int, _Orphan] = {}
+        self._waiting_since: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._orphans)
+
+    def add(self, job: Job, record: JobRecord) -> bool:
+        """Observe a job if another process may run it; return whether that is so.
+
+        Args:
+            job: The job.
+            record: Its record.
+        """
+        if record.liveness(self._directory / str(job.index)) == "dead":
+            return False
+        self._orphans[job.index] = _Orphan(job, record, time.monotonic())
+        return True
+
+    def ended(self) -> list[Job]:
+        """Return, and forget, the jobs that no process runs any more."""
+        ended = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "dead"]
+        return [self._orphans.pop(index).job for index in ended]
+
+    def wait(self) -> None:
+        """Note that nothing else is left to do; the first call prints which jobs the sweep waits for."""
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+            one = len(self._orphans) == 1
+            say(
+                f"sweep: waiting for {'a job' if one else f'{len(self._orphans)} jobs'} that another process still "
+                f"runs: {', '.join(f'{index} ({_process(held)})' for index, held in sorted(self._orphans.items()))}"
+            )
+
+    def given_up(self) -> list[tuple[Job, JobElsewhereError]]:
+        """Return, and forget, the jobs that another process runs although this one has waited for long enough."""
+        if self._waiting_since is None or time.monotonic() - self._waiting_since < ORPHAN_WAIT_S:
+            return []
+        alive = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive"]
+        return [(self._orphans[index].job, _error(index, self._orphans.pop(index))) for index in alive]
+
+    def _liveness(self, orphan: _Orphan) -> Liveness:
+        directory = self._directory / str(orphan.job.index)
+        record = JobRecord.read(directory)
+        if record is None:
+            return "dead"
+        if record != orphan.record:
+            orphan.has_beaten, orphan.record, orphan.seen_since = True, record, time.monotonic()
+        liveness = record.liveness(directory)
+        if liveness != "unknown":
+            return liveness
+        if time.monotonic() - orphan.seen_since > SILENT_AFTER_S:
+            return "dead"
+        return "alive" if orphan.has_beaten else "unknown"
+
+
+def _process(orphan: _Orphan) -> str:
+    return f"process {orphan.record.pid} on {orphan.record.host}"
+
+
+def _error(index: int, orphan: _Orphan) -> JobElsewhereError:
+    return JobElsewhereError(
+        f"job {index} is left out: {_process(orphan)} still runs it; wait for that process, or end it"
+    )
