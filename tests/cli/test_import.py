@@ -144,7 +144,8 @@ def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
     assert main(["import", "tensorboard", "runs"]) == 0
     table = read_history(".trieye_data/runs/runs/CartPole__dqn__1")
     rows = zip(table["metric"].to_pylist(), table["step"].to_pylist(), strict=True)
-    assert sorted(rows) == [*(("charts/return", step) for step in [*STEPS, 30]), ("losses/ünï", 5)]
+    dropped = [("trieye/dropped/non_finite", 30), ("trieye/dropped/non_finite/losses/ünï", 6)]
+    assert sorted(rows) == [*(("charts/return", step) for step in [*STEPS, 30]), ("losses/ünï", 5), *dropped]
 
 
 @pytest.mark.parametrize("words", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)

@@ -2,14 +2,17 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from tensorboardX import SummaryWriter
 
 import trieye
 from tests.results.runs_of import make_run
@@ -67,8 +70,8 @@ def results(made, tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def as_json(results):
-    def run(*words):
-        code, out, err = results(*words, "--json")
+    def run(*words, **options):
+        code, out, err = results(*words, "--json", **options)
         assert code == 0, err
         return json.loads(out)
 
@@ -287,3 +290,73 @@ def test_without_a_place_it_is_the_only_app_and_its_objective(tmp_path, monkeypa
         else:
             assert code == 2
             assert "one of .trieye_data/one, .trieye_data/two" in said.err
+
+
+# diverged runs
+
+FINITE = [3.0, 2.0, 1.0]
+"""A loss that falls until it becomes NaN; that of the other runs ends at 5."""
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    """Return a root with two configs of two seeds: in one of them a run has only NaN after a fifth of its steps."""
+    root = tmp_path_factory.mktemp("diverged")
+    bad = [*FINITE, *[math.nan] * 12]
+    for name, lr, seed, values in (
+        ("sound0", 0.1, 0, np.linspace(9.0, 5.0, 15)),
+        ("sound1", 0.1, 1, np.linspace(9.0, 5.5, 15)),
+        ("bad0", 0.9, 0, bad),
+        ("bad1", 0.9, 1, np.linspace(9.0, 4.0, 15)),
+    ):
+        make_run(root, name, values, every=10, seed=seed, agent={"lr": lr})
+    return root
+
+
+def test_a_diverged_run_does_not_win_unless_its_finite_points_are_to_count(diverged, as_json):
+    words = ("--min", "--last", "1", "--stat", "mean")
+    table = as_json("table", *words, place=diverged)
+    assert [(group["label"], group.get("diverged")) for group in table["groups"]] == [("lr=0.1", 0), ("lr=0.9", 1)]
+    assert (table["groups"][1]["mean"]["value"], table["groups"][1]["mean"]["n"]) == (4.0, 1)
+    assert {Path(run).name: step for run, step in table["diverged"].items()} == {"bad0": 30}
+    (chosen,) = as_json("select", *words, place=diverged)["groups"]
+    assert (chosen["best"], chosen["not_worse"]) == ("lr=0.1", ["lr=0.1"])
+    assert {config["label"]: config["p_best"] for config in chosen["configs"]} == {"lr=0.1": 1.0, "lr=0.9": 0.0}
+    finite = as_json("table", *words, "--finite", place=diverged)["groups"]
+    assert [(group["label"], group["mean"]["value"]) for group in finite] == [("lr=0.9", 2.5), ("lr=0.1", 5.25)]
+    assert as_json("select", *words, "--finite", place=diverged)["groups"][0]["best"] == "lr=0.9"
+    (line,) = as_json("sensitivity", "--param", "algo", *words, place=diverged)["lines"]
+    assert [setting["best"]["value"] for setting in line["settings"]] == [5.25]
+
+
+@pytest.mark.parametrize("action", ["table", "curve", "select", "compare"])
+def test_a_diverged_run_is_marked_wherever_its_group_is_shown(action, diverged, results):
+    code, out, err = results(action, "--min", place=diverged)
+    assert code == 0, err
+    assert "lr=0.9 (1 of 2 diverged)" in out
+    assert "lr=0.1 (" not in out
+    assert "bad0: diverged: eval/return is NaN or infinite from step" in err
+
+
+def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, results, tmp_path):
+    code, _, err = results("report", "--min", place=diverged)
+    assert code == 0, err
+    page = (tmp_path / "report.html").read_text()
+    assert "lr=0.9 (1 of 2 diverged)" in page
+    assert page.index("lr=0.1") < page.index("lr=0.9 (1 of 2 diverged)")
+    assert "eval/return is NaN or infinite from step" in page
+
+
+def test_a_diverged_run_of_another_program_does_not_win_before_or_after_its_import(as_json, tmp_path, capfd):
+    for name, values in {"sound_1": [9.0, 7.0, 5.0], "bad_1": [3.0, 1.0, math.nan, math.inf, math.nan]}.items():
+        with SummaryWriter(str(tmp_path / "logs" / name)) as writer:
+            for step, value in enumerate(values):
+                writer.add_scalar("loss", value, step)
+    words = ("table", "--min", "--metric", "loss", "--last", "1", "--by", "name")
+    before = as_json(*words, place=tmp_path / "logs")
+    assert main(["import", "tensorboard", str(tmp_path / "logs"), "--root", str(tmp_path / "root")]) == 0
+    capfd.readouterr()
+    after = as_json(*words, place=tmp_path / "root")
+    for found in (before, after):
+        shown = [(group["label"], group.get("diverged"), group["iqm"]["value"]) for group in found["groups"]]
+        assert shown == [("sound_1", 0, 5.0), ("bad_1", 1, None)]

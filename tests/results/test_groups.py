@@ -107,8 +107,9 @@ def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_nam
     np.testing.assert_array_equal(scores, [[2], [np.nan]])
     _, (curves,) = Groups.of(found).curves(RETURN, grid=3)
     np.testing.assert_array_equal(curves[:, 0], [[1, 2, 2], [1, np.nan, np.nan]])
-    (told,) = found.problems
-    assert "SAC_2: where its values are infinite" in told
+    diverged, infinite = found.problems
+    assert "SAC_2: diverged: eval/return is NaN or infinite from step 1 on" in diverged
+    assert "SAC_2: where its values are infinite" in infinite
 
 
 def test_the_same_config_at_two_places_can_be_compared(tmp_path):

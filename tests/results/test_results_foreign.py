@@ -32,6 +32,8 @@ def store(tmp_path_factory):
     client.log_batch(
         odd, [Metric("loss", value, 1000, step) for step, value in enumerate(values)], [Param("algo", "odd")]
     )
+    ends = [float("nan"), 1.0, float("nan"), float("inf")]
+    client.log_batch(odd, [Metric("gone", value, 1000, step) for step, value in enumerate(ends)])
     client.delete_run(client.create_run(experiment, run_name="deleted").info.run_id)
     return path
 
@@ -43,7 +45,7 @@ def test_a_store_of_mlflow_is_read_by_its_address_or_path(store, tmp_path, monke
     one = found.runs[1]
     assert (one.app, one.status, one.seed, one.step) == ("cartpole", "FINISHED", 1, 100)
     assert dict(one.params) == {"algo": "ppo", "flag": True, "lr": 3e-4, "seed": 1}
-    assert found.metrics() == ["eval/return", "loss"]
+    assert found.metrics() == ["eval/return", "gone", "loss"]
     chosen = found.where(algo__in=["ppo", "sac"])
     np.testing.assert_array_equal(chosen.values("eval/return", steps=1), [[10, 11], [60, 61]])
     curve = load(store).where(algo="ppo").curve("eval/return", grid=3)
@@ -54,6 +56,15 @@ def test_what_mlflow_stores_for_infinity_and_nan_comes_back(store):
     found = load(store).where(algo="odd")
     np.testing.assert_array_equal(found.series("loss")[0].values, [np.nan, np.inf, -np.inf, 1.0])
     assert found.series("loss")[0].times[0] == 1.0
+
+
+def test_a_metric_of_mlflow_that_ends_with_nan_has_no_value_and_one_that_recovers_counts_its_finite_points(store):
+    found = load(store).where(algo="odd", strict=True)
+    assert found.values("loss", last=1.0, partial=True).tolist() == [[1.0]]
+    assert np.isnan(found.values("gone", partial=True)).all()
+    assert any("#" in text and "gone is NaN or infinite from step 2 on" in text for text in found.problems)
+    assert list(found.diverged("gone").values()) == [2]
+    assert found.values("gone", last=1.0, partial=True, finite=True).tolist() == [[1.0]]
 
 
 def test_few_runs_and_many_are_read_alike(store, monkeypatch):

@@ -137,7 +137,21 @@ def test_an_event_that_several_metrics_read_is_counted_once_when_it_is_not_finit
     aggregator = Aggregator(readers + from_context)
     aggregator.ingest(batch(("e", math.nan, 1, 0.0, {"x": math.inf, "y": 1.0}), ("e", 1.0, 1, 0.0)), at=0.0)
     points = {point.metric: point.value for point in aggregator.flush(at=1.0)}
-    assert points == {"a": 1.0, "b": 1.0, "c": 1.0, "y": 1.0, "trieye/dropped/non_finite": 2.0}
+    counts = {"trieye/dropped/non_finite": 2.0, "trieye/dropped/non_finite/x": 1.0}
+    assert points == {"a": 1.0, "b": 1.0, "c": 1.0, "y": 1.0, **counts}
+
+
+def test_a_metric_that_ends_with_non_finite_values_is_named_with_its_step_across_a_restore():
+    first = Aggregator([metric(), metric("n")])
+    values = [("m", 1.0, 5, 0.0), ("m", math.nan, 6, 3.0), ("m", math.inf, 7, 4.0), ("n", math.nan, 6, 0.0)]
+    first.ingest(batch(*values, ("n", 2.0, 7, 0.0)), at=0.0)
+    second = Aggregator([metric(), metric("n")])
+    second.restore(first.to_state())
+    points = {point.metric: point for point in second.flush(at=1.0)}
+    assert points.keys() == {"m", "n", "trieye/dropped/non_finite", "trieye/dropped/non_finite/m"}
+    named = points["trieye/dropped/non_finite/m"]
+    assert (named.value, named.step, named.wall_time, named.count) == (2.0, 6, 3.0, 0)
+    assert second.flush(at=2.0) == []
 
 
 def test_an_event_with_the_name_of_a_metric_that_reads_other_events_spoils_nothing():

@@ -85,6 +85,11 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     group.add_argument("--min", action="store_true", help="less is better (default: as loop.mode says)")
     group.add_argument("--best", action="store_true", help="of each group only its best config, which flatters it")
     group.add_argument("--partial", action="store_true", help="count runs that have not come to their end, too")
+    group.add_argument(
+        "--finite",
+        action="store_true",
+        help="score diverged runs by their last finite points (default: no score, and they rank last)",
+    )
     group.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (0.95)")
     group.add_argument("--json", action="store_true", help="print JSON, for scripts")
 

@@ -18,7 +18,7 @@ from trieye.results import hyperparameters, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import Groups
+from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Mode, Selection
 from trieye.results.loading import load
 
@@ -34,25 +34,35 @@ def table(options: argparse.Namespace) -> int:
     scores = groups.scores(asked.scoring)
     median: Aggregate = "run_median" if len(groups.tasks) == 1 else "median"  # that of one task's mean is the mean
     names: dict[Aggregate, None] = dict.fromkeys([asked.stat, "iqm", median, "mean"])
-    found = {
-        label: {name: statistics.aggregate(held, name, **asked.intervals) for name in names}
-        for label, held in zip(groups.labels, scores, strict=True)
-    }
-    order = sorted(found, key=lambda label: _rank(found[label][asked.stat].value, asked.mode))
-    rows = {label: found[label] for label in order}
+    found = [{name: statistics.aggregate(held, name, **asked.intervals) for name in names} for held in scores]
+    penalties = groups.penalties(asked.scoring)
+    ranked = sorted(
+        range(len(found)), key=lambda place: (penalties[place], _rank(found[place][asked.stat].value, asked.mode))
+    )
     if options.json:
-        values = dict(zip(groups.labels, groups.values, strict=True))
+        diverged = groups.diverged(asked.scoring)
         asked.plain(
-            {"groups": [{"label": label, "values": values[label], **figures} for label, figures in rows.items()]}
+            {
+                "groups": [
+                    {
+                        "label": groups.labels[place],
+                        "values": groups.values[place],
+                        "diverged": diverged[place],
+                        **found[place],
+                    }
+                    for place in ranked
+                ]
+            }
         )
         return 0
-    shown = {label: {**figures, "std": _spread(scores[groups.labels.index(label)])} for label, figures in rows.items()}
+    labels = groups.marked(asked.scoring).labels
+    shown = {labels[place]: {**found[place], "std": _spread(scores[place])} for place in ranked}
     asked.console.print(tables.scores_table(shown, asked.stat, title=asked.title, confidence=options.confidence))
     if options.out is not None:
         from trieye.results import plots
 
-        figures = {label: figures[asked.stat] for label, figures in rows.items()}
-        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})", labels=groups.labels), options.out)
+        figures = {label: figures[asked.stat] for label, figures in shown.items()}
+        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})", labels=labels), options.out)
     asked.tell()
     return 0
 
@@ -62,22 +72,23 @@ def curve(options: argparse.Namespace) -> int:
     asked = Asked(options)
     groups = asked.groups()
     grid, curves = groups.curves(asked.scoring, options.x, options.grid)
+    labels = groups.marked(asked.scoring).labels
     bands = {
         label: aggregate_curves(values, grid, asked.stat, **asked.intervals)
-        for label, values in zip(groups.labels, curves, strict=True)
+        for label, values in zip(labels, curves, strict=True)
     }
     name = asked.scoring.name
     counted = {run.axis for run in asked.results}
     x = counted.pop() if options.x == "step" and len(counted) == 1 else options.x
     if options.json:
-        asked.plain({"x": x, "curves": [{"label": label, "band": band} for label, band in bands.items()]})
+        shown = zip(groups.labels, groups.diverged(asked.scoring), bands.values(), strict=True)
+        asked.plain({"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]})
         return 0
     if options.out is not None:
         from trieye.results import plots
 
         runs = {
-            label: np.moveaxis(held, -1, 0).reshape(len(grid), -1).T
-            for label, held in zip(groups.labels, curves, strict=True)
+            label: np.moveaxis(held, -1, 0).reshape(len(grid), -1).T for label, held in zip(labels, curves, strict=True)
         }
         what = f"{asked.stat}, {options.confidence:.0%} CI"
         _save(plots.curves(bands, name, x, what=what, runs=runs if options.runs else None), options.out)
@@ -97,6 +108,8 @@ def compare(options: argparse.Namespace) -> int:
     if len(groups.labels) == 1:
         raise ConfigurationError(f"there is one group only, {groups.labels[0]}; say by what to compare (--by)")
     scores = groups.scores(asked.scoring)
+    if not options.json:
+        groups = groups.marked(asked.scoring)
     numbers = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
     pairs = []
     for x, y in numbers[: None if options.json else _MOST_PAIRS]:
@@ -144,7 +157,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     lines, labels = {}, {}
     for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
         if found := groups.sensitivity(key, asked.scoring, asked.stat, mode=asked.mode, **asked.intervals):
-            lines[name], labels[name] = found, groups.labels
+            lines[name], labels[name] = found, groups.marked(asked.scoring).labels
     if options.json:
         asked.plain({"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]})
         return 0
@@ -165,13 +178,16 @@ def select(options: argparse.Namespace) -> int:
     found: dict[str, tuple[Groups, Selection]] = {}
     for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
         scores = groups.stacked(asked.scoring)
-        found[name] = groups, hyperparameters.select(scores, asked.stat, mode=asked.mode, **asked.intervals)
+        diverged = groups.penalties(asked.scoring)
+        chosen_ = hyperparameters.select(scores, asked.stat, mode=asked.mode, diverged=diverged, **asked.intervals)
+        found[name] = groups, chosen_
     if options.json and options.rerun is None:
-        asked.plain({"groups": [_plain_selection(name, *held) for name, held in found.items()]})
+        asked.plain({"groups": [_plain_selection(asked.scoring, name, *held) for name, held in found.items()]})
         return 0
     for name, (groups, chosen_) in found.items():
         title = f"{name}: {asked.title}" if name else asked.title
-        shown = tables.selection_table(chosen_, groups.labels, asked.stat, title=title, most=_MOST_CONFIGS)
+        labels = groups.marked(asked.scoring).labels
+        shown = tables.selection_table(chosen_, labels, asked.stat, title=title, most=_MOST_CONFIGS)
         asked.console.print(shown)
     asked.tell()
     if options.rerun is None:
@@ -224,7 +240,7 @@ def page_of(asked: Asked, *, beside: Path | None) -> str:
         confidence=asked.intervals["confidence"],
         x=options.x,
     )
-    return Report(asked.groups(), asked.scoring, question).html()
+    return Report(asked.groups().marked(asked.scoring), asked.scoring, question).html()
 
 
 def export(options: argparse.Namespace) -> int:
@@ -263,12 +279,15 @@ def _save(figure: Any, path: Path) -> None:
     print(f"written to {path}")
 
 
-def _plain_selection(name: str, groups: Groups, found: Selection) -> dict[str, Any]:
-    configs = [
-        {"label": label, "values": values, "estimate": estimate, "p_best": chance, "p_as_good": close}
-        for label, values, estimate, chance, close in zip(
-            groups.labels, groups.values, found.estimates, found.p_best.tolist(), found.p_as_good.tolist(), strict=True
-        )
-    ]
+def _plain_selection(scoring: Scoring, name: str, groups: Groups, found: Selection) -> dict[str, Any]:
+    columns = {
+        "label": groups.labels,
+        "values": groups.values,
+        "diverged": groups.diverged(scoring),
+        "estimate": found.estimates,
+        "p_best": found.p_best.tolist(),
+        "p_as_good": found.p_as_good.tolist(),
+    }
+    configs = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     not_worse = [groups.labels[place] for place in found.not_worse]
     return {"label": name, "best": groups.labels[found.best], "not_worse": not_worse, "configs": configs}

@@ -46,6 +46,7 @@ class Asked:
             last=last,
             steps=steps,
             partial=self.options.partial,
+            finite=self.options.finite,
             ranges=dict(map(range_of, self.options.range)),
         )
 
@@ -101,7 +102,8 @@ class Asked:
             ]
             for sweep, of_sweep in self._jobs().items()
         }
-        about = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs}
+        diverged = self.results.diverged(self.scoring.metric)
+        about = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs, "diverged": diverged}
         print(json.dumps(plain_of({**about, **held}), allow_nan=False))
 
     def _jobs(self) -> Mapping[str, Sequence[Any]]:

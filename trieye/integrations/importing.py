@@ -30,7 +30,7 @@ class Imported(NamedTuple):
     Attributes:
         directory: Of the run here.
         num_metrics, num_points: What it has.
-        num_left_out: Points that are NaN or infinite, which no run has.
+        num_left_out: Points that are NaN or infinite, which a run only counts.
         is_new: Whether it was not here before.
     """
 
@@ -154,8 +154,7 @@ def _record(directory: Path) -> RunRecord | None:
 def _log(run: Run, metric: str, series: Any) -> None:
     rows = zip(series.steps.tolist(), series.values.tolist(), series.times.tolist(), strict=True)
     for step, value, time in rows:
-        if math.isfinite(value):
-            run.log(metric, value, step=step, wall_time=None if math.isnan(time) else time)
+        run.log(metric, value, step=step, wall_time=None if math.isnan(time) else time)
 
 
 def _date(directory: Path, created: float) -> None:

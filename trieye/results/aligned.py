@@ -122,7 +122,7 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
 def final(
     values: Floats, steps: NDArray[np.int64], last: float, last_steps: int | None, reduce: Callable[[Floats], float]
 ) -> float:
-    """Return the number that the end of a curve comes to; NaN if it has no points.
+    """Return the number that the end of a curve comes to; NaN if it has no finite points, which alone count.
 
     Args:
         values: `[points]`.
@@ -131,12 +131,28 @@ def final(
         last_steps: Instead, the points of so many last steps.
         reduce: What makes a number of them.
     """
-    if not len(values):
-        return math.nan
     x, y = _ascending(steps.astype(np.float64), values)
+    is_finite = np.isfinite(y)
+    x, y = x[is_finite], y[is_finite]
+    if not len(y):
+        return math.nan
     if last_steps is not None:
         return float(reduce(y[x > x[-1] - last_steps]))
     return float(reduce(y[-max(1, math.ceil(len(y) * last - 1e-9)) :]))
+
+
+def diverged_at(series: Series, dropped: Series) -> int | None:
+    """Return the first step of the non-finite values with which a metric ends; None if its last value is finite.
+
+    Args:
+        series: Its points, in which foreign stores keep NaN and infinity.
+        dropped: The points of `NON_FINITE_METRIC`, which tell where a run of trieye dropped such values.
+    """
+    x, y = _ascending(series.steps.astype(np.float64), series.values)
+    last = x[np.isfinite(y)].max(initial=-np.inf)
+    beyond = np.concatenate([x[~np.isfinite(y)], dropped.steps])
+    beyond = beyond[beyond > last]
+    return int(beyond.min()) if len(beyond) else None
 
 
 def _ascending(x: Floats, y: Floats) -> tuple[Floats, Floats]:

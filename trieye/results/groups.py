@@ -29,6 +29,7 @@ class Scoring:
         last: The last part of a run's points, whose mean counts.
         steps: Instead, the points of a run's last so many steps.
         partial: Whether runs count that have not come to their end.
+        finite: Whether diverged runs count, with their last finite points, and rank as the others do.
         ranges: Lowest and highest score of a task, which become 0 and 1; other tasks stay as they are.
     """
 
@@ -36,6 +37,7 @@ class Scoring:
     last: float = 0.1
     steps: int | None = None
     partial: bool = False
+    finite: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
 
     @property
@@ -196,11 +198,35 @@ class Groups:
         sign = 1.0 if mode == "max" else -1.0
         values = self._values(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
+        diverged = [0] * len(means) if scoring.finite else self.results.num_diverged(scoring.metric)
         chosen = [
-            [[max(held, key=lambda number: means[number])] if held else [] for held in tasks]
+            [[max(held, key=lambda number: (-diverged[number], means[number]))] if held else [] for held in tasks]
             for tasks in self._candidates
         ]
         return Groups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
+
+    def diverged(self, scoring: Scoring) -> list[int]:
+        """Return the number of diverged runs of each group.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        numbers = self.results.num_diverged(scoring.metric)
+        return [sum(numbers[number] for number in row if number is not None) for row in self.rows]
+
+    def penalties(self, scoring: Scoring) -> list[int]:
+        """Return by what groups are ranked before their scores: diverged runs, unless they count by finite points."""
+        return [0] * len(self.labels) if scoring.finite else self.diverged(scoring)
+
+    def marked(self, scoring: Scoring) -> "Groups":
+        """Return the same groups with labels that tell how many of the runs diverged.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        counts = zip(self.labels, self.diverged(scoring), self.runs, strict=True)
+        labels = [f"{label} ({num} of {len(runs)} diverged)" if num else label for label, num, runs in counts]
+        return Groups(self.results, labels, self.values, self._candidates, self.tasks, self.keys)
 
     def scores(self, scoring: Scoring) -> list[Floats]:
         """Return the scores of each group, `[seed, task]`; NaN where a run is missing.
@@ -241,7 +267,15 @@ class Groups:
         params = [{} if value is selection.MISSING else {key: value} for value in held]
         if not any(params):
             return ()
-        return hyperparameters.sensitivity(self.stacked(scoring), params, key, stat, mode=mode, confidence=confidence)
+        return hyperparameters.sensitivity(
+            self.stacked(scoring),
+            params,
+            key,
+            stat,
+            mode=mode,
+            diverged=self.penalties(scoring),
+            confidence=confidence,
+        )
 
     def aggregate(self, scoring: Scoring, stat: Aggregate = "iqm", *, confidence: float = 0.95) -> dict[str, Estimate]:
         """Return a figure of each group with its interval, by label; seeds are replicates.
@@ -285,7 +319,9 @@ class Groups:
         return found
 
     def _values(self, scoring: Scoring) -> Floats:
-        return self.results.values(scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial)
+        return self.results.values(
+            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+        )
 
     def _of(self, values: Floats, row: Sequence[int | None]) -> Floats:
         """Return what is `[config, seed, ...]` as `[seed, task, ...]` of one group."""

@@ -71,6 +71,7 @@ def select(
     stat: Aggregate = "iqm",
     *,
     mode: Mode = "max",
+    diverged: Sequence[int] | None = None,
     gamma: float = 1.0,
     confidence: float = 0.95,
     resamples: int = 2_000,
@@ -85,6 +86,8 @@ def select(
         scores: `[config, seed, task]` or `[config, seed]`; NaN where one is missing.
         stat: Which figure.
         mode: Which scores are better.
+        diverged: How many runs of each config diverged, whose scores are missing; configs with fewer of them rank
+            first, whatever the scores. None: no run did.
         gamma: The score that is enough, of the optimality gap.
         confidence: Of the intervals; `1 - confidence` is the least `p_as_good` of a config that is not worse.
         resamples: How many the intervals and probabilities are made of; each config is resampled independently.
@@ -96,25 +99,29 @@ def select(
     tables = _tables(scores, mode)
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
     estimates = tuple(figure([(1.0, table)]) for table in tables)
-    best = _best(estimates, range(len(tables)), mode)
+    penalties = [0] * len(tables) if diverged is None else list(diverged)
+    best = _best(estimates, penalties, mode)
     if best is None:
+        lost = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
         raise ConfigurationError(
-            f"none of {len(tables)} configs has a run for each task; there is nothing to select from"
+            f"none of {len(tables)} configs has a run for each task{lost}; there is nothing to select from"
         )
     draws = np.full((len(tables), resamples), -np.inf)
     rng = np.random.default_rng(seed)
+    compared = [table.is_complete and penalties[row] == penalties[best] for row, table in enumerate(tables)]
     for row, table in enumerate(tables):
-        if table.is_complete:
+        if compared[row]:
             draws[row] = draws_of(table, statistic_of(table, stat, gamma), resamples=resamples, rng=rng)
             draws[row] *= 1 if mode == "max" else -1
     is_best = _at_least(draws, draws.max(axis=0))
     p_as_good = _at_least(draws, draws[best]).mean(axis=1)
-    unsure = [table.is_complete and not (table.has_spread and tables[best].has_spread) for table in tables]
+    have_spread = [table.has_spread and tables[best].has_spread for table in tables]
+    unsure = [is_compared and not spread for is_compared, spread in zip(compared, have_spread, strict=True)]
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
     sign = 1 if mode == "max" else -1
     known = [place for place, held in enumerate(estimates) if not np.isnan(held.value)]
-    ranked = sorted(known, key=lambda place: -sign * estimates[place].value)
+    ranked = sorted(known, key=lambda place: (penalties[place], -sign * estimates[place].value))
     rest = (place for place in range(len(tables)) if place not in known)
     return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked, *rest))
 
@@ -126,9 +133,9 @@ def sensitivity(
     stat: Aggregate = "iqm",
     *,
     mode: Mode = "max",
+    diverged: Sequence[int] | None = None,
     confidence: float = 0.95,
     resamples: int = 2_000,
-    seed: int = 0,
 ) -> tuple[Setting, ...]:
     """Return what came of each value of a parameter, with the others at their best and on the average.
 
@@ -141,9 +148,9 @@ def sensitivity(
         name: The parameter; configs that do not have it are left out.
         stat: Which figure of the runs of a config.
         mode: Which scores are better.
+        diverged: How many runs of each config diverged; see `select`.
         confidence: Of the intervals.
         resamples: How many the intervals are made of.
-        seed: Of the resamples.
 
     Returns:
         One for each value: in ascending order if all are numbers, else as they first come.
@@ -154,12 +161,12 @@ def sensitivity(
     tables = _tables(scores, mode)
     if len(params) != len(tables):
         raise ConfigurationError(f"there are scores of {len(tables)} configs and parameters of {len(params)}")
-    figure = partial(estimate_of, stat=stat, confidence=confidence, resamples=resamples, seed=seed)
+    figure = partial(estimate_of, stat=stat, confidence=confidence, resamples=resamples, seed=0)
     settings = []
     for value, configs in _by_value(params, name):
         estimates = [figure([(1.0, tables[config])]) for config in configs]
         mean = figure([(1 / len(configs), tables[config]) for config in configs])
-        place = _best(estimates, range(len(configs)), mode)
+        place = _best(estimates, [0 if diverged is None else diverged[config] for config in configs], mode)
         best = estimates[place or 0]
         settings.append(Setting(value, best, None if place is None else configs[place], mean, tuple(configs)))
     return tuple(settings)
@@ -175,10 +182,10 @@ def _tables(scores: ArrayLike, mode: Mode) -> list[Strata]:
     return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(table)]
 
 
-def _best(estimates: Sequence[Estimate], places: Sequence[int], mode: Mode) -> int | None:
-    known = [place for place in places if not np.isnan(estimates[place].value)]
-    sign = 1 if mode == "max" else -1
-    return max(known, key=lambda place: sign * estimates[place].value, default=None)
+def _best(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> int | None:
+    known = [place for place, held in enumerate(estimates) if not np.isnan(held.value)]
+    sign = -1 if mode == "max" else 1
+    return min(known, key=lambda place: (penalties[place], sign * estimates[place].value), default=None)
 
 
 def _at_least(draws: Floats, others: Floats) -> Any:

@@ -153,7 +153,8 @@ class Report:
         sign = 1 if question.mode == "min" or question.stat == "optimality_gap" else -1
         worst_last = [math.inf if math.isnan(main.value) else sign * main.value for main in mains]
         self._mains = mains
-        self.ranked = sorted(range(len(mains)), key=worst_last.__getitem__)
+        penalties = groups.penalties(scoring)
+        self.ranked = sorted(range(len(mains)), key=lambda place: (penalties[place], worst_last[place]))
         self.drawn = sorted(place for place in self.ranked[:_MOST_DRAWN] if not math.isnan(mains[place].value))
 
     def html(self) -> str:
@@ -350,7 +351,9 @@ class Report:
     def runs(self) -> list[RunLine]:
         """Return all runs: those of the best group first, and those that do not count last."""
         results, scoring = self.groups.results, self.scoring
-        values = results.values(scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial)
+        values = results.values(
+            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+        )
         value_of = {
             run.path: float(value)
             for row, held in zip(results.table, values, strict=True)

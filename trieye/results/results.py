@@ -13,6 +13,7 @@ from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, Between, Curve, Floats, XAxis
 from trieye.results.runs import NOTHING, Problems, Series, StoredRun
 from trieye.results.state import Status, status
+from trieye.stats.drops import NON_FINITE_METRIC
 
 Mode = Literal["max", "min"] | Callable[[float, float], bool]
 """Which of two numbers is better; or what tells whether the first one is."""
@@ -125,7 +126,8 @@ class Results:
     ) -> Self:
         """Return the runs of the config whose mean over seeds is best; the first of equal ones.
 
-        A config that has no value is never the best. With few seeds the best of many configs looks better than it is.
+        A config without a value is never the best, and one with a diverged run only if each config has one. With few
+        seeds the best of many configs looks better than it is.
 
         Args:
             metric: The metric.
@@ -141,10 +143,13 @@ class Results:
         if isinstance(is_better, str):
             raise ConfigurationError(f"mode={mode!r}: it is max, min, or a function of two numbers")
         found = self.values(metric, last=last, steps=steps, reduce=reduce)
+        diverged = self.num_diverged(metric)
         chosen: int | None = None
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in found]
-        for number, mean in enumerate(means):
-            if not np.isnan(mean) and (chosen is None or is_better(mean, means[chosen])):
+        numbers = [number for number, mean in enumerate(means) if not np.isnan(mean)]
+        fewest = min((diverged[number] for number in numbers), default=0)
+        for number in numbers:
+            if diverged[number] == fewest and (chosen is None or is_better(means[number], means[chosen])):
                 chosen = number
         if chosen is None:
             raise ConfigurationError(f"{metric}: no run has a value of it that is a number")
@@ -208,18 +213,47 @@ class Results:
         Raises:
             ConfigurationError: No run has it.
         """
+        return [series for series, _ in self._read(metric)]
+
+    def diverged(self, metric: Metric) -> dict[str, int]:
+        """Return the runs whose last values are NaN or infinite: by path, the first step of those values.
+
+        Raises:
+            ConfigurationError: No run has the metric.
+        """
+        steps = [aligned.diverged_at(*read) for read in self._read(metric)]
+        diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
+        for path, step in diverged.items():
+            text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
+            self._found.problems.note(path, f"{text}; its finite points give a score only with --finite (finite=True)")
+        return diverged
+
+    def num_diverged(self, metric: Metric) -> list[int]:
+        """Return the number of diverged runs of each config.
+
+        Raises:
+            ConfigurationError: No run has the metric.
+        """
+        diverged = self.diverged(metric)
+        return [sum(run is not None and run.path in diverged for run in row) for row in self.table]
+
+    def _read(self, metric: Metric) -> list[tuple[Series, Series]]:
+        """Return the points of each run, and those that tell where non-finite values were dropped."""
         names = [metric] if isinstance(metric, str) else list(metric)
-        found = self._found.points(self.runs, names)
-        series = [
-            next((points[name] for name in names if len(points.get(name, NOTHING).steps)), NOTHING) for points in found
-        ]
-        if self.runs and not any(len(one.steps) for one in series):
+        found = self._found.points(self.runs, [*names, *(f"{NON_FINITE_METRIC}{name}" for name in names)])
+        read = []
+        for points in found:
+            name = next((name for name in names if len(points.get(name, NOTHING).steps)), None)
+            markers = [f"{NON_FINITE_METRIC}{one}" for one in ([name] if name else names)]
+            dropped = next((points[one] for one in markers if len(points.get(one, NOTHING).steps)), NOTHING)
+            read.append((points[name] if name else NOTHING, dropped))
+        if self.runs and not any(len(series.steps) or len(dropped.steps) for series, dropped in read):
             known = self.metrics()
             more = ", ..." if len(known) > _MAX_SHOWN else ""
             shown = ", ".join(known[:_MAX_SHOWN]) + more
             hint = did_you_mean(names[0], known)
-            raise ConfigurationError(f"{' or '.join(names)}: no run has it{hint} (known: {shown or 'none'})")
-        return series
+            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'})")
+        return read
 
     def curve(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear") -> Curve:
         """Return the curves of all runs on one grid, `[config, seed, grid]`.
@@ -255,8 +289,11 @@ class Results:
         steps: int | None = None,
         reduce: Callable[[Floats], float] = np.mean,
         partial: bool = False,
+        finite: bool = False,
     ) -> Floats:
         """Return what the end of each curve comes to, `[config, seed]`; NaN where a run is missing or lacks the metric.
+
+        Only finite points count. A run whose last values are not finite has diverged and has no value.
 
         Args:
             metric: The metric.
@@ -264,6 +301,7 @@ class Results:
             steps: Instead, the points of a run's last so many steps.
             reduce: What makes a number of them, such as `np.mean` or `np.max`.
             partial: Whether runs count that have not come to their end, with what they have up to there.
+            finite: Whether diverged runs count, with their last finite points.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -272,9 +310,11 @@ class Results:
             raise ConfigurationError(f"last={last}: it is a part of the points, above 0 and up to 1; or give steps=")
         if steps is not None and steps < 1:
             raise ConfigurationError(f"steps={steps}: there has to be one")
-        series = self.series(metric)
+        series, diverged = self.series(metric), self.diverged(metric)
         found = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
+            if run.path in diverged and not finite:
+                found[number] = np.nan
             if run.status not in _UNENDED or not len(one.steps):
                 continue
             rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
@@ -417,6 +457,10 @@ class _Found:
         if run.path in self._whole:
             return False
         return metrics is None or not self._points.get(run.path, {}).keys() >= set(metrics)
+
+
+def _named(metric: Metric) -> str:
+    return metric if isinstance(metric, str) else " or ".join(metric)
 
 
 def _by_source(runs: Sequence[StoredRun]) -> list[tuple[Any, list[StoredRun]]]:

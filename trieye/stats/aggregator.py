@@ -12,7 +12,7 @@ from trieye.config import AggregationMethod, MetricConfig
 from trieye.config.names import is_text
 from trieye.files.run_record import MetricSummary
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
-from trieye.stats.drops import Drops
+from trieye.stats.drops import NON_FINITE_METRIC, Drops
 from trieye.stats.point import Point
 from trieye.stats.window_kinds import EachWindows, EmaWindows, QuantileWindows, RateWindows
 from trieye.stats.windows import Ints, MetricWindows
@@ -77,6 +77,7 @@ class Aggregator:
         self._readers: dict[str, list[MetricWindows]] = {}
         self._timed: list[MetricWindows] = []
         self._undeclared_names: list[str] = []
+        self._non_finite: dict[str, tuple[int, int, float]] = {}  # count, first step and time since the last pass
         self._carries = False
         for metric in self._metrics:
             self._declare(metric)
@@ -106,21 +107,36 @@ class Aggregator:
                 finite = events if is_finite else None
                 for windows in readers:
                     if windows.config.context_key is not None:
-                        self._add(windows, events, at)
+                        self._add(windows, events, None, at)
                     else:  # looked at once, so that an event counts once, however many metrics read it
                         finite = self._finite(name, events) if finite is None else finite
-                        self._add(windows, finite, at)
+                        self._add(windows, events, finite, at)
 
-    def _add(self, windows: MetricWindows, events: EventBatch, at: float) -> None:
+    def _add(self, windows: MetricWindows, events: EventBatch, finite: EventBatch | None, at: float) -> None:
         try:
-            if windows.config.context_key is not None:
-                events = self._finite(windows.config.name, self._from_context(windows.config, events))
-            if len(events):
-                windows.add(events.values, events.steps, events.times, self._xs(windows, events), at=at)
+            if finite is None:
+                events = self._from_context(windows.config, events)
+                finite = self._finite(windows.config.name, events)
+            if len(finite):
+                self._non_finite.pop(windows.config.name, None)
+                windows.add(finite.values, finite.steps, finite.times, self._xs(windows, finite), at=at)
+            if len(finite) < len(events):
+                self._note_non_finite(windows, events)
         except Exception:  # a border to user data: what it raises must cost no other metric; it is counted
             name = windows.config.name
             logger.exception("%d events of metric %r could not be put into windows", len(events), name)
             self.drops.add("invalid", name, len(events))
+
+    def _note_non_finite(self, windows: MetricWindows, events: EventBatch) -> None:
+        """Remember the non-finite events after the last finite one: a metric that ends with them has diverged."""
+        is_finite = np.isfinite(events.values)
+        first = int(np.flatnonzero(is_finite)[-1]) + 1 if is_finite.any() else 0
+        if first < len(events):
+            rest = events.take(np.arange(first, len(events)))
+            xs = self._xs(windows, rest)
+            first_seen = 0, int((rest.steps if xs is None else xs).min()), float(rest.times.min())
+            count, step, time = self._non_finite.get(windows.config.name, first_seen)
+            self._non_finite[windows.config.name] = count + len(rest), step, time
 
     def _in_range(self, batch: EventBatch) -> EventBatch:
         if batch.steps.max() <= MAX_STEP and batch.steps.min() >= -MAX_STEP:
@@ -213,9 +229,14 @@ class Aggregator:
             self._summarize(point)
         dropped = self.drops.changed()
         step = max(self.highest_step, 0) if dropped else 0
-        return points + [
+        points += [
             Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)
             for reason, total in sorted(dropped.items())
+        ]
+        non_finite, self._non_finite = self._non_finite, {}
+        return points + [
+            Point(f"{NON_FINITE_METRIC}{name}", float(count), x, time, count=0)
+            for name, (count, x, time) in sorted(non_finite.items())
         ]
 
     def _summarize(self, point: Point) -> None:
@@ -271,6 +292,7 @@ class Aggregator:
             },
             "summary": {name: pack(seen) for name, seen in self.summary.items()},
             "drops": self.drops.to_state(),
+            **({"non_finite": dict(self._non_finite)} if self._non_finite else {}),
         }
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float = 0.0) -> None:
@@ -294,6 +316,7 @@ class Aggregator:
         summary: Mapping[str, MetricSummary] = state.get("summary", {})
         self.summary = {name: seen.copy() for name, seen in summary.items()}
         self.drops.restore(state.get("drops", {}))
+        self._non_finite = {name: tuple(seen) for name, seen in state.get("non_finite", {}).items()}
 
     def remember(self, summary: Mapping[str, MetricSummary]) -> None:
         """Count the extremes of an earlier attempt in."""

@@ -23,6 +23,9 @@ EXPLANATIONS = {
 }
 """What people are told, by reason; a reason that is not here speaks for itself."""
 
+NON_FINITE_METRIC = "trieye/dropped/non_finite/"
+"""Prefix of the metrics that count the trailing non-finite values of another metric, at the step of the first one."""
+
 MAX_WARNED_NAMES = 100
 """Names that are warned about, for each reason."""
 
