@@ -2,7 +2,10 @@
 
 import json
 import math
+import secrets
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +87,106 @@ def test_rows_have_steps_as_in_wandb():
         ]
     )
     assert dict(run.summary) == {"a": 6.0, "b": 5.0, "c.d.e": 4.0}
+
+
+def program(*lines):
+    """Run a program in a process of its own, and return its exit code."""
+    head = "import sys\nimport trieye.integrations.wandb as wandb\n"
+    return subprocess.run([sys.executable, "-c", head + "\n".join(lines)], check=False, timeout=300).returncode
+
+
+def test_a_program_that_ends_without_finish_keeps_its_last_row():
+    assert program("wandb.init(project='p', id='one')", "wandb.log({'a': 1.0}, step=100)") == 0
+    assert points() == [("a", 100, 1.0)]
+    assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
+
+
+def test_a_program_that_exits_with_an_error_code_has_failed_and_keeps_its_last_row():
+    lines = ["wandb.init(project='p', id='one')", "for n in range(10): wandb.log({'a': n}, step=n)", "sys.exit(3)"]
+    assert program(*lines) == 3
+    assert points() == [("a", step, float(step)) for step in range(10)]
+    assert RunRecord.read(run_dir("one") / "run.json").status == "FAILED"
+    assert json.loads((run_dir("one") / "wandb-summary.json").read_text()) == {"a": 9.0}
+
+
+@pytest.mark.parametrize(("error", "status"), [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED")])
+def test_a_block_that_is_left_by_an_exit_has_its_status(error, status):
+    with pytest.raises(SystemExit), wandb.init(project="p", id="one"):
+        raise error
+    assert RunRecord.read(run_dir("one") / "run.json").status == status
+
+
+def test_a_resume_continues_at_the_next_row_where_metrics_have_a_step_metric():
+    for _ in range(2):
+        run = wandb.init(project="p", id="one", resume="allow")
+        run.define_metric("env_step")
+        run.define_metric("*", step_metric="env_step")
+        for row in range(run.step, run.step + 10):
+            wandb.log({"env_step": 1000 * row + 1}, step=row)
+            wandb.log({"loss": float(row)}, step=row)
+        run.run.flush()
+        killed()
+    assert [row for row in points() if row[0] == "loss"] == [("loss", 1000 * n + 1, float(n)) for n in range(18)]
+    assert [row for row in points() if row[0] == "env_step"] == [("env_step", n, 1000.0 * n + 1) for n in range(18)]
+
+
+def test_fractional_values_of_a_step_metric_keep_every_point(capsys):
+    for attempt in range(2):
+        with wandb.init(project="p", id="one", resume="allow") as run:
+            run.define_metric("epoch")
+            run.define_metric("loss", step_metric="epoch")
+            for number in range(8 * attempt, 8 * attempt + 8):
+                wandb.log({"epoch": number / 4, "loss": float(number)})
+        opening.AdoptedRun._seen.clear()
+    assert [row for row in points() if row[0] == "loss"] == [("loss", n, float(n)) for n in range(16)]
+    assert [row for row in points() if row[0] == "epoch"] == [("epoch", n, n / 4) for n in range(16)]
+    assert capsys.readouterr().err.count("'epoch' has the value 0.25") == 1
+
+
+def test_config_and_summary_survive_a_kill():
+    with wandb.init(project="p", id="one", resume="allow", config={"lr": 0.1, "net": {"size": [3, 4]}}) as run:
+        run.define_metric("best", summary="max")
+        run.summary["note"] = "first"
+        wandb.log({"a": 1.0, "best": 1.0})
+    run = wandb.init(project="p", id="one", resume="allow", config={"batch": 8})
+    run.define_metric("best", summary="max")
+    run.summary["note"] = "second"
+    wandb.log({"a": 2.0, "best": 7.0})
+    wandb.log({"a": 3.0, "best": 5.0})
+    run.run.flush()
+    killed()
+    run = wandb.init(project="p", id="one", resume="must")
+    run.define_metric("best", summary="max")
+    assert dict(run.config) == {"lr": 0.1, "net": {"size": [3, 4]}, "batch": 8}
+    assert dict(run.summary) == {"a": 3.0, "best": 7.0, "note": "second"}
+    run.config.lr = 0.2  # another attempt may have another value
+    assert wandb.config.lr == 0.2
+
+
+def test_a_secret_of_the_config_is_not_written_and_not_restored():
+    secret = secrets.token_hex(8)
+    for config in ({"api_key": secret, "lr": 1}, None):
+        with wandb.init(project="p", id="one", resume="allow", config=config) as run:
+            assert run.config.as_dict() == (config or {"lr": 1})
+        opening.AdoptedRun._seen.clear()
+    assert all(secret.encode() not in path.read_bytes() for path in run_dir("one").rglob("*") if path.is_file())
+
+
+def test_a_notebook_begins_another_run_with_each_init(monkeypatch):
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setattr(interactiveshell.InteractiveShell, "_instance", None)
+    shell = interactiveshell.InteractiveShell.instance()
+    try:
+        wandb.init(project="p", id="n1")
+        wandb.log({"a": 1.0})
+        two = wandb.init(project="p", id="n2")
+        wandb.log({"a": 2.0})
+        assert (wandb.run is two, two.id) == (True, "n2")
+    finally:
+        shell.clear_instance()
+    wandb.finish()
+    assert (points("n1"), points("n2")) == ([("a", 0, 1.0)], [("a", 0, 2.0)])
+    assert RunRecord.read(run_dir("n1") / "run.json").status == "FINISHED"
 
 
 def test_a_step_that_is_over_is_refused(capsys):

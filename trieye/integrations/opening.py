@@ -1,13 +1,16 @@
 """Opening a run for a program that has no config of ours, and closing it however the program ends."""
 
 import atexit
+import contextlib
+import functools
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from trieye.config import TrieyeConfig
 from trieye.config.names import MAX_NAME_BYTES, check_name
@@ -22,6 +25,9 @@ ROOT, APP = "TRIEYE_ROOT", "TRIEYE_APP"
 _UNSAFE = re.compile(r"[^\w.,=+@()\[\]-]+")
 _EARLY = 20
 """A program that begins within the first twentieth of what was done before begins anew."""
+
+BEFORE_CLOSE: list[Callable[[RunStatus], None]] = []
+"""Called with the status of the program before its runs are closed at exit, for loggers that still have values."""
 
 
 def safe_name(text: str) -> str:
@@ -170,25 +176,48 @@ def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfi
 
 
 class _Ending:
-    """How the program ends, which an exit handler is not told."""
+    """How the program ends: exit handlers do not receive it, so uncaught exceptions and `sys.exit` record it."""
 
     status: RunStatus = "FINISHED"
-    _before: ClassVar[Callable[..., Any] | None] = None
+    _is_watching: ClassVar[bool] = False
 
     @classmethod
     def watch(cls) -> None:
+        cls.status = "FINISHED"  # the program caught its exit if it opens another run
         atexit.unregister(cls.close_all)
         atexit.register(cls.close_all)  # after those of the runs, and so before them
-        if cls._before is None:
-            cls._before, sys.excepthook = sys.excepthook, cls._note
+        if not cls._is_watching:
+            cls._is_watching = True
+            sys.excepthook = functools.partial(cls._note_error, sys.excepthook)
+            sys.exit = functools.partial(cls._note_exit, sys.exit)
+            os.register_at_fork(after_in_child=cls._forget)
 
     @classmethod
-    def _note(cls, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _note_error(
+        cls,
+        before: Callable[..., Any],
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
         cls.status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
-        if cls._before is not None:
-            cls._before(kind, error, trace)
+        before(kind, error, trace)
+
+    @classmethod
+    def _note_exit(cls, before: Callable[[Any], NoReturn], code: Any = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():  # in another thread it ends only that thread
+            cls.status = "FINISHED" if code is None or code == 0 else "FAILED"
+        before(code)
 
     @classmethod
     def close_all(cls) -> None:
-        for held in list(AdoptedRun._open.values()):  # noqa: SLF001 - its own
-            held.close("KILLED" if held.run.was_interrupted else cls.status)
+        with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
+            for held in AdoptedRun._open.values():  # noqa: SLF001 - its own
+                rest.callback(held.close, "KILLED" if held.run.was_interrupted else cls.status)
+            for finish in BEFORE_CLOSE:
+                rest.callback(finish, cls.status)
+
+    @classmethod
+    def _forget(cls) -> None:
+        BEFORE_CLOSE.clear()
+        AdoptedRun._open.clear()  # noqa: SLF001 - its own; they belong to the parent process

@@ -18,7 +18,7 @@ from trieye.config.fingerprint import leaves
 from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
-from trieye.files.run_record import RunStatus
+from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.logic import ActorLogic
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
@@ -471,6 +471,10 @@ class Run(Recorder):
     def last_steps(self) -> dict[str, int]:
         """Return the step of the last point of each metric, over all attempts; windows that are open end here."""
         return self._opened().hub.ask(ActorLogic.last_steps)
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return last, min, max and step of the points of each metric, over all attempts."""
+        return self._opened().hub.ask(ActorLogic.summary)
 
     @property
     def was_interrupted(self) -> bool:

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import string
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,22 @@ from typing import Any
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations.opening import ROOT, AdoptedRun, safe_name
 from trieye.integrations.wandb.media import Artifact, Histogram, Html, Image, Table, Video
-from trieye.integrations.wandb.session import Run
+from trieye.integrations.wandb.session import ROWS, Run
 from trieye.process.progress import say
 
 __all__ = ["Artifact", "Histogram", "Html", "Image", "Run", "Table", "Video", "define_metric", "finish", "init", "log"]
 __all__ += ["log_artifact", "save", "unwatch", "watch"]
+
+_ROWS_METRIC = {
+    "name": ROWS,
+    "aggregation": "max",
+    "log_frequency_steps": 0,
+    "log_frequency_seconds": 30.0,
+    "log_to": [],
+}
 
 RESUME_FILE = Path("wandb") / "wandb-resume.json"
 """Where `resume="auto"` remembers the run that did not end well, as wandb does."""
@@ -33,6 +42,11 @@ _MODES = ("online", "offline", "shared", "disabled")
 _RESUMES = ("allow", "must", "never", "auto")
 _ID = string.ascii_lowercase + string.digits
 
+_REINITS = ("default", "return_previous", "finish_previous", "create_new")
+_HOW_TO_REOPEN = "for another one, call wandb.finish() first, or init with reinit='finish_previous' or 'create_new'"
+
+_active: list[Run] = []
+"""Runs that are not finished, in the order in which they were opened."""
 _current: Run | None = None
 
 
@@ -59,11 +73,9 @@ def init(  # noqa: PLR0913 - as many as wandb has
         ConfigurationError: An argument is unknown or has no such value, or `resume` does not fit what is there.
     """
     global _current
-    _check_arguments(more, mode, resume)
-    if _current is not None:
-        if not reinit or reinit == "return_previous":
-            return _current
-        _current.finish()
+    _check_arguments(more, mode, resume, reinit)
+    if reinit != "create_new" and (previous := _previous(reinit, id, resume)) is not None:
+        return previous
     environment = os.environ.get
     project = project or environment("WANDB_PROJECT") or "uncategorized"
     name, group = name or environment("WANDB_NAME"), group or environment("WANDB_RUN_GROUP")
@@ -79,6 +91,7 @@ def init(  # noqa: PLR0913 - as many as wandb has
         root = Path(environment(ROOT) or Path(dir or environment("WANDB_DIR") or ".") / ".trieye_data")
         made = _begun(root, project, chosen, name, resume, given)
     made.on_finish = _finished
+    _active.append(made)
     made.group, made.job_type, made.notes, made.tags = group, job_type, notes, tuple(tags or ())  # type: ignore[assignment]
     if config is not None:
         made.config.update(config, allow_val_change=True)
@@ -89,8 +102,33 @@ def init(  # noqa: PLR0913 - as many as wandb has
     if resume == "auto" and not made.disabled:
         RESUME_FILE.parent.mkdir(exist_ok=True)
         write_atomic(RESUME_FILE, json.dumps({"run_id": chosen}).encode())
-    _current = made
+    if reinit != "create_new":
+        _current = made
     return made
+
+
+def _previous(reinit: bool | str | None, chosen: str | None, resume: bool | str | None) -> Run | None:
+    """Return the open run that `init` returns; None once there is none, or it has been finished."""
+    for run in [run for run in _active if not run.is_open and not run.disabled]:
+        _finished(run, "KILLED")
+    if not _active:
+        return None
+    if reinit in {True, "finish_previous"} or (reinit in {None, "default"} and _is_in_ipython()):
+        for run in _active[::-1]:
+            say(f"wandb.init(): finishes run {run.id!r} first")
+            run.finish()
+        return None
+    run = _active[-1]
+    if resume == "must" and chosen != run.id:
+        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is open; {_HOW_TO_REOPEN}")
+    say(f"wandb.init(): run {run.id!r} is open, and is returned; {_HOW_TO_REOPEN}")
+    return run
+
+
+def _is_in_ipython() -> bool:
+    """Whether cells are run again and again, so that each `init` is to begin a run."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 def _begun(
@@ -105,7 +143,9 @@ def _begun(
     if resume == "never" and exists is not None:
         raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): {exists} is that run already")
     run_name = exists.name if exists else safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
-    held = AdoptedRun.join(run_name, app=app, root=root, **given)
+    if any(run.dir == str(here / run_name) for run in _active):
+        raise ConfigurationError(f"wandb.init(id={chosen!r}): that run is open in this program already")
+    held = AdoptedRun.join(run_name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **given)
     goes_on = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None:
         held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
@@ -113,14 +153,18 @@ def _begun(
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
 
 
-def _finished(run: Run) -> None:
+def _finished(run: Run, status: RunStatus) -> None:
     global _current
     _current = None if _current is run else _current
-    if _auto_id() == run.id:
+    if run in _active:
+        _active.remove(run)
+    if status == "FINISHED" and _auto_id() == run.id:
         RESUME_FILE.unlink(missing_ok=True)
 
 
-def _check_arguments(more: Mapping[str, Any], mode: str | None, resume: bool | str | None) -> None:
+def _check_arguments(
+    more: Mapping[str, Any], mode: str | None, resume: bool | str | None, reinit: bool | str | None
+) -> None:
     taken = ("project", "name", *(init.__kwdefaults__ or {}))
     for key in more:
         if key not in _IGNORED:
@@ -132,6 +176,11 @@ def _check_arguments(more: Mapping[str, Any], mode: str | None, resume: bool | s
         )
     if isinstance(resume, str) and resume not in _RESUMES:
         raise ConfigurationError(f"wandb.init(resume={resume!r}): it is one of {', '.join(_RESUMES)}, True, False")
+    if isinstance(reinit, str) and reinit not in _REINITS:
+        raise ConfigurationError(
+            f"wandb.init(reinit={reinit!r}): it is one of {', '.join(_REINITS)}, True, False"
+            f"{did_you_mean(reinit, _REINITS)}"
+        )
 
 
 def _auto_id() -> str | None:

@@ -1,6 +1,5 @@
 """Run: what `wandb.init` returns, over a run of trieye."""
 
-import fnmatch
 import json
 import math
 import os
@@ -9,9 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from trieye.config.redaction import HIDDEN, redacted
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
+from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
+from trieye.integrations import opening
 from trieye.integrations.opening import AdoptedRun, safe_name
+from trieye.integrations.wandb.axes import Axes
 from trieye.integrations.wandb.media import Artifact, Histogram, Media, Text, medium_of
 from trieye.integrations.wandb.values import Config, Summary
 from trieye.process.progress import say
@@ -19,7 +23,12 @@ from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
 
 _EXTREMES: Mapping[Any, Callable[[Any, Any], float]] = {"max": max, "min": min}
-_SUMMARY = "wandb-summary.json"
+_SUMMARY, _CONFIG = "wandb-summary.json", "wandb-config.json"
+
+ROWS = "trieye/wandb_step"
+"""Metric that records the number of the last row, in runs whose metrics have other steps; kept in the history only."""
+
+_FRACTIONAL = "wandb.fractional_step_metrics"
 
 
 class Run:
@@ -32,36 +41,63 @@ class Run:
         resumed: Whether the run was begun before, and goes on.
         step: Of the next row.
         disabled: Whether nothing is kept.
-        on_finish: Called with the run when it finishes.
+        on_finish: Called with the run and its status when it finishes.
     """
 
     def __init__(self, held: AdoptedRun | None, *, id: str, name: str, project: str, resumed: bool) -> None:  # noqa: A002
         self.id, self.name, self.project, self.resumed = id, name, project, resumed
         self.group = self.job_type = self.notes = None
         self.tags: tuple[str, ...] = ()
-        self.disabled, self._held = held is None, held
-        last = held.last_step if held is not None and resumed else None
-        self.step = 0 if last is None else last + 1
-        self.summary = Summary(_summary_in(held.run.dir) if held is not None and resumed else {})
-        self.config = Config(self._record_config)
-        self.on_finish: Callable[[Run], None] = lambda _: None
+        self.disabled, self._held, self._pid = held is None, held, os.getpid()
+        self.step, self.counts_rows = 0, False
+        self.on_finish: Callable[[Run, RunStatus], None] = lambda *_: None
         self._row: dict[str, float] = {}
         self._has_ignored = False
-        self._xs: dict[str, float] = {}
-        self._met: set[str] = set()
-        self._rules: list[tuple[str, str | None, str | None]] = []
         self._unhook: list[Callable[[], None]] = []
+        self._extremes: Mapping[str, MetricSummary] = {}
+        config, summary, fractional = self._earlier() if resumed else ({}, {}, [])
+        self.config = Config(self._record_config, config)
+        self.summary = Summary(summary, self._keep_summary)
+        self._axes = Axes(self._note_fraction, fractional)
+        if held is not None:
+            opening.BEFORE_CLOSE.append(self._end)
+
+    def _earlier(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Continue after the last row of earlier attempts; return their config, summary and fractional step metrics.
+
+        A summary file is complete if the last attempt finished. After a kill, its numbers come from the points.
+        """
+        last = self.run.last_steps()
+        self.counts_rows = ROWS in last
+        self.step = last.get(ROWS, max(last.values(), default=-1)) + 1
+        record = RunRecord.read(self.run.dir / RUN_RECORD)
+        summary = _items_in(self.run.dir / _SUMMARY)
+        if record is None or record.status_before not in {"FINISHED", "FAILED"}:
+            self._extremes = {name: seen for name, seen in self.run.summary().items() if not name.startswith("trieye/")}
+            summary |= {name: seen["last"] for name, seen in self._extremes.items()}
+        fractional = record.tags.get(_FRACTIONAL, "") if record is not None else ""
+        return _items_in(self.run.dir / _CONFIG), summary, [name for name in fractional.split(",") if name]
 
     @property
     def run(self) -> TrieyeRun:
         """The `trieye.Run`.
 
         Raises:
-            ConfigurationError: The run is finished, or disabled.
+            ConfigurationError: The run is finished, or disabled, or was opened before this process was forked.
         """
         if self._held is None:
             raise ConfigurationError("the run is finished; call wandb.init() first")
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                f"run {self.id!r} was opened by process {self._pid} before this process was forked; log there, "
+                "or call wandb.init() with another id in this process"
+            )
         return self._held.run
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run takes values; it does not in a fork of the process that opened it."""
+        return self._held is not None and self._pid == os.getpid() and not self._held.is_closed
 
     @property
     def dir(self) -> str:
@@ -109,43 +145,30 @@ class Run:
         """Let numbers wait for the end of the row; media are logged as they are now."""
         numbers = {key: value for key, value in given.items() if isinstance(value, float)}
         self._row |= numbers
-        self._xs |= numbers
+        self._axes.update(numbers)
         for key, value in given.items():
             if isinstance(value, Media):
-                value.log_to(self.run, key, self._place_of(key)[0])
-                self.summary[key] = value
+                value.log_to(self.run, key, self._axes.step_of(key, self.step))
+                dict.update(self.summary, {key: value})
 
     def _write(self) -> None:
         row, self._row = self._row, {}
         for key, value in row.items():
-            step, how = self._place_of(key)
-            self.run.log(key, value, step=step)
-            if how != "none":
-                self._summarize(key, value, how)
+            self.run.log(key, value, step=self._axes.step_of(key, self.step))
+            self._summarize(key, value, self._axes.rule_of(key)[1])
+        if row and self.counts_rows:
+            self.run.log(ROWS, float(self.step), step=self.step)
 
     def _summarize(self, key: str, number: float, how: str | None) -> None:
+        """Update the summary with a logged number; after a kill, the history restores it."""
         before = self.summary.get(key)
-        if how not in _EXTREMES:
-            self.summary[key] = number
-        elif math.isfinite(number):
-            if self.resumed and key not in self._met:  # a killed attempt left no summary, but the points
-                before = self.run.best(key, "max" if how == "max" else "min")
-            self._met.add(key)
-            is_number = isinstance(before, float) and math.isfinite(before)
-            self.summary[key] = _EXTREMES[how](before, number) if is_number else number
-
-    def _place_of(self, key: str) -> tuple[int, str | None]:
-        """Return the step at which a name is shown now, and how it is summarized."""
-        step_metric, how = self._rule_of(key)
-        x = self._xs.get(step_metric) if step_metric is not None else None
-        return self.step if x is None or not math.isfinite(x) else int(x), how
-
-    def _rule_of(self, key: str) -> tuple[str | None, str | None]:
-        """Return x axis and summary of a name, by the last definition that fits."""
-        for pattern, step_metric, summary in reversed(self._rules):
-            if key == pattern or fnmatch.fnmatchcase(key, pattern):
-                return (None if step_metric == key else step_metric), summary
-        return None, None
+        if how in _EXTREMES:
+            if not math.isfinite(number):
+                return
+            if isinstance(before, float) and math.isfinite(before):
+                number = _EXTREMES[how](before, number)
+        if how != "none":
+            dict.update(self.summary, {key: number})
 
     def define_metric(
         self,
@@ -162,7 +185,18 @@ class Run:
         chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
         if chosen not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
-        self._rules.append((name, step_metric, chosen))
+        self._axes.define(name, step_metric, chosen)
+        self.counts_rows = self.counts_rows or self._axes.has_step_metrics
+        for metric, seen in self._extremes.items():
+            if chosen in _EXTREMES and self._axes.rule_of(metric)[1] == chosen:
+                dict.update(self.summary, {metric: seen["max" if chosen == "max" else "min"]})
+
+    def _note_fraction(self, axis: str, x: float) -> None:
+        say(
+            f"wandb: step metric {axis!r} has the value {x:g}, but steps are integers. From here on, its metrics are "
+            f"logged at the numbers of their rows, and {axis!r} is a curve over the same steps"
+        )
+        self.run.set_tags({_FRACTIONAL: ",".join(sorted(self._axes.fractional))})
 
     def watch(
         self,
@@ -235,19 +269,31 @@ class Run:
     def _record_config(self, items: Mapping[str, Any]) -> None:
         if self._held is not None:
             self.run.log_params(items)
+            kept = redacted({**self.config.as_dict(), **items})
+            write_atomic(self.run.dir / _CONFIG, json.dumps(kept, indent=1, default=str).encode())
+
+    def _keep_summary(self, summary: Mapping[str, Any]) -> None:
+        if self._held is not None:
+            items = {key: _plain(value) for key, value in summary.items()}
+            write_atomic(self.run.dir / _SUMMARY, json.dumps(items, indent=1).encode(), is_lasting=False)
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """Write what is left, and close the run; an exit code other than 0 says that it failed."""
         del quiet
-        self.on_finish(self)
-        if self._held is None:
-            return
-        self._write()
+        self._end("FAILED" if exit_code else "FINISHED")
+
+    def _end(self, status: RunStatus) -> None:
+        held = self._held
+        if held is not None and self.is_open:
+            status = "KILLED" if held.run.was_interrupted else status
+            self._write()
+            self._keep_summary(self.summary)
+            held.leave(status)
         self.unwatch()
-        own = {key: _plain(value) for key, value in self.summary.items()}
-        write_atomic(self.run.dir / _SUMMARY, json.dumps(own, indent=1).encode())
-        held, self._held = self._held, None
-        held.leave("FAILED" if exit_code else "FINISHED")
+        self._held = None
+        if self._end in opening.BEFORE_CLOSE:
+            opening.BEFORE_CLOSE.remove(self._end)
+        self.on_finish(self, status)
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +301,9 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finish(0 if kind is None else 1)
+        is_left = isinstance(error, SystemExit) and not error.code
+        is_killed = isinstance(error, KeyboardInterrupt)
+        self._end("FINISHED" if kind is None or is_left else "KILLED" if is_killed else "FAILED")
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -273,9 +321,10 @@ def _plain(value: Any) -> Any:
     return value if is_plain else str(value)
 
 
-def _summary_in(directory: Path) -> Mapping[str, Any]:
-    """Return the summary that an attempt which finished has left."""
+def _items_in(path: Path) -> dict[str, Any]:
+    """Return the items in a JSON file of an earlier attempt, without redacted ones."""
     try:
-        return dict(json.loads((directory / _SUMMARY).read_text("utf-8")))
+        items = dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError):
         return {}
+    return {key: value for key, value in items.items() if HIDDEN not in json.dumps(value)}

@@ -8,10 +8,15 @@ from trieye.exceptions import ConfigurationError
 
 
 class Config(MutableMapping[str, Any]):
-    """Parameters by item and by attribute; each change is recorded, and a value that is there does not change."""
+    """Parameters by item and by attribute; each change is recorded, and a recorded value does not change.
 
-    def __init__(self, record: Callable[[Mapping[str, Any]], None]) -> None:
-        self.__dict__.update(_items={}, _record=record)
+    Args:
+        record: Called with parameters that are new or have changed.
+        earlier: Parameters of earlier attempts, which this attempt may change.
+    """
+
+    def __init__(self, record: Callable[[Mapping[str, Any]], None], earlier: Mapping[str, Any]) -> None:
+        self.__dict__.update(_items=dict(earlier), _earlier=set(earlier), _record=record)
 
     def update(self, given: Any = (), /, *, allow_val_change: bool = False, **more: Any) -> None:
         """Take parameters of a dict, a namespace of argparse, or named ones.
@@ -24,12 +29,14 @@ class Config(MutableMapping[str, Any]):
             **more,
         }
         for key, value in items.items():
-            if not allow_val_change and key in self._items and self._items[key] != value:
+            is_recorded = key in self._items and key not in self._earlier
+            if is_recorded and not allow_val_change and self._items[key] != value:
                 raise ConfigurationError(
                     f"config.{key} is {self._items[key]!r} and was to become {value!r}; "
                     "config.update(..., allow_val_change=True) allows that"
                 )
         self._items.update(items)
+        self._earlier.difference_update(items)
         if items:
             self._record(items)
 
@@ -67,7 +74,16 @@ class Config(MutableMapping[str, Any]):
 
 
 class Summary(dict[str, Any]):
-    """The last value of each name, or what `define_metric(summary=...)` says; by item and by attribute."""
+    """The last value of each name, or what `define_metric(summary=...)` says; by item and by attribute.
+
+    Args:
+        items: Values of earlier attempts.
+        on_change: Called with the summary when the program sets a value.
+    """
+
+    def __init__(self, items: Mapping[str, Any], on_change: Callable[["Summary"], None]) -> None:
+        super().__init__(items)
+        self.__dict__["on_change"] = on_change
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -77,3 +93,11 @@ class Summary(dict[str, Any]):
 
     def __setattr__(self, key: str, value: Any) -> None:
         self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.update({key: value})
+
+    def update(self, *values: Any, **more: Any) -> None:
+        """Set values, as the program does."""
+        super().update(*values, **more)
+        self.__dict__["on_change"](self)

@@ -1,0 +1,59 @@
+"""Axes: what `define_metric` says about the steps and summaries of metrics."""
+
+import fnmatch
+import math
+from collections.abc import Callable, Collection, Mapping
+
+_LARGEST = 2.0**53
+"""Beyond it a float no longer distinguishes neighbouring integers."""
+
+
+class Axes:
+    """Map each metric to a step, which is an integer: the number of its row, or the value of its step metric.
+
+    A step metric with a fractional value, such as an epoch of 0.25, cannot be a step without merging points. From the
+    first such value on, its metrics are placed at the number of their row, which keeps every point; the step metric is
+    a curve over the same steps.
+
+    Args:
+        on_fraction: Called with the name and the value of a step metric at its first fractional value.
+        fractional: Step metrics that had a fractional value in an earlier attempt.
+    """
+
+    def __init__(self, on_fraction: Callable[[str, float], None], fractional: Collection[str] = ()) -> None:
+        self.fractional = set(fractional)
+        self._on_fraction = on_fraction
+        self._rules: list[tuple[str, str | None, str | None]] = []
+        self._latest: dict[str, float] = {}
+
+    def define(self, pattern: str, step_metric: str | None, summary: str | None = None) -> None:
+        """Add a rule; the latest rule that matches a name applies."""
+        self._rules.append((pattern, step_metric, summary))
+
+    def update(self, values: Mapping[str, float]) -> None:
+        """Take the values of a row; a step metric keeps its latest value in later rows."""
+        self._latest |= values
+
+    def step_of(self, name: str, row: int) -> int:
+        """Return the step of a value that is logged in a row."""
+        axis = self.rule_of(name)[0]
+        x = math.nan if axis is None else self._latest.get(axis, math.nan)
+        if axis is None or axis in self.fractional or not math.isfinite(x):
+            return row
+        if x.is_integer() and abs(x) <= _LARGEST:
+            return int(x)
+        self.fractional.add(axis)
+        self._on_fraction(axis, x)
+        return row
+
+    def rule_of(self, name: str) -> tuple[str | None, str | None]:
+        """Return the step metric and the summary of a metric."""
+        for pattern, axis, summary in reversed(self._rules):
+            if fnmatch.fnmatchcase(name, pattern) or name == pattern:
+                return (None if axis == name else axis), summary
+        return None, None
+
+    @property
+    def has_step_metrics(self) -> bool:
+        """Whether some metric is placed elsewhere than at its row."""
+        return any(axis is not None for _, axis, _ in self._rules)
