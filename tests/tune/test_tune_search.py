@@ -1,9 +1,12 @@
 """A sampler of Optuna under Ray Tune."""
 
+import sys
+
 import pytest
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import ConfigurationError
 from trieye.tune.search import Asking
 
 OPTIONS = {"metric": "distance", "mode": "max", "num_trials": 9}
@@ -31,3 +34,9 @@ def test_a_restored_study_continues_its_sequence_of_proposals(sampler, tmp_path)
     restored = searcher()
     restored.restore(str(tmp_path / "state"))
     assert [trial(restored, index) for index in range(5, 9)] == points[5:]
+
+
+def test_a_study_whose_sampler_lacks_its_package_is_refused_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(ConfigurationError, match="pip install cmaes"):
+        Asking([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna", sampler="cmaes"), **OPTIONS)

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ _OWN_DRAWS, _MOST_DRAWS = 5, 100
 """Draws of the sampler, and then at random, to avoid the values of an unfinished job in a discrete space."""
 _FEWEST_TIED, _TIED_SHARE = 3, 0.8
 """Trials with one objective, and their share of all, that make a search meaningless."""
+_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+"""What Optuna's samplers import when they draw for the first time."""
 
 
 class Search(Protocol):
@@ -123,6 +126,11 @@ class OptunaSearch:
                 "hydra.sweeper.kind=optuna needs Optuna: pip install 'trieye[optuna]' (or kind=random)"
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        for package in _PACKAGES.get(options.sampler, ()):
+            if find_spec(package) is None:
+                raise ConfigurationError(
+                    f"sampler={options.sampler} needs the package {package}: pip install {package}"
+                )
         self._optuna, self._dimensions, self._options = optuna, dimensions, options
         self._spaces = {
             bare(dimension.key): _space(dimension, optuna.distributions)
