@@ -65,12 +65,14 @@ def pytest_xdist_make_scheduler(config, log):
     return TwoClusters(config, log) if config.option.dist == "loadfile" else None
 
 
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch, tmp_path_factory):
+@pytest.fixture(autouse=True, scope="session")
+def _own_environment(tmp_path_factory):
     """Keep the user's key and tracking server out of the tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
-    for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
+        for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)

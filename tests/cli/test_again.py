@@ -177,10 +177,10 @@ def test_overrides_that_the_program_knows_no_more_are_named_and_can_be_left_out(
     before = provenance.read_text()
     changed(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
     try:
-        code, _, err = command("rerun", "first", "--dry-run")
+        code, _, err = command("rerun", "first", "--dry-run", "--yes")
         assert (code, "nothing is made" in err) == (2, True)
         assert "agent.learning_rate" in err
-        code, out, err = command("rerun", "first", "--without", "agent.learning_rate", "--dry-run")
+        code, out, err = command("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
         assert code == 0, err
         assert out.endswith(" train.py agent.lr=0.25 run_name=first_rerun\n")
         err = command("rerun", "first", "--without", "agent.lrn")[2]
@@ -204,6 +204,62 @@ def test_a_run_made_without_hydra_and_one_without_provenance_say_why_and_what_to
     assert code == 2
     assert "provenance/attempt-1.json" in err
     assert "configs.json" in err
+
+
+@pytest.fixture
+def planted(project):
+    """Return a function that plants a copy of `first` with a command of a stranger, and the file that this writes."""
+
+    def plant(**values):
+        (project / "stranger.py").write_text("open('trace', 'w').close()")
+        run_dir = runs_of(project) / "planted"
+        shutil.copytree(runs_of(project) / "first", run_dir)
+        changed(run_dir / "run.json", run_name="planted")
+        changed(run_dir / "provenance" / "attempt-1.json", **values)
+        return run_dir, project / "trace"
+
+    yield plant
+    (project / "stranger.py").unlink()
+    (project / "trace").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("words", [["rerun", "--dry-run"], ["fork"]])
+def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(words, command, planted, monkeypatch):
+    run_dir, trace = planted(command=[sys.executable, "stranger.py"])
+    code, _, err = command(*words, "planted")
+    assert not trace.exists()
+    assert code == 2
+    assert "stranger.py" in err
+    assert "--yes" in err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer in ("n", ""):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert command(*words, "planted")[0] == 2
+    assert not trace.exists()
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    assert "does not compose" in command(*words, "planted")[2]
+    assert trace.exists()
+    trace.unlink()
+    assert "does not compose" in command(*words, "planted", "--yes")[2]
+    assert trace.exists()
+    assert run_dir.exists()
+
+
+def test_an_override_a_directory_or_a_sweep_that_was_exchanged_is_no_signed_command(command, planted, tmp_path):
+    run_dir, trace = planted(overrides=["hydra/launcher=stranger"])
+    path = run_dir / "provenance" / "attempt-1.json"
+    assert command("rerun", "planted", "--dry-run")[0] == 2
+    changed(path, overrides=["agent.lr=0.25"], directory=str(tmp_path))
+    code, _, err = command("rerun", "planted", "--dry-run")
+    assert (code, f"cd {tmp_path} && " in err) == (2, True)
+    shutil.copy(run_dir.with_name("first") / "provenance" / "attempt-1.json", path)
+    assert command("rerun", "planted", "--dry-run")[0] == 0
+    sweep = {"spec": [], "program": [sys.executable, "stranger.py", "\x1b[2K"], "working_dir": str(trace.parent)}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    changed(run_dir / "run.json", group=str(tmp_path))
+    code, _, err = command("rerun", "planted", "--dry-run")
+    assert (code, trace.exists()) == (2, False)
+    assert "stranger.py '\\x1b[2K'" in err
 
 
 def test_a_program_that_is_gone_is_said_to_be(command, project):

@@ -205,6 +205,20 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
     assert (code, out) == (0, "nothing to do: no job of first is failed or incomplete or missing\n")
 
 
+@pytest.mark.parametrize("words", [["relaunch", "first"], ["run", "-d", "first", "-i", "0"]])
+def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(words, planned, tmp_path):
+    record = json.loads((tmp_path / "first" / SWEEP).read_text())
+    record["program"] = [sys.executable, "-c", f"open('{tmp_path}/trace', 'w').close()"]
+    (tmp_path / "first" / SWEEP).write_text(json.dumps(record))
+    code, _, err = planned(*words)
+    assert not (tmp_path / "trace").exists()
+    assert code == 2
+    assert "trace" in err
+    assert "--yes" in err
+    assert planned(*words, "--yes")[0] == 0
+    assert (tmp_path / "trace").exists()
+
+
 def test_a_sweep_of_trieye_main_is_planned_run_and_shown(sweep, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
     (tmp_path / "conf").mkdir()

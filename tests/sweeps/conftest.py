@@ -1,6 +1,7 @@
 """Jobs of a sweep without a program: a task, a launcher and overrides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,30 @@ class Sweep:
 
     def launch(self, task: Any, jobs: Sequence[str], *options: str) -> list[JobReturn]:
         """Run jobs, each of one override, and return what became of them."""
+        with self._composed("hydra.launcher.isolate=worker", *options) as (config, context):
+            launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+            return list(launcher.launch([[job] for job in jobs], initial_job_idx=0))
+
+    def search(self, task: Any, *words: str) -> list[tuple[str, ...]]:
+        """Run a search in this process, one job at a time, and return the overrides of each job."""
+        options = [word for word in words if word.startswith("hydra.")]
+        with self._composed("hydra/sweeper=trieye", "hydra.launcher.isolate=none", *options) as (config, context):
+            sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
+            done = sweeper.sweep([word for word in words if word not in options])
+        return [tuple(self.record(job.index).overrides) for job in done]
+
+    @contextmanager
+    def _composed(self, *options: str) -> Iterator[tuple[Any, HydraContext]]:
         conf = self.directory.with_name("conf")
         conf.mkdir(exist_ok=True)
         (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
-        own = ["hydra/launcher=trieye_ray", f"hydra.sweep.dir={self.directory}", "hydra.launcher.isolate=worker"]
+        own = ["hydra/launcher=trieye_ray", f"hydra.sweep.dir={self.directory}"]
         with initialize_config_dir(str(conf), **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             config = hydra.compose_config(
                 "config", [*own, *options], run_mode=RunMode.MULTIRUN, with_log_configuration=False
             )
-            context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
-            launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
-            return list(launcher.launch([[job] for job in jobs], initial_job_idx=0))
+            yield config, HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
 
     def record(self, index: int) -> JobRecord:
         """Return the record of a job."""

@@ -1,9 +1,11 @@
 """Searches: what is drawn, what Optuna hears, and sweeps of a real program that it steers."""
 
 import math
+import sys
 import textwrap
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from tests import warm
 from tests.sweeps.programs import started
@@ -138,9 +140,19 @@ def test_a_pruner_gives_up_what_stays_below_the_others():
 
 
 def test_optuna_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]' \(or kind=random\)"):
         OptunaSearch([], SweeperConfig(kind="optuna"), "max")
+
+
+def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    words = ["+x=interval(0,1)", "+y=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=3"]
+    with pytest.raises((ConfigurationError, ImportError)) as refusal:
+        sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.sampler=cmaes")
+    assert str(refusal.value) == "sampler=cmaes needs the package cmaes: pip install cmaes"
+    assert refusal.value.exit_code == 2
+    assert {path.name for path in sweep.directory.iterdir()} == {"sweep.lock"}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +166,98 @@ def test_optuna_that_is_not_there_is_named(monkeypatch):
 def test_options_that_do_not_go_together_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
         SweeperConfig.model_validate(given)
+
+
+def negative_square(cfg):
+    return -((float(cfg.x) - 0.25) ** 2)
+
+
+def proposals(search, indices):
+    asked = []
+    for index in indices:
+        asked.append(search.ask(index))
+        search.tell(index, asked[-1], -sum(float(value) ** 2 for value in values(asked[-1]).values()), is_pruned=False)
+    return asked
+
+
+@pytest.mark.parametrize(("sampler", "num"), [("tpe", 16), ("random", 8), ("gp", 8)])
+def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
+    dimensions = dimensions_of(["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=range(1,64)"])
+    options = SweeperConfig(kind="optuna", sampler=sampler, seed=3)
+    uninterrupted = proposals(OptunaSearch(dimensions, options, "max"), range(num))
+    assert len(set(uninterrupted)) == num
+    restarted = OptunaSearch(dimensions, options, "max")
+    for index, overrides in enumerate(uninterrupted[: num - 4]):
+        objective = -sum(float(value) ** 2 for value in values(overrides).values())
+        restarted.tell(index, overrides, objective, is_pruned=False)
+    assert proposals(restarted, range(num - 4, num)) == uninterrupted[num - 4 :]
+
+
+def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_completed():
+    search = OptunaSearch(dimensions_of(["a=b,c", "k=range(0,4)"]), SweeperConfig(kind="optuna"), "max")
+    running = [search.ask(index) for index in range(8)]
+    assert len(set(running)) == 8
+    search.tell(5, running[5], 1.0, is_pruned=False)
+    search.tell(6, running[6], None, is_pruned=False)
+    assert {search.ask(index) for index in range(8, 12)} == {running[5]}
+
+
+def test_a_search_whose_jobs_tie_or_repeat_says_so(sweep, capsys):
+    words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=4"]
+    sweep.search(lambda _: 90.4, "+x=interval(0,1)", *words)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "4 of 4 trials with different values have the objective 90.4" in told
+    assert "loop.objective" in told
+    assert "repeat" not in told
+    sweep.directory = sweep.directory.with_name("discrete")
+    sweep.search(lambda _: 90.4, "+x=0,1", *words)
+    told = capsys.readouterr().err
+    assert "2 of 4 trials repeat the values of an earlier one" in told
+    assert "different values" not in told
+
+
+def test_a_search_that_is_extended_and_interrupted_proposes_the_points_of_an_uninterrupted_one(sweep):
+    words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna"]
+
+    def interrupted_once(cfg):
+        if not (sweep.directory / "was_interrupted").exists() and HydraConfig.get().job.num == 3:
+            (sweep.directory / "was_interrupted").touch()
+            raise KeyboardInterrupt
+        return negative_square(cfg)
+
+    sweep.search(negative_square, *words, "hydra.sweeper.num_trials=2")
+    with pytest.raises(KeyboardInterrupt):
+        sweep.search(interrupted_once, *words, "hydra.sweeper.num_trials=5")
+    resumed = sweep.search(negative_square, *words, "hydra.sweeper.num_trials=5")
+    assert len(set(resumed)) == 5
+    sweep.directory = sweep.directory.with_name("uninterrupted")
+    assert sweep.search(negative_square, *words, "hydra.sweeper.num_trials=5") == resumed
+
+
+def test_a_search_with_a_secret_override_resumes_with_the_secret_of_the_command_line(sweep):
+    def needs_key(cfg):
+        assert cfg.api_key == "sk-7a1f"
+        if not (sweep.directory / "was_interrupted").exists():
+            (sweep.directory / "was_interrupted").touch()
+            raise KeyboardInterrupt
+        return cfg.x
+
+    words = ["+api_key=sk-7a1f", "+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=2"]
+    with pytest.raises(KeyboardInterrupt):
+        sweep.search(needs_key, *words)
+    begun = sweep.record(0).overrides
+    assert begun[0] == "+api_key=***"
+    assert sweep.search(needs_key, *words)[0] == tuple(begun)
+    assert sweep.states(2) == ["completed"] * 2
+
+
+def test_a_search_that_varies_or_omits_a_secret_is_refused(sweep):
+    words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=1"]
+    with pytest.raises(ConfigurationError, match=r"\+api_key: a search cannot vary a secret"):
+        sweep.search(lambda cfg: cfg.x, "+api_key=sk-1,sk-2", *words)
+    sweep.search(lambda cfg: cfg.x, "+api_key=sk-1", *words)
+    with pytest.raises(ConfigurationError, match=r"job 0: .*add \+api_key=VALUE"):
+        sweep.search(lambda cfg: cfg.x, *words)
 
 
 PROGRAM = textwrap.dedent("""

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trieye.cli.found_runs import CONFIGS
+from trieye.cli.stored_command import confirm
 from trieye.config.fingerprint import json_of, leaves
 from trieye.config.locations import checkpoint_reference, expanded
 from trieye.config.names import check_name
@@ -108,11 +109,13 @@ class Program:
         words: The words that start it, to which overrides are added.
         directory: Where they were typed.
         overrides: The overrides of the run, as typed, without its name.
+        is_signed: Whether this user's key signs all of that.
     """
 
     words: Sequence[str]
     directory: Path
     overrides: Sequence[str]
+    is_signed: bool = False
 
     @classmethod
     def of(cls, made: Made) -> "Program":
@@ -146,7 +149,7 @@ class Program:
                 f"{cannot}: it was started in {directory}, which is gone; where its program is now, type: "
                 f"{shlex.join([*words, *held.overrides])}"
             )
-        return cls(words, directory, held.overrides)
+        return cls(words, directory, held.overrides, held.is_signed and (sweep is None or sweep.is_signed))
 
     def with_overrides(
         self, own_name: str, given: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
@@ -181,6 +184,15 @@ class Program:
     def line(self, overrides: Sequence[str]) -> str:
         """Return the command as one would type it."""
         return f"cd {shlex.quote(str(self.directory))} && {shlex.join(self.command(overrides))}"
+
+    def confirm(self, overrides: Sequence[str], *, origin: str, is_confirmed: bool) -> None:
+        """Ask the user whether to start it, unless its command is signed.
+
+        Raises:
+            ConfigurationError: The user does not confirm it.
+        """
+        command = self.command(overrides)
+        confirm(command, self.directory, origin=origin, is_signed=self.is_signed, is_confirmed=is_confirmed)
 
     def rehearse(self, overrides: Sequence[str], stage: Stage, *, asked: str) -> Rehearsed:
         """Start it for what it says of itself; it makes nothing that stays.

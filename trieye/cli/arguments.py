@@ -75,6 +75,11 @@ def age(text: str) -> float:
     return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
 
 
+def add_confirmed(parser: argparse.ArgumentParser) -> None:
+    """Add --yes to a command that starts a program named by a file."""
+    parser.add_argument("-y", "--yes", action="store_true", help="run a stored command that your key does not sign")
+
+
 def add_again(parser: argparse.ArgumentParser) -> None:
     """Add what all commands have that begin a run like another one."""
     add_run_argument(parser)
@@ -83,3 +88,4 @@ def add_again(parser: argparse.ArgumentParser) -> None:
         "--without", action="append", default=[], metavar="KEY", help="leave out the override that RUN had of KEY"
     )
     parser.add_argument("--dry-run", action="store_true", help="show what differs and the command, and start nothing")
+    add_confirmed(parser)

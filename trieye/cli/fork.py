@@ -7,6 +7,7 @@ was saved, and the random generators unless you give another seed. It has a hist
 its own. Its config names the checkpoint (persistence.load_checkpoint_path), so that the same command goes on with it;
 its run.json and its MLflow tags say from where it began. As soon as it has begun it has a checkpoint of its own, and
 RUN may be deleted.
+A command that your key does not sign is shown and runs only when you confirm it (--yes in scripts).
 Before anything is made, what differs from RUN is shown, and the program is started once to see that the checkpoint
 fits.
 
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     program = Program.of(made)
     fixed = {RUN_NAME: new_name(made, options.overrides, "fork"), LOAD: str(entry.path)}
     overrides = program.with_overrides(made.run_dir.name, options.overrides, options.without, fixed)
+    program.confirm(overrides, origin=f"run {made.name}", is_confirmed=options.yes)
     found = program.rehearse(overrides, "config", asked=asked)
     run_dir = place_of(found, program)
     check_free(run_dir)

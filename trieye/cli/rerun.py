@@ -3,8 +3,10 @@
 Begin a run like another one: its program is started where it was started then, with the same overrides.
 
 The program composes its config as it is today, and what has changed since is shown before it starts: values of the
-config, the commit, packages. Overrides after RUN take the place of those of the same keys. The new run is called
-RUN_rerun, unless you give a run_name; it begins at step 0, or from the checkpoint of another run from which RUN began.
+config, the commit, packages. A command that your key does not sign, such as that of a run from somebody else, is shown
+first and runs only when you confirm it (in scripts: --yes). Overrides after RUN replace those of the same keys. The new
+run is called RUN_rerun, unless you give a run_name; it begins at step 0, or from the checkpoint of another run from
+which RUN began.
 
 Examples:
   trieye rerun first
@@ -33,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     program = Program.of(made)
     fixed = {RUN_NAME: new_name(made, options.overrides, "rerun")}
     overrides = program.with_overrides(made.run_dir.name, options.overrides, options.without, fixed)
+    program.confirm(overrides, origin=f"run {made.name}", is_confirmed=options.yes)
     found = program.rehearse(overrides, "config", asked=asked)
     check_free(place_of(found, program))
     show_drift(made, found, options.overrides)

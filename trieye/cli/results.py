@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder
+from trieye.cli.arguments import AnyOrder, add_confirmed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +122,7 @@ def _add_select(action: argparse.ArgumentParser) -> None:
     action.add_argument("--rerun", type=int, metavar="N", help="run the best config again, with N fresh seeds")
     action.add_argument("--close", action="store_true", help="with --rerun: also those that are not told apart from it")
     action.add_argument("--dry-run", action="store_true", help="with --rerun: show the jobs, and start nothing")
+    add_confirmed(action)
     parser_text = "interrupted; the same command goes on with what is not completed"
     action.set_defaults(when_interrupted=parser_text)
 

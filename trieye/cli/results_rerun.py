@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.cli.results_asked import Asked
+from trieye.cli.stored_command import confirm
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
@@ -46,6 +47,14 @@ def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
     seen = f"seeds {fresh[0]} to {fresh[-1]}" if len(fresh) > 1 else f"seed {fresh[0]}"
     print(f"again, with {seen}: {names}\nin {directory}")
     if not asked.options.dry_run:
+        confirm(
+            [*record.program, *again.own, *again.spec],
+            record.working_dir,
+            origin=str(sweep),
+            is_signed=record.is_signed,
+            is_confirmed=asked.options.yes,
+        )
+        again.sign()
         with lock_in(directory):
             if SweepRecord.read(directory) is None:
                 again.write(directory)
@@ -55,7 +64,7 @@ def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
         return 0
     from trieye.cli import main
 
-    code = main(["sweep", "relaunch", str(directory)])
+    code = main(["sweep", "relaunch", "--yes", str(directory)])
     _show(asked, places, found, directory)
     return code
 

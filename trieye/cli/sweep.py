@@ -29,8 +29,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder
+from trieye.cli.arguments import AnyOrder, add_confirmed
 from trieye.cli.given_sweep import directory_of
+from trieye.cli.stored_command import confirm
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
@@ -82,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("-i", "--index", required=True, metavar="I", help="number of the job, or as in 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also jobs I+K, I+2K, and so on")
             action.add_argument("--at-once", type=int, default=1, metavar="N", help="so many of them side by side (1)")
+            add_confirmed(action)
     status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     status.add_argument("--json", action="store_true", help="as JSON, for scripts")
@@ -89,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     again.add_argument("--only", default=_DEFAULT, metavar="HOW,...", help=f"of {', '.join(_SELECTABLE)} ({_DEFAULT})")
     again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
+    add_confirmed(again)
     add_slurm(actions, _AGAIN)
     add_merge(actions)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
@@ -121,7 +124,7 @@ def _plan(options: argparse.Namespace) -> int:
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in words],
         own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
-    )
+    ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(given))
     with nullcontext() if options.out is None else lock_in(options.out):
         if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
@@ -242,7 +245,7 @@ def _run(options: argparse.Namespace) -> int:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.at_once == 1
     where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
-    return _start(record, directory, where, "hydra.launcher.is_part=true", only=indices)
+    return _start(record, directory, where, "hydra.launcher.is_part=true", only=indices, is_confirmed=options.yes)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -333,7 +336,7 @@ def _relaunch(options: argparse.Namespace) -> int:
         Terminal().print(_table(jobs))
         print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
         return 0
-    return _start(record, directory, only=only)
+    return _start(record, directory, only=only, is_confirmed=options.yes)
 
 
 def _slurm(options: argparse.Namespace) -> int:
@@ -346,6 +349,9 @@ def _slurm(options: argparse.Namespace) -> int:
     only = [job.index for job in jobs if job.index not in running]
     if not only:
         return 0
+    only = [job.index for job in jobs]
+    command = command_of(record, directory, only=only)  # which says now what would be wrong later
+    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
     command_of(record, directory, only=only)  # which says now what would be wrong later
     return write_script(options, directory, only, record.working_dir)
 
@@ -385,7 +391,7 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     return directory, record, jobs
 
 
-def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
+def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int], is_confirmed: bool) -> int:
     """Run the program of a sweep where it was started, and return its exit code."""
     from trieye.process.child import run_program
     from trieye.sweeps.command import command_of
@@ -393,6 +399,7 @@ def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[in
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
+    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=is_confirmed)
     return run_program(command, record.working_dir)
 
 

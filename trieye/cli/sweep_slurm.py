@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trieye.cli.arguments import add_confirmed
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def add_slurm(actions: Any, again: Sequence[str]) -> None:
         "--option", action="append", default=[], metavar="KEY=VALUE", help="any other of sbatch, as in constraint=v100"
     )
     slurm.add_argument("--only", default=",".join(again), metavar="HOW,...", help=f"of {', '.join(again)} (all)")
+    add_confirmed(slurm)
     slurm.add_argument("--submit", action="store_true", help="hand it to sbatch")
 
 

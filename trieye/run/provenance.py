@@ -21,6 +21,7 @@ from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import redacted, redacted_text
 from trieye.files.atomic import write_atomic
 from trieye.process.progress import say
+from trieye.snapshot.signing import is_own_command, sign_command
 
 DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
@@ -89,6 +90,7 @@ class Provenance(BaseModel):
         packages: Version of every package that is installed, by its name.
         machine: Where it ran.
         job: What the scheduler says of the job, such as SLURM_JOB_ID.
+        signature: Of the command, the overrides and the directory, by the user's key; empty if there was none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -102,6 +104,12 @@ class Provenance(BaseModel):
     packages: dict[str, str]
     machine: Machine
     job: dict[str, str]
+    signature: str = ""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether this user's key signs the command: whoever else wrote it may have any program started."""
+        return is_own_command(self.signature, self.command, self.overrides, self.directory)
 
     @classmethod
     def last(cls, run_dir: Path) -> Self | None:
@@ -198,6 +206,8 @@ class Notes:
             if self._commit is not None and self._commit.is_dirty:
                 write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
             found = Provenance.gather(self._commit)
+            signature = sign_command(found.command, found.overrides, found.directory)
+            found = found.model_copy(update={"signature": signature})
             write_atomic(self._path, found.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
         except OSError as error:
             say(f"what this attempt ran is not written down: {self._path}: {error.strerror or error}")

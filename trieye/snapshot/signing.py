@@ -1,15 +1,18 @@
-"""The user's own key, and what it signs: pickled parts that may be run when they are read.
+"""The user's own key, and what it signs: pickled parts and stored commands that may be run when they are read.
 
-A signature covers the bytes of one file of pickled parts and nothing else: neither the checkpoint that the file lies
+A signature of pickled parts covers the bytes of one file and nothing else: neither the checkpoint that the file lies
 in, nor the step, nor the run. What it promises is that this user's own process made these pickles, so that reading
 them runs no stranger's code. A signed file that is moved into another checkpoint gives a wrong state, as tensors that
 are exchanged do, which no key protects; it runs nothing that the user did not write. In return a checkpoint can be
 copied, renamed and moved to another run, as population-based training does.
+
+The signature of a command covers its words and its directory: a copied or moved run can still be run again.
 """
 
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import stat
@@ -147,6 +150,29 @@ def sign(payload: bytes, key: bytes) -> bytes:
 def is_signed(payload: bytes, signature: bytes, key: bytes) -> bool:
     """Tell whether `signature` is that of `payload`, in constant time."""
     return hmac.compare_digest(sign(payload, key), signature)
+
+
+def sign_command(*parts: object) -> str:
+    """Return the signature of a command that is about to be stored; empty if the user has no usable key.
+
+    Args:
+        *parts: Words, directory and whatever else decides what runs, as plain data.
+    """
+    with contextlib.suppress(ConfigurationError):
+        return _command_digest(parts, load_key())
+    return ""
+
+
+def is_own_command(signature: str, *parts: object) -> bool:
+    """Tell whether `sign_command` returned this signature for these parts, with the key of this user."""
+    with contextlib.suppress(ConfigurationError, RuntimeError):  # RuntimeError: a user without home directory
+        key = existing_key()
+        return key is not None and hmac.compare_digest(_command_digest(parts, key), ascii(signature)[1:-1])
+    return False
+
+
+def _command_digest(parts: tuple[object, ...], key: bytes) -> str:
+    return hmac.new(key, b"trieye command 1\n" + json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def pickles_allowed(allow_pickle: bool | None) -> bool:

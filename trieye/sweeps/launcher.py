@@ -373,7 +373,7 @@ def record_of_study(mode: str) -> SweepRecord:
         return SweepRecord(spec=[], working_dir=str(Path.cwd()), mode=mode)
     record = _record_of(HydraConfig.get(), mode)
     record.own = [word for word in record.own if not word.startswith(("hydra.run.dir=", "hydra.mode="))]
-    return record
+    return record.sign()
 
 
 def _record_of(hydra: Any, mode: str) -> SweepRecord:
@@ -386,7 +386,7 @@ def _record_of(hydra: Any, mode: str) -> SweepRecord:
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
         mode=mode,
-    )
+    ).sign()
 
 
 def _flags(hydra: Any) -> list[str]:

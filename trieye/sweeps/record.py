@@ -11,6 +11,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
+from trieye.snapshot.signing import is_own_command, sign_command
 from trieye.sweeps.grid import Grid
 
 SWEEP = "sweep.json"
@@ -79,6 +80,7 @@ class SweepRecord(Record, kw_only=True):
         created: When it was begun, in Unix seconds.
         summary: What became of the jobs when a sweeper of trieye last came to its end, and the best one.
         study: Of a study of Ray Tune: its name, and what it tries; empty for a sweep.
+        signature: Of the command, by the user's key; empty if there was none.
     """
 
     FILE = SWEEP
@@ -95,6 +97,7 @@ class SweepRecord(Record, kw_only=True):
     created: float = msgspec.field(default_factory=time.time)
     summary: dict[str, Any] = {}
     study: dict[str, Any] = {}
+    signature: str = ""
 
     @classmethod
     def of(cls, directory: Path) -> Self:
@@ -132,11 +135,22 @@ class SweepRecord(Record, kw_only=True):
             )
         return Grid.of_plain(self.grid)
 
+    def sign(self) -> Self:
+        """Sign the command with the user's key, so that `relaunch` runs it without a question."""
+        self.signature = sign_command(self.program, self.working_dir, self.spec, self.own)
+        return self
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether this user's key signs the command: whoever else wrote it may have any program started."""
+        return is_own_command(self.signature, self.program, self.working_dir, self.spec, self.own)
+
     def follow(self, before: Self) -> None:
         """Take what a further start leaves as it was; one that is for some of the jobs has options of its own."""
         self.created = before.created
         if any(word.startswith(ONLY) for word in self.own):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
+            self.signature = self.sign().signature if before.is_signed else ""
 
     def set_grid(self, grid: Grid) -> None:
         """Note which jobs there are."""

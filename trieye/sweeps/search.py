@@ -1,25 +1,34 @@
-"""Searches: what a job is to try is decided when there is room for it, from what others have reached."""
+"""Searches: the values of a job are chosen when there is room for it, from the results of the others."""
 
 import math
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from trieye.config.hydra.axes import Dimension
+from trieye.config.redaction import HIDDEN
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.hub.status import read_status
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.status import JobStatus
 
 _LOOK_S = 1.0
 _LATER = 2
 """Points of a job before Optuna's pruners look at it."""
+_OWN_DRAWS, _MOST_DRAWS = 5, 100
+"""Draws of the sampler, and then at random, to avoid the values of an unfinished job in a discrete space."""
+_FEWEST_TIED, _TIED_SHARE = 3, 0.8
+"""Trials with one objective, and their share of all, that make a search meaningless."""
+_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+"""What Optuna's samplers import when they draw for the first time."""
 
 
 class Search(Protocol):
@@ -28,8 +37,19 @@ class Search(Protocol):
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job."""
 
+    def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides of a job that an earlier start of the sweep began.
+
+        Args:
+            index: Its number.
+            recorded: The overrides in its record, without secrets.
+
+        Raises:
+            ConfigurationError: One of them is a secret that was not typed again.
+        """
+
     def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
-        """Hear what a job reached, which may be one of an earlier start of the sweep; None: it failed."""
+        """Report the objective of a job that `ask` or `resume` returned; None if it failed."""
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
         """Hear of a point of a job that runs; tell whether to stop it."""
@@ -46,6 +66,10 @@ class RandomSearch:
         generator = random.Random(f"{self._seed}/{index}")  # noqa: S311 - no secret
         return tuple(f"{dimension.key}={_drawn(dimension, generator)}" for dimension in self._dimensions)
 
+    def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides of a job that an earlier start of the sweep began."""
+        return _resumed(self._dimensions, index, recorded)
+
     def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
         """Do nothing."""
 
@@ -53,6 +77,16 @@ class RandomSearch:
         """No job is."""
         del index, step, value
         return False
+
+
+def _resumed(dimensions: Sequence[Dimension], index: int, recorded: Sequence[str]) -> tuple[str, ...]:
+    """Return drawn values as they were recorded, and constants, which may be secrets, as they are typed now."""
+    constants = {bare(axis.key): f"{axis.key}={axis.choices[0]}" for axis in dimensions if len(axis.choices) == 1}
+    words = [constants.pop(bare(word.partition("=")[0]), word) for word in recorded]
+    if hidden := next((word for word in words if HIDDEN in word), None):
+        key = hidden.partition("=")[0]
+        raise ConfigurationError(f"job {index}: {hidden}: secrets are not recorded; add {key}=VALUE to the command")
+    return (*words, *constants.values())
 
 
 def _drawn(dimension: Dimension, generator: random.Random) -> str:
@@ -71,7 +105,9 @@ def _drawn(dimension: Dimension, generator: random.Random) -> str:
 class OptunaSearch:
     """Lets a sampler of Optuna choose, and a pruner of Optuna stop.
 
-    Its study lives as long as the process; a sweep that is started again tells it what was reached before.
+    Its study lives as long as the process; `resume` and `tell` rebuild it when a sweep is started again. Each proposal
+    has its own sampler, seeded with the seed of the search and the number of the job: a resumed search neither repeats
+    its first proposals nor differs from one that was never interrupted.
 
     Args:
         dimensions: What may be chosen.
@@ -90,7 +126,12 @@ class OptunaSearch:
                 "hydra.sweeper.kind=optuna needs Optuna: pip install 'trieye[optuna]' (or kind=random)"
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._dimensions = optuna, dimensions
+        for package in _PACKAGES.get(options.sampler, ()):
+            if find_spec(package) is None:
+                raise ConfigurationError(
+                    f"sampler={options.sampler} needs the package {package}: pip install {package}"
+                )
+        self._optuna, self._dimensions, self._options = optuna, dimensions, options
         self._spaces = {
             bare(dimension.key): _space(dimension, optuna.distributions)
             for dimension in dimensions
@@ -98,45 +139,61 @@ class OptunaSearch:
         }
         self._study = optuna.create_study(
             direction="maximize" if mode == "max" else "minimize",
-            sampler=_sampler(optuna.samplers, options),
+            sampler=optuna.samplers.RandomSampler(),  # until the first proposal
             pruner=_pruner(optuna.pruners, options),
         )
-        self._asked: dict[int, Any] = {}
+        self._trials: dict[int, Any] = {}
 
     def ask(self, index: int) -> tuple[str, ...]:
-        """Return the overrides of a new job."""
-        trial = self._study.ask(self._spaces)
-        self._asked[index] = trial
+        """Return the overrides of a new job; values that an unfinished job has are drawn again."""
+        states = self._optuna.trial.TrialState
+        earlier = self._study.get_trials(deepcopy=False)
+        unfinished = [trial.params for trial in earlier if trial.state in (states.RUNNING, states.FAIL)]
+        finished = [trial.params for trial in earlier if trial.state in (states.COMPLETE, states.PRUNED)]
+        for draw in range(_MOST_DRAWS):
+            sampler = self._options.sampler if draw < _OWN_DRAWS else "random"
+            seed = random.Random(f"{self._options.seed}/{index}/{draw}").getrandbits(32)  # noqa: S311 - no secret
+            self._study.sampler = _sampler(self._optuna.samplers, sampler, seed)
+            trial = self._study.ask(self._spaces)
+            if draw == _MOST_DRAWS - 1 or trial.params not in unfinished or trial.params in finished:
+                break
+            self._study.tell(trial, state=states.FAIL)
+        self._trials[index] = trial
+        chosen = [(axis, bare(axis.key)) for axis in self._dimensions]
         return tuple(
-            f"{held.key}={_typed(trial.params[bare(held.key)]) if bare(held.key) in trial.params else held.choices[0]}"
-            for held in self._dimensions
+            f"{axis.key}={_typed(trial.params[name]) if name in trial.params else axis.choices[0]}"
+            for axis, name in chosen
         )
 
+    def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides of a job that an earlier start of the sweep began, which becomes a running trial."""
+        overrides = _resumed(self._dimensions, index, recorded)
+        words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
+        with suppress(
+            KeyError, ValueError
+        ):  # of other bounds than those of the sweep now: it tells nothing about these
+            params = {name: _read(words[name], space) for name, space in self._spaces.items()}
+            waiting = self._optuna.trial.TrialState.WAITING
+            self._study.add_trial(
+                self._optuna.trial.create_trial(params=params, distributions=self._spaces, state=waiting)
+            )
+            self._trials[index] = self._study.ask()
+        return overrides
+
     def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
-        """Hear what a job reached."""
-        states = self._optuna.trial.TrialState
+        """Report the objective of a job that `ask` or `resume` returned; None if it failed."""
+        if index not in self._trials:
+            self.resume(index, overrides)
+        trial, states = self._trials.pop(index, None), self._optuna.trial.TrialState
+        if trial is None:
+            return
         is_sound = value is not None and math.isfinite(value)
         state = states.FAIL if not is_sound else states.PRUNED if is_pruned else states.COMPLETE
-        if index in self._asked:
-            trial = self._asked.pop(index)
-            self._study.tell(trial, value if state == states.COMPLETE else None, state=state)
-            return
-        words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
-        try:
-            params = {name: _read(words[name], space) for name, space in self._spaces.items()}
-            made = self._optuna.trial.create_trial(
-                params=params,
-                distributions=self._spaces,
-                value=value if state == states.COMPLETE else None,
-                state=state,
-            )
-        except (KeyError, ValueError):
-            return  # it was tried when the sweep had other bounds, so that it tells nothing about these
-        self._study.add_trial(made)
+        self._study.tell(trial, value if state == states.COMPLETE else None, state=state)
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
         """Hear of a point of a job that runs; tell whether to stop it."""
-        trial = self._asked.get(index)
+        trial = self._trials.get(index)
         if trial is None or not math.isfinite(value):
             return False
         trial.report(value, step)
@@ -164,11 +221,12 @@ class Searching:
         objective: str | None,
     ) -> None:
         self._search, self._directory, self._objective = search, directory, objective
-        self._begun = {index: tuple(record.overrides) for index, record in begun.items()}
+        self._begun: dict[int, tuple[str, ...]] = {}
         self._known = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
-        for index in sorted(self._known):
-            is_pruned = begun[index].state == "pruned"
-            search.tell(index, self._begun[index], begun[index].objective, is_pruned=is_pruned)
+        for index, record in sorted(begun.items()):
+            self._begun[index] = search.resume(index, record.overrides)
+            if index in self._known:
+                search.tell(index, self._begun[index], record.objective, is_pruned=record.state == "pruned")
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
         self._told: dict[int, int] = {}
         self._look_at = 0.0
@@ -224,18 +282,10 @@ def _space(dimension: Dimension, distributions: Any) -> Any:
     return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
 
 
-def _sampler(samplers: Any, options: SweeperConfig) -> Any:
-    makers: Mapping[str, Any] = {
-        # several jobs run at once: those that have not ended count as bad ones
-        "tpe": lambda: samplers.TPESampler(seed=options.seed, constant_liar=True),
-        "random": lambda: samplers.RandomSampler(seed=options.seed),
-        "cmaes": lambda: samplers.CmaEsSampler(seed=options.seed),
-        "gp": lambda: samplers.GPSampler(seed=options.seed),
-    }
-    try:
-        return makers[options.sampler]()
-    except ImportError as error:
-        raise ConfigurationError(f"hydra.sweeper.sampler={options.sampler}: {error}") from error
+def _sampler(samplers: Any, name: str, seed: int) -> Any:
+    if name == "tpe":  # several jobs run at once: those that have not ended count as bad ones
+        return samplers.TPESampler(seed=seed, constant_liar=True)
+    return {"random": samplers.RandomSampler, "cmaes": samplers.CmaEsSampler, "gp": samplers.GPSampler}[name](seed=seed)
 
 
 def _pruner(pruners: Any, options: SweeperConfig) -> Any:
@@ -244,3 +294,26 @@ def _pruner(pruners: Any, options: SweeperConfig) -> Any:
     if options.pruner == "asha":
         return pruners.SuccessiveHalvingPruner()
     return pruners.NopPruner()
+
+
+def remarks(jobs: Sequence[JobStatus]) -> list[str]:
+    """Return what a user should know of the jobs of a search: how many repeat values, and whether they tie.
+
+    Args:
+        jobs: All jobs of the search.
+    """
+    tried = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
+    num = sum(job.record is not None for job in jobs)
+    said = []
+    if num > len(tried):
+        said.append(f"{num - len(tried)} of {num} trials repeat the values of an earlier one")
+    reached = [job.objective for job in tried.values() if job.how == "completed" and job.objective is not None]
+    value, tied = max(Counter(reached).items(), key=lambda pair: pair[1], default=(0.0, 0))
+    if tied >= max(_FEWEST_TIED, _TIED_SHARE * len(reached)):
+        said.append(
+            f"warning: {tied} of {len(reached)} trials with different values have the objective {value:g}, so the "
+            "search could not tell them apart. An early evaluation, such as that of the untrained policy, may have "
+            "reached it already: train longer (loop.steps), evaluate later (loop.evaluate_every_steps) and on more "
+            "episodes, or choose another loop.objective"
+        )
+    return said

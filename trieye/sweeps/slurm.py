@@ -125,7 +125,7 @@ def script_of(directory: Path, indices: Sequence[int], asked: Asked, *, working_
     """
     tasks = [indices[begin : begin + asked.per_task] for begin in range(0, len(indices), asked.per_task)]
     directory = directory.resolve()
-    command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", str(directory)]
+    command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
     command += ["--at-once", str(asked.at_once)] if asked.at_once > 1 else []
     header = "\n".join(f"#SBATCH --{option}" for option in _options(directory, len(tasks), asked))
     return f"""#!/bin/bash

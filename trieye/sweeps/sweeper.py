@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.hydra.typed import plugin_options
-from trieye.config.redaction import redacted_text
+from trieye.config.redaction import HIDDEN, redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
@@ -25,9 +25,9 @@ from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.launcher import LauncherBody, Listed, new_record
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching, remarks
 from trieye.sweeps.spec import grid_of
-from trieye.sweeps.status import sum_up
+from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
 _NAMED = 10
@@ -110,12 +110,17 @@ class SweeperBody:
             raise ConfigurationError(
                 "nothing to search for: type KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c for what may vary"
             )
+        for axis in dimensions:
+            if len(axis.choices) > 1 and any(HIDDEN in redacted_text(f"{axis.key}={value}") for value in axis.choices):
+                raise ConfigurationError(
+                    f"{axis.key}: a search cannot vary a secret: drawn values are recorded, and secrets are not"
+                )
         return dimensions
 
     def _of_search(
         self, dimensions: Sequence[Dimension], record: SweepRecord, before: SweepRecord | None
     ) -> list[Done]:
-        del before  # what its jobs were is in their records
+        del before  # the records of its jobs tell what they tried
         search: Search = RandomSearch(dimensions, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(dimensions, self.options, record.mode)
@@ -150,6 +155,8 @@ class SweeperBody:
             record.write(self._directory)
         show_in_mlflow(self._directory, record)
         final_table(self._directory, record)
+        for remark in remarks(status_of(self._directory)) if record.grid is None else []:
+            say(remark)
 
     def _run(self, grid: Grid) -> list[Done]:
         if self._ours is not None:

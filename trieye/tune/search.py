@@ -16,12 +16,13 @@ from trieye.tune.trainable import INDEX
 
 @dataclass
 class _Asked:
-    """What a trial was told to try, and what it reached; None: it runs, or failed."""
+    """The values of a trial and its objective; None if it runs or failed."""
 
     index: int
     words: list[str]
     value: float | None = None
     has_ended: bool = False
+    is_pruned: bool = False
 
 
 class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
@@ -42,10 +43,10 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         self._dimensions, self._options, self._num = dimensions, options, num_trials
         self._best_is = mode
         self._trials: dict[str, _Asked] = {}
-        self._search: OptunaSearch | None = None
+        self._search: OptunaSearch | None = OptunaSearch(dimensions, options, mode)  # fails before anything starts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_search": None}  # which is made anew from what was tried
+        return {**vars(self), "_search": None}  # rebuilt from the trials
 
     def suggest(self, trial_id: str) -> Any:
         """Return the values of a new trial, with its number."""
@@ -61,9 +62,10 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         """Hear what a trial reached."""
         asked = self._trials[trial_id]
         value = None if error or result is None else result.get("best_objective", result.get(self.metric))
+        search = self._asked()
         asked.value, asked.has_ended = value, True
-        is_pruned = value is not None and not (result or {}).get("done", True)
-        self._asked().tell(asked.index, asked.words, value, is_pruned=is_pruned)
+        asked.is_pruned = value is not None and not (result or {}).get("done", True)
+        search.tell(asked.index, asked.words, value, is_pruned=asked.is_pruned)
 
     def save(self, checkpoint_path: str) -> None:
         """Write down what was tried."""
@@ -80,6 +82,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         if self._search is None:
             self._search = OptunaSearch(self._dimensions, self._options, self._best_is)
             for asked in self._trials.values():
+                self._search.resume(asked.index, asked.words)
                 if asked.has_ended:
-                    self._search.tell(asked.index, asked.words, asked.value, is_pruned=False)
+                    self._search.tell(asked.index, asked.words, asked.value, is_pruned=asked.is_pruned)
         return self._search
