@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import trieye
+from tests.moved import moved
 
 STEPS = 300
 KILLED = """
@@ -71,7 +72,7 @@ def killed_run(_killed, tmp_path):
     def make(*words, where="root"):
         root = tmp_path / where
         shutil.copytree(_killed(*words), root)
-        return root / "agents" / "runs" / "first"
+        return moved(root / "agents" / "runs" / "first")
 
     return make
 

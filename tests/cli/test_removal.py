@@ -1,3 +1,4 @@
+import shutil
 import time
 
 import pytest
@@ -146,3 +147,83 @@ def test_what_is_mistyped_is_named_with_what_is_allowed(words, named, make_run, 
     assert code in {1, 2}
     assert named in said
     assert run_dir.exists()
+
+
+def test_deleting_a_copy_leaves_the_mlflow_run_and_the_mirror_of_the_original(make_run, tmp_path, trieye_command):
+    everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
+    original = make_run("first", **everywhere)
+    beside = shutil.copytree(original, original.with_name("first_backup"))
+    same_name = shutil.copytree(original, tmp_path / "other" / "agents" / "runs" / "first")
+    shutil.copytree(original.parents[1] / "mlruns", same_name.parents[1] / "mlruns")
+    no_layout = shutil.copytree(original, tmp_path / "backup")
+    before = contents(original), contents(tmp_path / "mirror")
+    for copy in (beside, same_name, no_layout):
+        code, output = trieye_command("rm", str(copy), "--yes")
+        assert (code, copy.exists()) == (0, False), output
+        assert (contents(original), contents(tmp_path / "mirror")) == before
+        assert [run.info.run_name for run in mlflow_runs(original)[1]] == ["first"]
+        if copy == beside:
+            assert "agents/first_backup" in output
+    assert [run.info.run_name for run in mlflow_runs(same_name)[1]] == ["first"]
+    code, output = trieye_command("rm", "first", "--yes")
+    assert (code, mlflow_runs(original)[1], contents(tmp_path / "mirror")) == (0, [], {}), output
+
+
+def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_its_mirror(make_run, tmp_path, trieye_command):
+    everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
+    original = make_run("first", **everywhere)
+    renamed = original.rename(original.with_name("renamed"))
+    copy = shutil.copytree(renamed, original.with_name("copy"))
+    before = contents(tmp_path / "mirror")
+    code, output = trieye_command("rm", "copy", "--yes")
+    assert (code, copy.exists(), contents(tmp_path / "mirror")) == (0, False, before), output
+    assert len(mlflow_runs(original)[1]) == 1
+    code, output = trieye_command("rm", "renamed", "--yes")
+    assert (code, renamed.exists(), contents(tmp_path / "mirror")) == (0, False, {}), output
+    assert mlflow_runs(original)[1] == []
+
+
+def test_an_mlflow_run_that_belongs_to_another_directory_is_not_deleted(make_run, trieye_command):
+    mlflow = {"sinks": {"mlflow": {"enabled": True}}}
+    first, second = make_run("first", **mlflow), make_run("second", **mlflow)
+    record = RunRecord.read(first / "run.json")
+    record.mlflow_run_id = RunRecord.read(second / "run.json").mlflow_run_id
+    record.save(first / "run.json")
+    code, output = trieye_command("rm", "first", "--yes")
+    assert (code, first.exists()) == (0, False), output
+    assert sorted(run.info.run_name for run in mlflow_runs(second)[1]) == ["first", "second"]
+    assert f"mlflow runs delete --run-id {record.mlflow_run_id}" in output
+
+
+def test_a_symbolic_link_to_a_run_is_not_deleted_in_place_of_the_run(make_run, tmp_path, trieye_command):
+    run_dir = make_run("first")
+    (run_dir.parent / "link").symlink_to(run_dir)
+    (tmp_path / "outside").symlink_to(run_dir)
+    for name in ("link", "agents/link", str(tmp_path / "outside")):
+        code, output = trieye_command("rm", name, "--yes")
+        assert (code, str(run_dir) in output) == (2, True)
+    assert left(tmp_path) == {"first", "link"}
+
+
+@pytest.mark.parametrize("command", ["close", "rebuild"])
+def test_a_copy_is_neither_closed_nor_rebuilt_into_the_mlflow_run_of_the_original(command, make_run, trieye_command):
+    original = make_run("first", sinks={"tensorboard": {"enabled": True}})
+    copy = shutil.copytree(original, original.with_name("copy"))
+    before = contents(copy)
+    code, output = trieye_command(command, "copy")
+    assert (code, str(original) in output, "trieye fork" in output) == (2, True, True), output
+    assert contents(copy) == before
+
+
+def test_a_run_from_another_machine_is_claimed_before_it_is_closed(make_run, trieye_command):
+    run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
+    record = RunRecord.read(run_dir / "run.json")
+    away = {"host": "elsewhere", "path": "/elsewhere/agents/runs/first", "inode": record.owner.inode + 1}
+    record.owner = record.owner.model_copy(update=away)
+    record.save(run_dir / "run.json")
+    code, output = trieye_command("rebuild", "first")
+    assert (code, f"trieye claim {run_dir}" in output) == (2, True), output
+    assert trieye_command("claim", "first")[0] == 0
+    assert trieye_command("rebuild", "first")[0] == 0
+    assert trieye_command("rm", "first", "--yes")[0] == 0
+    assert mlflow_runs(run_dir)[1] == []

@@ -61,8 +61,8 @@ def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_seen(r
 
 def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_of_it_is_an_error(run):
     local = LocalRun(run.paths)
-    local.keep(MirrorRecord(owner="me", generation=4))
-    assert (local.record().owner, local.record().generation) == ("me", 4)
+    local.keep(MirrorRecord(note="words", generation=4))
+    assert (local.record().note, local.record().generation) == ("words", 4)
     (local.directory / "known.json").write_bytes(b"{")
     with pytest.raises(SerializationError, match=r"known.json, which says what this directory has mirrored"):
         restore_run(run.paths, run.url)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.curves import curves_in_tensorboard, record_of
-from tests.damage import cut, flip
+from tests.curves import record_of
+from tests.damage import contents, cut, flip
 from tests.drop_in import training_state
 from tests.waiting import wait_until
 from trieye.checkpoints.directory import HUB_NAME
@@ -93,17 +93,30 @@ def test_a_run_that_was_moved_to_another_root_and_renamed_goes_on(make_config, t
     assert str(tmp_path / "disk") in (after.resumed_from or "")
 
 
-def test_a_copy_of_a_run_in_another_root_goes_on_and_leaves_the_first_alone(make_config, tmp_path):
-    config = make_config(sinks={"tensorboard": {"enabled": True}})
+def test_a_copy_of_a_run_in_another_root_is_refused_and_nothing_changes(make_config, tmp_path):
+    settings = {"sinks": {"mlflow": {"enabled": True}}}
+    mirror = {"mirror": f"file://{tmp_path}/mirror"}
+    config = make_config(**settings, persistence=mirror)
     train(config, 5)
     shutil.copytree(tmp_path / "root", tmp_path / "copy")
-    sizes = {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()}
-    copied = make_config(
-        sinks={"tensorboard": {"enabled": True}}, persistence={"root_data_dir": str(tmp_path / "copy")}
-    )
-    assert train(copied, 9) == (5, 5.0)
-    assert {path: path.stat().st_size for path in (tmp_path / "root").rglob("*") if path.is_file()} == sizes
-    assert [step for step, _ in curves_in_tensorboard(run_dir_of(copied))["loss"]] == list(range(1, 10))
+    before = {part: contents(tmp_path / part) for part in ("root", "mirror", "copy/app/mlruns")}
+    copied = make_config(**settings, persistence={"root_data_dir": str(tmp_path / "copy"), **mirror})
+    record = record_of(run_dir_of(copied))
+    with pytest.raises(ConfigurationError, match=r"a copy of run 'run'.*trieye fork"):
+        train(copied, 9)
+    assert {part: contents(tmp_path / part) for part in before} == before
+    assert record_of(run_dir_of(copied)) == record
+    assert train(config, 9) == (5, 5.0)
+
+
+def test_a_copy_is_refused_while_the_original_can_be_found_under_another_name(make_config):
+    config = make_config()
+    train(config, 5)
+    copy = shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("copy"))
+    original = run_dir_of(config).rename(copy.with_name("renamed"))
+    with pytest.raises(ConfigurationError, match=f"a copy of run 'renamed' .{original}"):
+        train(make_config(run_name="copy"), 9)
+    assert train(make_config(run_name="renamed"), 9) == (5, 5.0)
 
 
 def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itself(make_config):

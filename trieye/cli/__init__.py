@@ -30,6 +30,7 @@ COMMANDS = {
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",
     "rebuild": "write the sinks of a run anew, from its history",
+    "claim": "record where a run was moved to",
     "rm": "delete runs: directory, MLflow run and mirror together",
     "prune": "delete the old runs of an app, but for the best",
     "import": "make runs of what TensorBoard, MLflow or wandb hold",

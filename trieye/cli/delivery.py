@@ -13,7 +13,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
-from trieye.files.run_record import RunRecord, RunStatus
+from trieye.files.run_record import RunRecord, RunStatus, require_owner
 from trieye.hub.directory import HubFiles
 from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import AttemptMark
@@ -33,10 +33,12 @@ def idle_run(run_dir: Path) -> tuple[RunRecord, TrieyeConfig]:
     """Return the record of a run that nobody writes to, and its config for the directory in which it is now.
 
     Raises:
-        ConfigurationError: It is no run, or its config cannot be read.
+        ConfigurationError: It is no run, its config cannot be read, or it may be a copy of another run.
         RunLockedError: A process writes to it.
     """
-    record, config = _record(run_dir), config_of(run_dir)
+    record = _record(run_dir)
+    require_owner(record, run_dir)
+    config = config_of(run_dir)
     for lock in ("run.lock", "hub.lock"):
         RunLock.check(run_dir / lock)
     return record, config

@@ -130,7 +130,7 @@ class FoundRun:
         status: State = "LOST" if record.status == "RUNNING" and not alive else record.status
         # only a run that was closed has its metrics in its run.json
         summary = record.summary if record.summary and not alive else _published(run_dir) or record.summary
-        loop = _loop_of(run_dir)
+        loop = loop_of(run_dir)
         judged, which = metric or loop.objective, mode or loop.mode
         until = record.ended or (time.time() if alive else _last_sign(run_dir, record.started))
         fork = record.forked_from
@@ -315,7 +315,7 @@ def _directories(directory: Path) -> list[Path]:
 
 
 def _published(run_dir: Path) -> dict[str, dict[str, float | None]]:
-    """Return what the hub of a run that was not closed published last."""
+    """Return last value, extremes and step of each metric as the hub published them last, also for a killed run."""
     from trieye.hub.status import read_status
 
     with suppress(JournalError, OSError, ValueError):
@@ -324,7 +324,8 @@ def _published(run_dir: Path) -> dict[str, dict[str, float | None]]:
     return {}
 
 
-def _loop_of(run_dir: Path) -> _Loop:
+def loop_of(run_dir: Path) -> _Loop:
+    """Return objective and mode from the config of a run; the defaults if it cannot be read."""
     try:
         return _read_config((run_dir / CONFIGS).read_bytes()).loop
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

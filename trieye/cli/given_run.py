@@ -17,23 +17,28 @@ MAX_SHOWN = 10
 
 
 def find_run(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
-    """Return the absolute directory of a run, of which links are followed: its names are those on the disk.
+    """Return the absolute directory of a run; symbolic links are resolved, see `find_entry`."""
+    return find_entry(given, root, marks=marks).resolve()
+
+
+def find_entry(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
+    """Return the directory of a run, or a symbolic link to one, as it was named.
 
     Args:
         given: Its directory, or its name below `root`.
         root: Directory of all apps.
-        marks: What tells the directory of a run from another one: it has one of these.
+        marks: Files that identify the directory of a run: it has at least one of them.
 
     Raises:
         ConfigurationError: There is no such run, or there are several; the message names those that there are.
     """
     path = Path(given)
     if any((path / mark).exists() for mark in marks):
-        return path.resolve()
+        return path
     runs = sorted({found.parent for mark in marks for found in root.glob(f"*/*/*/{mark}")})
     found = [run for run in runs if given in {_full_name(run), run.name}]
     if len(found) == 1:
-        return found[0].resolve()
+        return found[0]
     if found:
         names = [_full_name(run) for run in found]
         shown = names if len(set(names)) == len(names) else [str(run) for run in found]

@@ -2,13 +2,14 @@
 
 Delete runs: the directory, the copy in the mirror, and the run in MLflow, which its trash keeps until `mlflow gc`.
 
-What is to be deleted is shown with its size, and then you are asked. A run that is alive is never deleted. Checkpoints
-that another run went on from stay with that run.
+The command lists directories and sizes, then asks for confirmation. It never deletes a run that is alive. A copy of a
+run does not own the MLflow run and the mirror of the original, so only its directory is deleted. Checkpoints that
+another run started from stay with that run.
 
 Examples:
   trieye rm first
   trieye rm my_agent/first my_agent/second --dry-run
-  trieye rm first second --yes                        without a question, for scripts
+  trieye rm first second --yes                        without confirmation, for scripts
 """
 
 import argparse
@@ -26,9 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the runs that were named, if all of them can be."""
-    from trieye.cli.given_run import find_run
-    from trieye.cli.removal import Removal, carry_out
+    """Delete the named runs, if all of them can be deleted."""
+    from trieye.cli.removal import Removal, carry_out, named_directory
 
-    found = dict.fromkeys(find_run(name, options.root) for name in options.run_names)
-    return carry_out([Removal.of(run_dir) for run_dir in found], options)
+    directories = dict.fromkeys(named_directory(name, options.root) for name in options.run_names)
+    return carry_out([Removal.of(directory, options.root) for directory in directories], options)

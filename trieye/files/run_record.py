@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
+from trieye.files.owner import Owner
 from trieye.files.run_files import RUN_RECORD, RunFiles
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class RunRecord(BaseModel):
         git_sha: Commit of the code.
         axis: What its steps count, `loop.axis`.
         summary: The metrics so far.
+        owner: The directory that the MLflow run and the mirror belong to; None until an attempt starts here, for
+            example after a restore from the mirror.
     """
 
     # a later version may add fields, and an older one must still be able to read who the run is
@@ -131,6 +134,7 @@ class RunRecord(BaseModel):
     git_sha: str | None = None
     axis: str = "step"
     summary: dict[str, MetricSummary] = Field(default_factory=dict)
+    owner: Owner | None = None
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -162,6 +166,30 @@ class RunRecord(BaseModel):
         except OSError as error:
             raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
 
+    def copy_of(self, run_dir: Path) -> Path | None:
+        """Return the directory that `run_dir`, which has this record, is a copy of; None if none can be found."""
+        if self.owner is None or self.owner.is_at(run_dir, is_path_free=False):
+            return None
+        for original in filter(None, (Path(self.owner.path), self.owner.renamed())):
+            try:
+                record = RunRecord.read(original / RUN_RECORD)
+                if record is not None and record.run_id == self.run_id:
+                    return None if original.samefile(run_dir) else original
+            except (OSError, SerializationError):
+                continue
+        return None
+
+    def refusal(self, run_dir: Path) -> str | None:
+        """Return why `run_dir`, which has this record, does not own the MLflow run and the mirror; None if it does."""
+        if self.owner is None:
+            return f"its {RUN_RECORD} does not record which directory owns them"
+        original = self.copy_of(run_dir)
+        if original is not None:
+            return f"it is a copy of {original}, which owns them"
+        if self.owner.is_at(run_dir, is_path_free=True):
+            return None
+        return f"its {RUN_RECORD} names {self.owner.path} on {self.owner.host} as their owner, which cannot be checked"
+
     def has_shown(self, tensorboard_dir: Path) -> bool:
         """Tell whether a sink was opened in some attempt; the journal knew of that attempt before."""
         return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
@@ -184,26 +212,67 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
             was there.
 
     Raises:
-        ConfigurationError: The run is a copy of one that lies beside it: both would write to the same MLflow run.
+        ConfigurationError: The directory is a copy of the run, or it cannot be told whether it is one.
         SerializationError: The file is there and cannot be read, or cannot be written.
     """
     given = {name: value for name, value in details.items() if value is not None}
     earlier = RunRecord.read(path)
-    if earlier is not None and earlier.run_name != run_name:
-        _check_no_copy(path, earlier, run_name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if earlier is not None:
+        require_owner(earlier, path.parent, accept_move=True)
     record = _new(app_name, run_name, given) if earlier is None else _next_attempt(earlier, app_name, run_name, given)
+    if record.owner is None or not record.owner.is_exactly(path.parent):
+        record.owner = Owner.of(path.parent)
     record.save(path)
     return record
 
 
-def _check_no_copy(path: Path, record: RunRecord, run_name: str) -> None:
-    """Tell a run that was renamed, which goes on, from one that was copied, whose identity is taken."""
-    first = RunRecord.read(path.parent.parent / record.run_name / path.name)
-    if first is not None and first.run_id == record.run_id:
+def require_owner(record: RunRecord, run_dir: Path, *, accept_move: bool = False) -> None:
+    """Raise unless a directory may write to the MLflow run and the mirror of its run.
+
+    Args:
+        record: Its run.json.
+        run_dir: The directory.
+        accept_move: Accept it as well if the recorded directory is gone, as after a move to another file system.
+
+    Raises:
+        ConfigurationError: The directory is a copy, or it cannot be told whether it is one.
+    """
+    refusal = record.refusal(run_dir)
+    if refusal is None or record.owner is None:
+        return
+    _refuse_copy(record, run_dir)
+    if accept_move and record.owner.is_gone():
+        return
+    raise ConfigurationError(
+        f"{run_dir} may be a copy, which must not write to the MLflow run and the mirror of the run: {refusal}; "
+        f"if the run was moved here, run `trieye claim {run_dir}`"
+    )
+
+
+def claim(run_dir: Path) -> None:
+    """Record a directory as the owner of the MLflow run and the mirror of its run; the caller holds its locks.
+
+    Raises:
+        ConfigurationError: It is a copy of a run that still exists, or no run.
+        SerializationError: Its run.json cannot be read or written.
+    """
+    record = RunRecord.read(run_dir / RUN_RECORD)
+    if record is None:
+        raise ConfigurationError(f"{run_dir} is no run: it has no {RUN_RECORD}")
+    _refuse_copy(record, run_dir)
+    if record.refusal(run_dir) is not None:
+        record.owner = Owner.of(run_dir)
+        record.save(run_dir / RUN_RECORD)
+
+
+def _refuse_copy(record: RunRecord, run_dir: Path) -> None:
+    original = record.copy_of(run_dir)
+    if original is not None:
         raise ConfigurationError(
-            f"run_name={run_name}: {path.parent} is a copy of run {first.run_name!r} beside it, with its identity: "
-            "both would write to one MLflow run; to begin another run from its state, choose another run_name and "
-            f"persistence.load_checkpoint_path={first.run_name}:latest"
+            f"{run_dir} is a copy of run {original.name!r} ({original}): both would write to one MLflow run and one "
+            f"mirror; to start a run of its own from this state, use `trieye fork {run_dir}`, or another run_name with "
+            f"persistence.load_checkpoint_path={original.name}:latest"
         )
 
 

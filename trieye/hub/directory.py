@@ -169,6 +169,7 @@ class HubFiles:
             mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
             tags={**redacted(self._config.tags), **({"trieye.sweep": self.record.group} if self.record.group else {})},
             group=self.record.group,
+            owner=None if self.record.owner is None else self.record.owner.token,
         )
 
     def note_mlflow_run_id(self, run_id: str) -> None:

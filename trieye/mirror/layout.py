@@ -101,11 +101,11 @@ class MirroredFile(FileEntry):
 
 
 class StateMark(BaseModel):
-    """Says that a state of the run is complete: who it is, its journal, its history.
+    """Marks a state of the run as complete: its identity, its journal, its history.
 
     Attributes:
         generation: Counts the states of the run, over all machines.
-        owner: The directory that the upload copied; the run has another one on another machine.
+        owner: Token of the directory that the upload copied, `owner` of its `run.json`.
         run_id: Identity of the run.
         attempt: Number of the attempt.
         written: Unix time in seconds.

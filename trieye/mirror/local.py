@@ -33,10 +33,9 @@ _PREFIX = {CHECKPOINTS: CHECKPOINT_PREFIX, BUFFERS: BUFFER_PREFIX}
 
 
 class MirrorRecord(BaseModel):
-    """What the directory of a run has written down about its mirror, because no listing of the mirror shows it.
+    """State of the mirror that the directory of a run records, because no listing of the mirror shows it.
 
     Attributes:
-        owner: Tells this directory from others that the run lived in.
         generation: The newest state of the mirror that this directory wrote, or began with.
         elsewhere: What the mirror has of the run and this directory never had, the oldest first.
         note: Words about a restore that the mirror logs when the run opens.
@@ -45,7 +44,6 @@ class MirrorRecord(BaseModel):
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
-    owner: str = Field(default_factory=lambda: secrets.token_hex(16))
     generation: int = Field(default=0, ge=0)
     elsewhere: SaveKeys = Field(default_factory=list)
     note: str | None = None

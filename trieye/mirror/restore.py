@@ -116,6 +116,8 @@ class _Restore:
                 _get(self._store, file.key, directory / name, file)
             if (run := RunRecord.read(directory / RUN_RECORD)) is None or run.run_id != state.run_id:
                 raise CheckpointError("its run.json is not that of the run")
+            run.owner = None  # the next attempt here becomes the owner; a restore for reading does not
+            run.save(directory / RUN_RECORD)
             checkpoint, elsewhere = self._bring_saves(state)
             self._move_history(directory / HISTORY)
             words = self._words(state, checkpoint, newest)

@@ -29,6 +29,10 @@ class MirrorStore:
         url: An address that `check_mirror_url` allows.
         *inside: Names below it, each one level.
 
+    Attributes:
+        url: The address.
+        address: The address with the names.
+
     Raises:
         ConfigurationError: The package that it needs is missing, or cannot be used.
     """
@@ -45,6 +49,7 @@ class MirrorStore:
         except Exception as error:  # the border to the library, which imports and configures others
             raise ConfigurationError(f"persistence.mirror={url}: it cannot be used: {_words(error)}") from error
         self.url = url
+        self.address = posixpath.join(url, *inside)
         self._is_local = is_local
         self._root = posixpath.join(root, *inside)
 

@@ -31,6 +31,9 @@ from trieye.mirror.store import MirrorStore
 
 logger = logging.getLogger(__name__)
 
+UNOWNED = "0" * 32
+"""Owner of a state that was uploaded from a directory whose `run.json` records none."""
+
 KEPT_STATES = 2
 """Complete states that stay: a damaged one must not be the only one."""
 
@@ -52,6 +55,7 @@ class MirrorUpload:
     def __init__(self, store: MirrorStore, local: LocalRun, check: Callable[[], None]) -> None:
         self._store, self._local, self._check = store, local, check
         self._record = local.record()
+        self._owner = _owner_of(local)
         self._index: dict[str, int] = {}
         self._is_connected = False
         self._states: list[StateMark] = []
@@ -109,7 +113,7 @@ class MirrorUpload:
                 f"the mirror {url} holds another run of the name {name!r} ({state.run_id}), so this one is not "
                 "mirrored; choose another run_name or persistence.mirror"
             )
-        if state.owner != self._record.owner and state.generation > self._record.generation:
+        if state.owner != self._owner and state.generation > self._record.generation:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
             raise RunLockedError(
                 f"run {name!r} went on in another directory: the mirror {url} has its attempt {state.attempt}, of "
@@ -160,14 +164,14 @@ class MirrorUpload:
                 return
             generation = self._next_generation()
             run = RunRecord.model_validate_json((directory / RUN_RECORD).read_bytes())
-            place = state_directory(generation, self._record.owner)
+            place = state_directory(generation, self._owner)
             files = {
                 name: MirroredFile(key=_state_key(place, name, crc32), size_bytes=size_bytes, crc32=crc32)
                 for name, (size_bytes, crc32) in sums.items()
             }
             mark = StateMark(
                 generation=generation,
-                owner=self._record.owner,
+                owner=self._owner,
                 run_id=run.run_id,
                 attempt=run.attempt,
                 written=time.time(),
@@ -287,6 +291,11 @@ class MirrorUpload:
         """Take note that something of the mirror is here now."""
         self._record.elsewhere = [other for other in self._record.elsewhere if other != key]
         self._local.keep(self._record)
+
+
+def _owner_of(local: LocalRun) -> str:
+    run = RunRecord.read(local.paths.run_record_path)
+    return UNOWNED if run is None or run.owner is None else run.owner.token
 
 
 def _state_key(place: str, name: str, crc32: int) -> str:

@@ -29,6 +29,7 @@ class RunInfo:
         mlflow_run_id: The MLflow run of earlier attempts, or None.
         tags: Tags given by the user.
         group: The sweep that the run belongs to, or None.
+        owner: Token of the directory of the run, or None if its `run.json` records no owner.
     """
 
     app_name: str
@@ -42,6 +43,7 @@ class RunInfo:
     mlflow_run_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     group: str | None = None
+    owner: str | None = None
 
 
 class Cursor(NamedTuple):

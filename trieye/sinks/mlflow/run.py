@@ -1,10 +1,12 @@
 """Which MLflow experiment and runs belong to a run and its sweep, and how MLflow takes names; the client is given."""
 
+import contextlib
 import getpass
 import hashlib
 import logging
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +19,9 @@ log = logging.getLogger("trieye.sinks")
 
 RUN_ID_TAG = "trieye.run_id"
 """Tag that finds the MLflow run again when the answer to its creation was lost."""
+
+OWNER_TAG = "trieye.owner"
+"""Tag with the token of the directory that the MLflow run belongs to."""
 
 SWEEP_TAG = "trieye.sweep"
 """Tag with the sweep of a run; members of a sweep and their parent have it."""
@@ -111,32 +116,68 @@ def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     return str(created.info.run_id)
 
 
+def is_owned_by(owner: str, uri: str, mlflow_run_id: str, run_id: str) -> bool:
+    """Return True if an MLflow run exists and names a run and a directory as its own.
+
+    Args:
+        owner: Token of the directory.
+        uri: The store or server.
+        mlflow_run_id: The MLflow run.
+        run_id: Identity of the run.
+
+    Raises:
+        ConfigurationError: The URI of the store needs a password, and none is configured.
+        TrieyeError: MLflow does not answer.
+    """
+    run = _get_run(uri, mlflow_run_id)
+    return run is not None and (run.data.tags.get(RUN_ID_TAG), run.data.tags.get(OWNER_TAG)) == (run_id, owner)
+
+
 def delete_run(uri: str, run_id: str) -> None:
-    """Put an MLflow run into MLflow's trash; one that is not there any more is no error.
+    """Move an MLflow run to MLflow's trash; a missing or deleted run is no error.
 
     Args:
         uri: The store or server.
         run_id: The MLflow run.
 
     Raises:
-        ConfigurationError: The password of the store is written down nowhere.
+        ConfigurationError: The URI of the store needs a password, and none is configured.
         TrieyeError: MLflow does not answer, or refuses.
     """
+    run = _get_run(uri, run_id)
+    if run is not None and run.info.lifecycle_stage != "deleted":
+        with _explained(uri, run_id, "deleted"):
+            _client(uri).delete_run(run_id)
+
+
+def _get_run(uri: str, run_id: str) -> Any:
     mlflow_store.require_password(uri)
     database = mlflow_store.database_of(uri)
     if database is not None and not database.exists():  # MLflow would make one
-        return
+        return None
+    with _explained(uri, run_id, "read"):
+        try:
+            return _client(uri).get_run(run_id)
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+
+
+def _client(uri: str) -> Any:
     from mlflow import MlflowClient
 
     mlflow_store.prepare_client(uri)
-    client = MlflowClient(tracking_uri=uri)
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextlib.contextmanager
+def _explained(uri: str, run_id: str, verb: str) -> Iterator[None]:
     try:
-        if client.get_run(run_id).info.lifecycle_stage != "deleted":
-            client.delete_run(run_id)
+        yield
     except Exception as error:  # the border to MLflow
-        if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
-            reason = redacted_text(str(error)).partition("\n")[0]
-            raise TrieyeError(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be deleted: {reason}") from error
+        reason = redacted_text(str(error)).partition("\n")[0]
+        raise TrieyeError(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be {verb}: {reason}") from error
 
 
 def sweep_parent(client: Any, experiment_id: str, group: str) -> str:

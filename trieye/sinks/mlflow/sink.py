@@ -104,7 +104,8 @@ class MlflowSink:
         self.run_id = run_id
         if self._on_run_id is not None:
             self._on_run_id(run_id)
-        self.set_tags({**run.tags, **self._sweep_tags(run)})
+        owner = {} if run.owner is None else {mlflow_run.OWNER_TAG: run.owner}
+        self.set_tags({**run.tags, **self._sweep_tags(run), **owner})
         if self._system_metrics_interval_s is not None and self._system_metrics is None:
             self._system_metrics = self._start_system_metrics(self._system_metrics_interval_s)
 

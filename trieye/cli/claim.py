@@ -1,0 +1,38 @@
+"""`trieye claim`: record where a run was moved to.
+
+Record the directory of a run as the owner of its MLflow run and its mirror.
+
+A run writes to its MLflow run and its mirror from one directory only, so that a copy of it cannot damage them. A
+directory that was renamed is recognized. After a move to another file system or another machine, this command tells
+trieye that the directory is the run, and no copy of it. A copy whose original still exists is refused; use
+`trieye fork` to start a run of its own from its state.
+
+Examples:
+  trieye claim first
+  trieye claim .trieye_data/my_agent/runs/*             all runs of an app
+"""
+
+import argparse
+
+from trieye.cli.arguments import add_root
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    parser.add_argument(
+        "run_names", metavar="RUN", nargs="+", help="directories of runs, or names below --root: run or app/run"
+    )
+    add_root(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record the named directories as owners."""
+    from trieye.cli.given_run import find_run
+    from trieye.files.run_record import claim
+    from trieye.process.lock import RunLock
+
+    for run_dir in dict.fromkeys(find_run(name, options.root) for name in options.run_names):
+        with RunLock(run_dir / "run.lock"), RunLock(run_dir / "hub.lock"):
+            claim(run_dir)
+        print(f"{run_dir} owns the MLflow run and the mirror of run {run_dir.name!r}")
+    return 0
