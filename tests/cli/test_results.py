@@ -360,3 +360,29 @@ def test_a_diverged_run_of_another_program_does_not_win_before_or_after_its_impo
     for found in (before, after):
         shown = [(group["label"], group.get("diverged"), group["iqm"]["value"]) for group in found["groups"]]
         assert shown == [("sound_1", 0, 5.0), ("bad_1", 1, None)]
+
+
+# which runs count
+
+
+def test_apps_with_equal_parameters_are_two_rows_and_dropped_runs_are_counted(results, as_json, tmp_path):
+    root = tmp_path / "root"
+    for app, value in (("strong", 96.6), ("weak", 29.7)):
+        make_run(root, "first", [value], app=app)
+    make_run(root, "second", [50.0], app="weak")
+    held = as_json("table", place=root)
+    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("strong", 96.6), ("weak", 50.0)]
+    _, out, err = results("table", place=root)
+    assert ("strong" in out, "weak" in out) == (True, True)
+    assert "1 of 3 runs are not counted" in err
+    assert "weak/runs/first: not counted" in err
+    assert main(["results", "export", str(root), "-o", str(tmp_path / "points.parquet")]) == 0
+    assert set(pq.read_table(tmp_path / "points.parquet")["app"].to_pylist()) == {"strong", "weak"}
+
+
+def test_a_run_and_its_repetition_that_are_both_named_are_two_rows(as_json, tmp_path):
+    first, second = (make_run(tmp_path / "root", name, [value]) for name, value in (("first", 1.0), ("second", 2.0)))
+    held = as_json("table", second, place=first)
+    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("second", 2.0), ("first", 1.0)]
+    (chosen,) = as_json("select", second, place=first)["groups"]
+    assert chosen["best"] == "second"

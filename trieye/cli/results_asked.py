@@ -21,6 +21,7 @@ from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
+from trieye.results.selection import NOT_COUNTED
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
 _MOST_PROBLEMS = 10
@@ -135,6 +136,12 @@ class Asked:
                     markup=False,
                 )
         problems = self.results.problems
+        if num_dropped := sum(f": {NOT_COUNTED}: " in text for text in problems):
+            console.print(
+                f"{num_dropped} of {len(self.results)} runs are not counted: a newer or finished run has the same app, "
+                "config and seed; to show such a run, too, name it itself",
+                style="yellow",
+            )
         for text in problems[:_MOST_PROBLEMS]:
             console.print(text, style="yellow", markup=False)
         if len(problems) > _MOST_PROBLEMS:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,7 @@ class Groups:
             key for key in selection.compared_by(runs) if key != task_key
         ]
         results = results.told_apart([key for key in keys if not is_seed(key)])
+        attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
         found: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
@@ -126,14 +128,15 @@ class Groups:
             if keys and all(value is selection.MISSING for value in held.values()):  # a run of another program
                 values[""] = _name_of(first)
                 name = (values[""],)
+            own = {key: results.configs[number][key] for key in attributes}
+            values, name = values | own, (*name, *own.values())
             _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
-        labels = [_label(values, keys) for values, _ in found.values()]
-        if not keys:
-            labels = [runs[0].name if len(runs) == 1 else "all runs"]
-        return cls(
-            results, labels, [held for held, _ in found.values()], [rows for _, rows in found.values()], tasks, keys
-        )
+        labels = [_label(values, keys, attributes) for values, _ in found.values()]
+        if len(runs) == 1 and not keys:
+            labels = [runs[0].name]
+        values_of, rows_of = zip(*found.values(), strict=True)
+        return cls(results, labels, values_of, rows_of, tasks, [*keys, *attributes])
 
     @classmethod
     def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "Groups"]:
@@ -350,15 +353,16 @@ def _name_of(run: Any) -> str:
     return f"{run.app} {run.params['tb_log_name']}" if "tb_log_name" in run.params else str(run.app)
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str]) -> str:
+    own = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
     if "" in values:
-        return str(values[""])
-    if len(keys) == 1 and isinstance(values[keys[0]], str):
-        return str(values[keys[0]])
-    held = [(key.rpartition(".")[2], value) for key, value in values.items() if value is not None]
-    shown = [f"{key}={_shown(value)}" for key, value in held[:_MAX_KEYS]]
-    return " ".join(shown) + (" ..." if len(held) > _MAX_KEYS else "")
+        return " ".join([str(values[""]), *own])
+    if len([*keys, *attributes]) == 1 and isinstance(only := next(iter(values.values())), str):
+        return _shown(only)
+    held = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
+    shown = [f"{key}={_shown(value)}" for key, value in held[:_MAX_KEYS]] + ["..."] * (len(held) > _MAX_KEYS)
+    return " ".join(shown + own) or ("other runs" if attributes else "all runs")
 
 
 def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix(f"{Path.cwd()}/")

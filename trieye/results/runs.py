@@ -74,6 +74,7 @@ class StoredRun:
         job: Its number there.
         varied: What varies in its sweep, by key, such as the choice of a config group, which is no parameter.
         place: What was given to `load`, where it was found.
+        is_named: Whether `load` was given this run itself, not a directory with several runs.
     """
 
     path: str
@@ -91,6 +92,12 @@ class StoredRun:
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     place: str = ""
+    is_named: bool = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it ran to its end, as far as its store tells."""
+        return self.status not in {"FAILED", "KILLED", "RUNNING"}
 
 
 def typed(text: str) -> Any:
