@@ -240,17 +240,6 @@ class Groups:
         values = self._values(scoring)
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
 
-    def stacked(self, scoring: Scoring) -> Floats:
-        """Return the scores of all groups, `[group, seed, task]`; NaN also where a group has fewer seeds than another.
-
-        Raises:
-            ConfigurationError: No run has the metric, or a group has several configs.
-        """
-        scores = self.scores(scoring)
-        num = max(len(held) for held in scores)
-        fill = [np.full((num - len(held), *held.shape[1:]), np.nan) for held in scores]
-        return np.stack([np.concatenate([held, rest]) for held, rest in zip(scores, fill, strict=True)])
-
     def sensitivity(
         self, key: str, scoring: Scoring, stat: Aggregate = "iqm", *, mode: Mode = "max", confidence: float = 0.95
     ) -> tuple[Setting, ...]:
@@ -271,7 +260,7 @@ class Groups:
         if not any(params):
             return ()
         return hyperparameters.sensitivity(
-            self.stacked(scoring),
+            self.scores(scoring),
             params,
             key,
             stat,
