@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 
 import trieye
-from tests.results.runs_of import make_run
+from tests.results.runs_of import config, make_run
 from trieye.cli import main
 from trieye.integrations.opening import adopted_config
 from trieye.results import load
@@ -406,3 +406,63 @@ def test_configs_with_fewer_seeds_miss_as_many_runs_in_a_selection_as_in_a_table
     table = {group["label"]: group["iqm"] for group in as_json("table", place=root)["groups"]}
     (chosen,) = as_json("select", place=root)["groups"]
     assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
+
+
+def test_the_median_of_one_task_is_that_of_its_runs_and_no_two_columns_have_one_name(results, as_json, tmp_path):
+    words = ("--by", "algo", "--last", "1", "--stat", "median")
+    held = {group["label"]: group for group in as_json("table", *words)["groups"]}
+    near(held["ppo"]["run_median"], aggregate(SCORES["ppo"], "run_median"))
+    _, out, _ = results("table", *words)
+    (heading,) = [line for line in out.splitlines() if "median" in line]
+    assert heading.count("median") == 1
+    for seed, rate, score in ((0, 0.1, 1.0), (1, 0.1, 9.0), (2, 0.1, 2.0), (0, 0.2, 5.0), (1, 0.2, 7.0), (2, 0.2, 0.0)):
+        make_run(tmp_path / "root", f"r{rate}-{seed}", [score], seed=seed, agent={"lr": rate})
+    _, out, _ = results("table", "--task", "lr", "--stat", "run_median", place=tmp_path / "root")
+    (heading,) = [line for line in out.splitlines() if "median" in line]
+    names = [name.strip() for name in heading.split("  ") if "median" in name]
+    assert sorted(names) == ["median", "run median"]
+
+
+def test_ranges_for_some_of_the_tasks_are_refused_with_the_tasks_that_lack_one(results, tmp_path):
+    for number, rate in enumerate((0.1, 0.2, 0.3)):
+        make_run(tmp_path / "root", f"r{number}", [1.0 + number], agent={"lr": rate})
+    words = ("table", "--task", "lr", "--range", "0.1=0:10")
+    code, _, err = results(*words, place=tmp_path / "root")
+    assert code == 2
+    assert "0.2, 0.3 have no range" in err
+    code, _, err = results(*words, "--range", "0.2=0:10", "--range", "0.3=0:10", place=tmp_path / "root")
+    assert code == 0, err
+
+
+def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_command_that_closes_it(results, tmp_path):
+    root = tmp_path / "root"
+    with trieye.Run(config(root, "open", seed=1)) as run:
+        run.log({"eval/return": 3.0}, step=7)
+        run.flush()
+        killed = shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*"))
+    shutil.rmtree(run.dir)
+    code, _, err = results("table", "--metric", "eval/return", place=root)
+    assert code == 2
+    assert f"trieye close {killed}" in err
+    make_run(root, "whole", [1.0], seed=0)
+    code, out, err = results("table", place=root)
+    assert code == 0
+    assert "1 missing" in out
+    assert f"trieye close {killed}" in err
+    assert main(["close", str(killed)]) == 0
+    code, _, err = results("table", "--partial", place=root)
+    assert "trieye close" not in err
+
+
+@pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
+def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp_path):
+    shutil.copytree(made / "app", tmp_path / ".trieye_data/app")
+    (tmp_path / "app").mkdir()  # a package of the same name
+    out = {"export": ["-o", "points.csv"], "report": ["-o", "page.html"]}.get(action, [])
+    for names in (["dqn0", "app/dqn1"], ["app"]):
+        code, _, err = results(action, *names[1:], *out, place=names[0])
+        assert code == 0, err
+    code, _, err = results(action, *out, place="dqn7")
+    assert code == 2
+    assert "did you mean" in err
+    assert "dqn" in err

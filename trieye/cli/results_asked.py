@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from trieye.cli.arguments import DEFAULT_ROOT
+from trieye.cli.found_runs import find_place, own_roots
 from trieye.cli.given_sweep import directory_of
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate
@@ -59,8 +60,10 @@ class Asked:
 
     @property
     def stat(self) -> Aggregate:
-        """The figure of many runs."""
-        return cast("Aggregate", self.options.stat)
+        """The figure of many runs; the median of one task is that of its runs, since that of its mean is the mean."""
+        stat, task = cast("Aggregate", self.options.stat), self.options.task
+        is_one_task = task is None or len(self.results.split(task)) == 1
+        return "run_median" if stat == "median" and is_one_task else stat
 
     @property
     def intervals(self) -> dict[str, Any]:
@@ -149,13 +152,13 @@ class Asked:
 
 
 def places_of(options: argparse.Namespace) -> list[str]:
-    """Return the places that were given, else the newest sweep, else the only app.
+    """Return the places that the arguments name, else the newest sweep, else the only app.
 
     Raises:
-        ConfigurationError: There is no sweep here, and no app or several.
+        ConfigurationError: No place or several runs have that name; or no sweep is here, and no app or several.
     """
     if options.places:
-        return list(options.places)
+        return [_place_of(name) for name in options.places]
     try:
         return [str(directory_of(None))]
     except ConfigurationError:
@@ -166,6 +169,15 @@ def places_of(options: argparse.Namespace) -> list[str]:
             raise ConfigurationError(f"which runs? name a directory, such as one of {', '.join(apps)}") from None
         print(f"runs of {apps[0]}", file=sys.stderr)
         return apps
+
+
+def _place_of(name: str) -> str:
+    """Return the path of a place: names of apps come first, then paths and addresses, then names of runs and sweeps."""
+    path, roots = Path(name).expanduser(), own_roots()
+    is_app = path.name == name and any((root / name).is_dir() for root in roots)
+    if not is_app and (path.exists() or "://" in name or name.startswith("sqlite:")):
+        return name
+    return str(find_place(name, roots)).removeprefix(f"{Path.cwd()}/")
 
 
 def chosen(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

@@ -31,7 +31,7 @@ class Scoring:
         steps: Instead, the points of a run's last so many steps.
         partial: Whether runs count that have not come to their end.
         finite: Whether diverged runs count, with their last finite points, and rank as the others do.
-        ranges: Lowest and highest score of a task, which become 0 and 1; other tasks stay as they are.
+        ranges: Lowest and highest score of each task, which become 0 and 1; None: scores stay as they are.
     """
 
     metric: Metric
@@ -56,13 +56,20 @@ class Scoring:
         """Return values `[seed, task, ...]` in the ranges of their tasks.
 
         Raises:
-            ConfigurationError: A range is of no task, or empty.
+            ConfigurationError: A range is of no task, or empty, or a task has none although another one has.
         """
         for task, (low, high) in (self.ranges or {}).items():
             if task not in tasks:
                 raise ConfigurationError(f"range of {task}: there is no such task{did_you_mean(task, tasks)} ({tasks})")
             if not low < high:
                 raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
+        missing = [task for task in tasks if task not in (self.ranges or {})]
+        if self.ranges and missing:
+            raise ConfigurationError(
+                f"--range: {', '.join(missing)} have no range, and their raw scores cannot be put together with "
+                f"normalized ones; give each of {', '.join(tasks)} a range, or none"
+            )
+        for task, (low, high) in (self.ranges or {}).items():
             place = tasks.index(task)
             values[:, place] = (values[:, place] - low) / (high - low)
         return values

@@ -270,7 +270,9 @@ class Results:
             more = ", ..." if len(known) > _MAX_SHOWN else ""
             shown = ", ".join(known[:_MAX_SHOWN]) + more
             hint = did_you_mean(names[0], known)
-            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'})")
+            killed = next((f"; `trieye close {run.path}` adds what only the journal of that run has"
+                           for run in self.runs if _needs_closing(run)), "")  # fmt: skip
+            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'}){killed}")
         return read
 
     def curve(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear") -> Curve:
@@ -334,17 +336,21 @@ class Results:
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
             if run.path in diverged and not finite:
                 found[number] = np.nan
-            if run.is_ended or not len(one.steps) or run.path not in counted:
+            if run.is_ended or run.path not in counted:
                 continue
-            rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
-            reached = f"{run.status} at step {one.steps.max()}"
-            if partial:
-                self._found.problems.note(run.path, f"{reached}: its value is that of its points up to there{rest}")
-            else:
-                found[number] = np.nan
+            rest = f"; `trieye close {run.path}` adds what only its journal has" if _needs_closing(run) else ""
+            if len(one.steps):
+                reached = f"{run.status} at step {one.steps.max()}"
+                counts = "its value is that of its points up to there"
+                text = counts if partial else "it has no value, unless partial runs are to count"
+                self._found.problems.note(run.path, f"{reached}: {text}{rest}")
+            elif rest:
+                at = "" if run.step is None else f" at step {run.step}"
                 self._found.problems.note(
-                    run.path, f"{reached}: it has no value, unless partial runs are to count{rest}"
+                    run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
                 )
+            if not partial:
+                found[number] = np.nan
         values = np.array(found, np.float64)
         self._without_infinity(values)
         return self._arranged(values, np.nan)
@@ -482,6 +488,10 @@ class _Found:
 
 def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
+
+
+def _needs_closing(run: StoredRun) -> bool:
+    return run.status == "KILLED" and not run.is_closed
 
 
 def _by_source(runs: Sequence[StoredRun]) -> list[tuple[Any, list[StoredRun]]]:

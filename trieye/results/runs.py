@@ -74,6 +74,7 @@ class StoredRun:
         job: Its number there.
         varied: What varies in its sweep, by key, such as the choice of a config group, which is no parameter.
         place: What was given to `load`, where it was found.
+        is_closed: False until a killed run is closed: only its journal has the latest points.
         is_named: Whether `load` was given this run itself, not a directory with several runs.
     """
 
@@ -92,6 +93,7 @@ class StoredRun:
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     place: str = ""
+    is_closed: bool = True
     is_named: bool = False
 
     @property
