@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 
 import trieye
-from tests.results.runs_of import make_run
+from tests.results.runs_of import config, make_run
 from trieye.cli import main
 from trieye.integrations.opening import adopted_config
 from trieye.results import load
@@ -163,7 +163,7 @@ def test_a_parameter_matters_as_much_as_its_values_differ(results, as_json, tmp_
     assert (tmp_path / "algo.svg").exists()
     (line,) = as_json("sensitivity", "--param", "algo", "--last", "1", "--stat", "mean")["lines"]
     assert [setting["value"] for setting in line["settings"]] == ["dqn", "ppo"]
-    near(line["settings"][1]["best"], aggregate(SCORES["ppo"], "mean", resamples=2_000))
+    near(line["settings"][1]["best"], aggregate(SCORES["ppo"], "mean"))
 
 
 def test_what_a_parameter_matters_in_each_group_names_the_best_config_of_that_group(results, tmp_path):
@@ -360,3 +360,109 @@ def test_a_diverged_run_of_another_program_does_not_win_before_or_after_its_impo
     for found in (before, after):
         shown = [(group["label"], group.get("diverged"), group["iqm"]["value"]) for group in found["groups"]]
         assert shown == [("sound_1", 0, 5.0), ("bad_1", 1, None)]
+
+
+# which runs count
+
+
+def test_apps_with_equal_parameters_are_two_rows_and_dropped_runs_are_counted(results, as_json, tmp_path):
+    root = tmp_path / "root"
+    for app, value in (("strong", 96.6), ("weak", 29.7)):
+        make_run(root, "first", [value], app=app)
+    make_run(root, "second", [50.0], app="weak")
+    held = as_json("table", place=root)
+    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("strong", 96.6), ("weak", 50.0)]
+    _, out, err = results("table", place=root)
+    assert ("strong" in out, "weak" in out) == (True, True)
+    assert "1 of 3 runs are not counted" in err
+    assert "weak/runs/first: not counted" in err
+    assert main(["results", "export", str(root), "-o", str(tmp_path / "points.parquet")]) == 0
+    assert set(pq.read_table(tmp_path / "points.parquet")["app"].to_pylist()) == {"strong", "weak"}
+
+
+def test_a_run_and_its_repetition_that_are_both_named_are_two_rows(as_json, tmp_path):
+    first, second = (make_run(tmp_path / "root", name, [value]) for name, value in (("first", 1.0), ("second", 2.0)))
+    held = as_json("table", second, place=first)
+    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("second", 2.0), ("first", 1.0)]
+    (chosen,) = as_json("select", second, place=first)["groups"]
+    assert chosen["best"] == "second"
+
+
+def test_the_same_runs_have_the_same_interval_in_every_table(as_json, tmp_path):
+    for number, value in enumerate(np.random.default_rng(0).normal(size=14)):
+        make_run(tmp_path, f"r{number}", [value], seed=number // 2, agent={"algo": ("dqn", "ppo")[number % 2]})
+    table = {group["label"]: group["iqm"] for group in as_json("table", place=tmp_path)["groups"]}
+    (chosen,) = as_json("select", place=tmp_path)["groups"]
+    (line,) = as_json("sensitivity", "--param", "algo", place=tmp_path)["lines"]
+    assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
+    assert {setting["value"]: setting["best"] for setting in line["settings"]} == table
+
+
+def test_configs_with_fewer_seeds_miss_as_many_runs_in_a_selection_as_in_a_table(as_json, tmp_path):
+    root = tmp_path / "root"
+    for app, num_seeds in (("few", 2), ("many", 4)):
+        for seed in range(num_seeds):
+            make_run(root, f"run{seed}", [float(seed)], app=app, seed=seed)
+    table = {group["label"]: group["iqm"] for group in as_json("table", place=root)["groups"]}
+    (chosen,) = as_json("select", place=root)["groups"]
+    assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
+
+
+def test_the_median_of_one_task_is_that_of_its_runs_and_no_two_columns_have_one_name(results, as_json, tmp_path):
+    words = ("--by", "algo", "--last", "1", "--stat", "median")
+    held = {group["label"]: group for group in as_json("table", *words)["groups"]}
+    near(held["ppo"]["run_median"], aggregate(SCORES["ppo"], "run_median"))
+    _, out, _ = results("table", *words)
+    (heading,) = [line for line in out.splitlines() if "median" in line]
+    assert heading.count("median") == 1
+    for seed, rate, score in ((0, 0.1, 1.0), (1, 0.1, 9.0), (2, 0.1, 2.0), (0, 0.2, 5.0), (1, 0.2, 7.0), (2, 0.2, 0.0)):
+        make_run(tmp_path / "root", f"r{rate}-{seed}", [score], seed=seed, agent={"lr": rate})
+    _, out, _ = results("table", "--task", "lr", "--stat", "run_median", place=tmp_path / "root")
+    (heading,) = [line for line in out.splitlines() if "median" in line]
+    names = [name.strip() for name in heading.split("  ") if "median" in name]
+    assert sorted(names) == ["median", "run median"]
+
+
+def test_ranges_for_some_of_the_tasks_are_refused_with_the_tasks_that_lack_one(results, tmp_path):
+    for number, rate in enumerate((0.1, 0.2, 0.3)):
+        make_run(tmp_path / "root", f"r{number}", [1.0 + number], agent={"lr": rate})
+    words = ("table", "--task", "lr", "--range", "0.1=0:10")
+    code, _, err = results(*words, place=tmp_path / "root")
+    assert code == 2
+    assert "0.2, 0.3 have no range" in err
+    code, _, err = results(*words, "--range", "0.2=0:10", "--range", "0.3=0:10", place=tmp_path / "root")
+    assert code == 0, err
+
+
+def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_command_that_closes_it(results, tmp_path):
+    root = tmp_path / "root"
+    with trieye.Run(config(root, "open", seed=1)) as run:
+        run.log({"eval/return": 3.0}, step=7)
+        run.flush()
+        killed = shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*"))
+    shutil.rmtree(run.dir)
+    code, _, err = results("table", "--metric", "eval/return", place=root)
+    assert code == 2
+    assert f"trieye close {killed}" in err
+    make_run(root, "whole", [1.0], seed=0)
+    code, out, err = results("table", place=root)
+    assert code == 0
+    assert "1 missing" in out
+    assert f"trieye close {killed}" in err
+    assert main(["close", str(killed)]) == 0
+    code, _, err = results("table", "--partial", place=root)
+    assert "trieye close" not in err
+
+
+@pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
+def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp_path):
+    shutil.copytree(made / "app", tmp_path / ".trieye_data/app")
+    (tmp_path / "app").mkdir()  # a package of the same name
+    out = {"export": ["-o", "points.csv"], "report": ["-o", "page.html"]}.get(action, [])
+    for names in (["dqn0", "app/dqn1"], ["app"]):
+        code, _, err = results(action, *names[1:], *out, place=names[0])
+        assert code == 0, err
+    code, _, err = results(action, *out, place="dqn7")
+    assert code == 2
+    assert "did you mean" in err
+    assert "dqn" in err

@@ -1,5 +1,7 @@
 """Selection, curves and numbers of results, on small real runs whose values are known."""
 
+import json
+import shutil
 import sys
 
 import numpy as np
@@ -8,7 +10,10 @@ from runs_of import config, make_run
 
 import trieye
 from trieye.exceptions import ConfigurationError
-from trieye.results import load
+from trieye.results import Groups, Scoring, load
+from trieye.sweeps.grid import Axis, Grid
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +270,109 @@ def test_xarray_gets_curves_with_names(found):
     assert array.dims == ("config", "seed", "step")
     np.testing.assert_array_equal(array.values, found.curve("eval/return", grid=5).y)
     assert list(array["agent.algo"].values) == ["dqn", "ppo", "ppo"]
+
+
+# which of several runs of one config and seed count
+
+
+def edit(run_dir, **changes):
+    """Change fields of a run's record."""
+    path = run_dir / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return run_dir
+
+
+@pytest.mark.parametrize("status", ["FAILED", "KILLED", "RUNNING"])
+def test_a_newer_run_that_did_not_finish_does_not_hide_a_finished_one(status, tmp_path):
+    edit(make_run(tmp_path, "finished", [1.0]), created=1.0)
+    edit(make_run(tmp_path, "newer", [2.0]), created=2.0, status=status)
+    results = load(tmp_path)
+    assert results.values("eval/return").tolist() == [[1.0]]
+    (problem,) = results.problems
+    assert "newer: not counted" in problem
+    assert "finished is a finished run of the same app, config and seed" in problem
+
+
+def test_two_apps_with_equal_parameters_are_two_configs(tmp_path):
+    for app, value in (("strong", 96.6), ("weak", 29.7)):
+        make_run(tmp_path, "run", [value], app=app)
+    results = load(tmp_path)
+    assert results.values("eval/return").tolist() == [[96.6], [29.7]]
+    assert results.problems == []
+    figures = Groups.of(results).aggregate(Scoring("eval/return"))
+    assert {label: figure.value for label, figure in figures.items()} == {"strong": 96.6, "weak": 29.7}
+
+
+def test_a_parameter_named_app_does_not_hide_the_app(tmp_path):
+    for app, value in (("strong", 96.6), ("weak", 29.7)):
+        with trieye.Run(config(tmp_path, "run", app=app)) as run:
+            run.log_params({"app": "same"})
+            run.log("loss", value, step=0)
+    assert load(tmp_path).values("loss").tolist() == [[96.6], [29.7]]
+
+
+def test_sweeps_that_repeat_a_seed_are_two_configs_and_sweeps_that_share_seeds_out_are_one(tmp_path):
+    for sweep, seed in (("first", 0), ("first", 1), ("second", 2), ("second", 3)):
+        edit(make_run(tmp_path, f"{sweep}{seed}", [float(seed)], seed=seed), group=f"/sweeps/{sweep}")
+    assert load(tmp_path).values("eval/return").tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    edit(make_run(tmp_path, "again", [9.0], seed=1), group="/sweeps/second")
+    results = load(tmp_path)
+    nan = np.nan
+    expected = [[nan, 9, 2, 3], [0, 1, nan, nan]]
+    np.testing.assert_array_equal(results.values("eval/return"), expected)
+    assert Groups.of(results).labels == ["/sweeps/second", "/sweeps/first"]
+    assert results.problems == []
+
+
+def test_trials_of_a_study_that_end_with_equal_values_stay_apart(tmp_path):
+    study, record = tmp_path / "study", SweepRecord(spec=[], varying=["agent.lr"])
+    record.write(study)
+    for index, rate in enumerate((0.1, 0.2, 0.2)):
+        run_dir = make_run(tmp_path, f"pbt_{index}", [float(index)], agent={"lr": rate})
+        JobRecord(index=index, overrides=[f"agent.lr={rate}"], state="completed").write(study / str(index))
+        (study / str(index) / "run").symlink_to(edit(run_dir, group=str(study)))
+    for place in (study, tmp_path / "app"):
+        results = load(place)
+        values = Groups.of(results).aggregate(Scoring("eval/return"))
+        assert sorted(figure.value for figure in values.values()) == [0.0, 1.0, 2.0]
+        assert {"lr=0.2 name=pbt_1", "lr=0.2 name=pbt_2"} < values.keys()
+        assert results.problems == []
+
+
+def test_runs_that_are_named_themselves_are_never_dropped(tmp_path):
+    original = edit(make_run(tmp_path, "original", [1.0]), created=1.0)
+    fork = edit(make_run(tmp_path, "fork", [2.0]), created=2.0)
+    failed = edit(make_run(tmp_path, "failed", [3.0]), created=3.0, status="FAILED")
+    other_seed = make_run(tmp_path, "other", [4.0], seed=1)
+    assert Groups.of(load([original, fork])).labels == ["fork", "original"]
+    groups = Groups.of(load([original, fork, failed, other_seed]))
+    assert groups.labels == ["other runs", "original", "failed"]
+    assert groups.scores(Scoring("eval/return", partial=True))[0].ravel().tolist() == [2.0, 4.0]
+    one_named = load([tmp_path / "app", original])
+    assert Groups.of(one_named).labels == ["other runs", "original"]
+    assert [text.partition(": ")[0] for text in one_named.problems] == [str(failed)]
+    copy = shutil.copytree(original, tmp_path / "backup/app/runs/original")
+    edit(copy, run_id="copy")
+    assert Groups.of(load([original, copy])).labels == [str(copy), str(original)]
+
+
+def test_numbered_logs_that_are_named_themselves_are_seeds_of_one_config(tmp_path):
+    from tensorboardX import SummaryWriter
+
+    for number in (1, 2):
+        with SummaryWriter(str(tmp_path / f"logs/PPO_{number}")) as writer:
+            writer.add_scalar("loss", float(number), 1)
+    results = load([tmp_path / "logs/PPO_1", tmp_path / "logs/PPO_2"])
+    assert results.values("loss").tolist() == [[1.0, 2.0]]
+
+
+def test_a_sweep_given_by_a_relative_path_misses_the_seeds_of_jobs_that_never_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep, grid = tmp_path / "sweep", Grid((Axis(("seed",), (("0",), ("1",), ("2",))),))
+    record = SweepRecord(spec=["seed=0,1,2"], varying=["seed"])
+    record.set_grid(grid)
+    record.write(sweep)
+    JobRecord(index=0, overrides=["seed=0"], state="completed").write(sweep / "0")
+    (sweep / "0/run").symlink_to(make_run(tmp_path, "run", [1.0], seed=0))
+    (figure,) = Groups.of(load("sweep")).aggregate(Scoring("eval/return")).values()
+    assert (figure.n, figure.n_missing) == (1, 2)

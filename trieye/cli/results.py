@@ -2,8 +2,8 @@
 
 Make tables, curves, comparisons and reports of many runs.
 
-PLACE is the directory of a sweep, an app, a run or several of them, a TensorBoard directory of any program, or an
-SQLite database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/, or the only app. Seeds
+PLACE is the name or the directory of a run, an app or a sweep, a TensorBoard directory of any program, or an SQLite
+database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/, or the only app. Seeds
 are replicates; each figure says of how many runs it is made and how many are missing, and has a bootstrap interval
 unless there is one run only.
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "places",
             nargs="*",
             metavar="PLACE",
-            help="a sweep, an app, a run, event files, a database (newest sweep, or only app)",
+            help="name or directory of runs, apps or sweeps, event files, a database (newest sweep, or only app)",
         )
         _add_choice(action)
         if name == "export":

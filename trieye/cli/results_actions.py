@@ -177,7 +177,7 @@ def select(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--rerun {options.rerun}: it has to be 1 or more")
     found: dict[str, tuple[Groups, Selection]] = {}
     for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
-        scores = groups.stacked(asked.scoring)
+        scores = groups.scores(asked.scoring)
         diverged = groups.penalties(asked.scoring)
         chosen_ = hyperparameters.select(scores, asked.stat, mode=asked.mode, diverged=diverged, **asked.intervals)
         found[name] = groups, chosen_

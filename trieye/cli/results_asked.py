@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from trieye.cli.arguments import DEFAULT_ROOT
+from trieye.cli.found_runs import find_place, own_roots
 from trieye.cli.given_sweep import directory_of
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
@@ -21,6 +22,7 @@ from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
+from trieye.results.selection import NOT_COUNTED
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
 _MOST_PROBLEMS = 10
@@ -58,8 +60,10 @@ class Asked:
 
     @property
     def stat(self) -> Aggregate:
-        """The figure of many runs."""
-        return cast("Aggregate", self.options.stat)
+        """The figure of many runs; the median of one task is that of its runs, since that of its mean is the mean."""
+        stat, task = cast("Aggregate", self.options.stat), self.options.task
+        is_one_task = task is None or len(self.results.split(task)) == 1
+        return "run_median" if stat == "median" and is_one_task else stat
 
     @property
     def intervals(self) -> dict[str, Any]:
@@ -134,6 +138,12 @@ class Asked:
                     style="yellow",
                 )
         problems = self.results.problems
+        if num_dropped := sum(f": {NOT_COUNTED}: " in text for text in problems):
+            console.print(
+                f"{num_dropped} of {len(self.results)} runs are not counted: a newer or finished run has the same app, "
+                "config and seed; to show such a run, too, name it itself",
+                style="yellow",
+            )
         for text in problems[:_MOST_PROBLEMS]:
             console.print(text, style="yellow")
         if len(problems) > _MOST_PROBLEMS:
@@ -141,13 +151,13 @@ class Asked:
 
 
 def places_of(options: argparse.Namespace) -> list[str]:
-    """Return the places that were given, else the newest sweep, else the only app.
+    """Return the places that the arguments name, else the newest sweep, else the only app.
 
     Raises:
-        ConfigurationError: There is no sweep here, and no app or several.
+        ConfigurationError: No place or several runs have that name; or no sweep is here, and no app or several.
     """
     if options.places:
-        return list(options.places)
+        return [_place_of(name) for name in options.places]
     try:
         return [str(directory_of(None))]
     except ConfigurationError:
@@ -158,6 +168,15 @@ def places_of(options: argparse.Namespace) -> list[str]:
             raise ConfigurationError(f"which runs? name a directory, such as one of {', '.join(apps)}") from None
         print(f"runs of {apps[0]}", file=sys.stderr)
         return apps
+
+
+def _place_of(name: str) -> str:
+    """Return the path of a place: names of apps come first, then paths and addresses, then names of runs and sweeps."""
+    path, roots = Path(name).expanduser(), own_roots()
+    is_app = path.name == name and any((root / name).is_dir() for root in roots)
+    if not is_app and (path.exists() or "://" in name or name.startswith("sqlite:")):
+        return name
+    return str(find_place(name, roots)).removeprefix(f"{Path.cwd()}/")
 
 
 def chosen(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

@@ -15,6 +15,9 @@ Counts = NDArray[np.intp]
 Statistic = Callable[[Counts], Floats]
 """From counts `[resample, run]`, how often each run was drawn, to values `[resample, ...]`."""
 
+RESAMPLES = 10_000
+"""Resamples of a figure of runs. Wherever the same runs are shown, they have the same interval."""
+
 _CHUNK = 1 << 14
 """Draws at once: 128 KiB for each array, so that those of one step stay in the cache; 1 << 17 takes twice as long."""
 

@@ -45,7 +45,8 @@ class EventDirectories:
         files = [file for path in (directory, *below) for file in event_files(path)]
         shown, began = params_of(files, _FIRST_BYTES)
         params = {key: typed(value) if isinstance(value, str) else value for key, value in shown.items()}
-        name = directory.name if directory == root else directory.relative_to(root).as_posix()
+        is_root = directory == root
+        name = directory.name if is_root else directory.relative_to(root).as_posix()
         seed = seed_in(params)
         if not params:
             numbered = _NUMBERED.fullmatch(name)
@@ -54,7 +55,7 @@ class EventDirectories:
         return StoredRun(
             path=str(directory),
             name=name,
-            app=root.name,
+            app=root.resolve().parent.name if is_root else root.name,
             params=params,
             seed=seed,
             status="UNKNOWN",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Scoring:
         steps: Instead, the points of a run's last so many steps.
         partial: Whether runs count that have not come to their end.
         finite: Whether diverged runs count, with their last finite points, and rank as the others do.
-        ranges: Lowest and highest score of a task, which become 0 and 1; other tasks stay as they are.
+        ranges: Lowest and highest score of each task, which become 0 and 1; None: scores stay as they are.
     """
 
     metric: Metric
@@ -55,13 +56,20 @@ class Scoring:
         """Return values `[seed, task, ...]` in the ranges of their tasks.
 
         Raises:
-            ConfigurationError: A range is of no task, or empty.
+            ConfigurationError: A range is of no task, or empty, or a task has none although another one has.
         """
         for task, (low, high) in (self.ranges or {}).items():
             if task not in tasks:
                 raise ConfigurationError(f"range of {task}: there is no such task{did_you_mean(task, tasks)} ({tasks})")
             if not low < high:
                 raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
+        missing = [task for task in tasks if task not in (self.ranges or {})]
+        if self.ranges and missing:
+            raise ConfigurationError(
+                f"--range: {', '.join(missing)} have no range, and their raw scores cannot be put together with "
+                f"normalized ones; give each of {', '.join(tasks)} a range, or none"
+            )
+        for task, (low, high) in (self.ranges or {}).items():
             place = tasks.index(task)
             values[:, place] = (values[:, place] - low) / (high - low)
         return values
@@ -116,6 +124,7 @@ class Groups:
             key for key in selection.compared_by(runs) if key != task_key
         ]
         results = results.told_apart([key for key in keys if not is_seed(key)])
+        attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
         found: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
@@ -126,14 +135,15 @@ class Groups:
             if keys and all(value is selection.MISSING for value in held.values()):  # a run of another program
                 values[""] = _name_of(first)
                 name = (values[""],)
+            own = {key: results.configs[number][key] for key in attributes}
+            values, name = values | own, (*name, *own.values())
             _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
-        labels = _labels([values for values, _ in found.values()], keys)
-        if not keys:
+        values_of, rows_of = zip(*found.values(), strict=True)
+        labels = _labels(values_of, keys, attributes)
+        if not [*keys, *attributes]:
             labels = [runs[0].name if len(runs) == 1 else "all runs"]
-        return cls(
-            results, labels, [held for held, _ in found.values()], [rows for _, rows in found.values()], tasks, keys
-        )
+        return cls(results, labels, values_of, rows_of, tasks, [*keys, *attributes])
 
     @classmethod
     def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "Groups"]:
@@ -237,17 +247,6 @@ class Groups:
         values = self._values(scoring)
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
 
-    def stacked(self, scoring: Scoring) -> Floats:
-        """Return the scores of all groups, `[group, seed, task]`; NaN also where a group has fewer seeds than another.
-
-        Raises:
-            ConfigurationError: No run has the metric, or a group has several configs.
-        """
-        scores = self.scores(scoring)
-        num = max(len(held) for held in scores)
-        fill = [np.full((num - len(held), *held.shape[1:]), np.nan) for held in scores]
-        return np.stack([np.concatenate([held, rest]) for held, rest in zip(scores, fill, strict=True)])
-
     def sensitivity(
         self, key: str, scoring: Scoring, stat: Aggregate = "iqm", *, mode: Mode = "max", confidence: float = 0.95
     ) -> tuple[Setting, ...]:
@@ -268,7 +267,7 @@ class Groups:
         if not any(params):
             return ()
         return hyperparameters.sensitivity(
-            self.stacked(scoring),
+            self.scores(scoring),
             params,
             key,
             stat,
@@ -350,31 +349,33 @@ def _name_of(run: Any) -> str:
     return f"{run.app} {run.params['tb_log_name']}" if "tb_log_name" in run.params else str(run.app)
 
 
-def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes: Sequence[str]) -> list[str]:
     """Return a unique label for each group, from the keys whose values differ among the groups that have them."""
     differing = [
         key
         for key in keys
         if len({selection.identity(values[key]) for values in groups if values.get(key) is not None}) > 1
     ]
-    short = [_label(values, differing) or _label(values, keys) for values in groups]
+    short = [_label(values, differing, attributes) or _label(values, keys, attributes) for values in groups]
     labels = [
-        label if short.count(label) == 1 else _label(values, keys, len(keys))
+        label if label and short.count(label) == 1 else _label(values, keys, attributes, len(keys)) or "other runs"
         for values, label in zip(groups, short, strict=True)
     ]
     seen = [labels[:place].count(label) for place, label in enumerate(labels)]
     return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, seen, strict=True)]
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str], most: int = _MAX_KEYS) -> str:
+def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], most: int = _MAX_KEYS) -> str:
+    own = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
     if "" in values:
-        return str(values[""])
-    if len(keys) == 1 and isinstance(values[keys[0]], str):
-        return str(values[keys[0]])
+        return " ".join([str(values[""]), *own])
+    names = [*keys, *attributes]
+    if len(names) == 1 and isinstance(values[names[0]], str):
+        return _shown(values[names[0]])
     held = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
-    shown = [f"{key}={_shown(value)}" for key, value in held[:most]]
-    return " ".join(shown) + (" ..." if len(held) > most else "")
+    shown = [f"{key}={_shown(value)}" for key, value in held[:most]] + ["..."] * (len(held) > most)
+    return " ".join(shown + own)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix(f"{Path.cwd()}/")

@@ -1,6 +1,6 @@
 """Hyperparameters: which config is best, which ones cannot be told from it, and how much one parameter matters.
 
-Scores are arrays `[config, seed, task]`, or `[config, seed]` of one task, NaN where one is missing. The best of many
+The best of many
 configs looks better than it is, since its luck is what it was chosen for: of 50 equal ones with 5 seeds each, by about
 one standard deviation of a run. Report it with seeds that were not used to choose it.
 """
@@ -11,12 +11,15 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate, statistic_of
-from trieye.results.bootstrap import Floats, Strata, draws_of, finite
+from trieye.results.bootstrap import RESAMPLES, Floats, Strata, draws_of
 from trieye.results.statistics import Estimate, estimate_of
+
+Scores = Sequence[ArrayLike] | NDArray[np.float64]
+"""For each config `[seed, task]`, or `[seed]` of one task; NaN where one is missing."""
 
 Mode = Literal["max", "min"]
 """Which scores are better; of an optimality gap it is `min`."""
@@ -67,14 +70,14 @@ class Setting:
 
 
 def select(
-    scores: ArrayLike,
+    scores: Scores,
     stat: Aggregate = "iqm",
     *,
     mode: Mode = "max",
     diverged: Sequence[int] | None = None,
     gamma: float = 1.0,
     confidence: float = 0.95,
-    resamples: int = 2_000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Selection:
     """Return the best config by an aggregate of its runs, and those that cannot be told from it.
@@ -83,7 +86,7 @@ def select(
     ones each is best in 2 % of resamples, and none could be excluded all the same.
 
     Args:
-        scores: `[config, seed, task]` or `[config, seed]`; NaN where one is missing.
+        scores: Of each config; see `Scores`.
         stat: Which figure.
         mode: Which scores are better.
         diverged: How many runs of each config diverged, whose scores are missing; configs with fewer of them rank
@@ -127,7 +130,7 @@ def select(
 
 
 def sensitivity(
-    scores: ArrayLike,
+    scores: Scores,
     params: Sequence[Mapping[str, Any]],
     name: str,
     stat: Aggregate = "iqm",
@@ -135,7 +138,7 @@ def sensitivity(
     mode: Mode = "max",
     diverged: Sequence[int] | None = None,
     confidence: float = 0.95,
-    resamples: int = 2_000,
+    resamples: int = RESAMPLES,
 ) -> tuple[Setting, ...]:
     """Return what came of each value of a parameter, with the others at their best and on the average.
 
@@ -143,7 +146,7 @@ def sensitivity(
     setting of the other parameters at each value shows what tuning them can make good, the mean what it costs not to.
 
     Args:
-        scores: `[config, seed, task]` or `[config, seed]`; NaN where one is missing.
+        scores: Of each config; see `Scores`.
         params: The parameters of each config by name.
         name: The parameter; configs that do not have it are left out.
         stat: Which figure of the runs of a config.
@@ -172,14 +175,12 @@ def sensitivity(
     return tuple(settings)
 
 
-def _tables(scores: ArrayLike, mode: Mode) -> list[Strata]:
+def _tables(scores: Scores, mode: Mode) -> list[Strata]:
     if mode not in {"max", "min"}:
         raise ConfigurationError(f"mode={mode!r} is unknown; allowed: 'max', 'min'")
-    table = finite(scores, "scores")
-    if table.ndim not in {2, 3} or not len(table):
-        allowed = "[config, seed, task], or [config, seed] of one task"
-        raise ConfigurationError(f"scores have shape {table.shape}; allowed: {allowed}")
-    return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(table)]
+    if not len(scores):
+        raise ConfigurationError("scores are of no config; allowed: [seed, task], or [seed], for each of one or more")
+    return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(scores)]
 
 
 def _best(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> int | None:

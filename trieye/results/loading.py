@@ -56,6 +56,7 @@ class _Found:
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
         self._runs: list[StoredRun] = []
         self._seen: set[str] = set()
+        self._named: set[str] = set()
 
     def runs(self) -> list[StoredRun]:
         """Return the runs, each once: of one that is in MLflow, too, its directory, which knows what is superseded."""
@@ -63,11 +64,12 @@ class _Found:
         by_path = {
             run.path: run for run in self._runs if run.source is self._directories or run.run_id not in in_directories
         }
-        return list(by_path.values())
+        return [replace(run, is_named=str(Path(run.path).resolve()) in self._named) for run in by_path.values()]
 
     def add(self, place: Place) -> None:
         """Look for runs at a place."""
         path, known = _path_of(place), len(self._runs)
+        self._named.add(str((path.parent if path.name == RUN_RECORD or "tfevents" in path.name else path).resolve()))
         self._add_path(place, path)
         self._runs[known:] = [replace(run, place=str(place)) for run in self._runs[known:]]
 
@@ -124,7 +126,8 @@ class _Found:
     def _add_sweep(self, directory: Path) -> None:
         sweep = self._record_of(directory)
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
-        self.sweeps[str(directory.resolve())] = frozenset() if grid is None else _seeds_of(grid)
+        directory = directory.resolve()
+        self.sweeps[str(directory)] = frozenset() if grid is None else _seeds_of(grid)
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             link = directory / str(index) / RUN
             if (link / RUN_RECORD).exists():

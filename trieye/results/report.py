@@ -200,14 +200,17 @@ class Report:
             scores: Of each group, `[seed, task]`.
             tasks: The tasks; the median of one is that of its runs, since that of its mean would be the mean.
         """
-        named: dict[str, Aggregate] = {"median": "run_median"} if len(tasks) == 1 else {"median of tasks": "median"}
-        named |= {name: name for name in cast("tuple[Aggregate, ...]", ("iqm", "mean")) if name != self.question.stat}
+        is_one = len(tasks) == 1
+        stat: Aggregate = "run_median" if is_one and self.question.stat == "median" else self.question.stat
+        named: dict[str, Aggregate] = {"median": "run_median"} if is_one else {"median of tasks": "median"}
+        named |= {name: name for name in cast("tuple[Aggregate, ...]", ("iqm", "mean"))}
+        named = {name: other for name, other in named.items() if other != stat}
         found = []
         for place in self.ranked:
             held = scores[place]
-            main = statistics.aggregate(held, self.question.stat, **self._intervals)
-            others = {name: statistics.aggregate(held, stat, resamples=1).value for name, stat in named.items()}
-            if len(tasks) == 1:
+            main = statistics.aggregate(held, stat, **self._intervals)
+            others = {name: statistics.aggregate(held, other, resamples=1).value for name, other in named.items()}
+            if is_one:
                 known = held[~np.isnan(held)]
                 others["std"] = float(known.std(ddof=1)) if len(known) > 1 else math.nan
             found.append(Line(self.groups.labels[place], self._color(place), main, others))

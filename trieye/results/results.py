@@ -1,5 +1,6 @@
 """Results: runs that were found, selected by what they are and read as arrays; selecting reads nothing."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -21,7 +22,6 @@ Mode = Literal["max", "min"] | Callable[[float, float], bool]
 Metric = str | Sequence[str]
 """A metric; or its names in several programs, of which each run has one."""
 
-_UNENDED = {"FAILED", "KILLED", "RUNNING"}
 _MAX_SHOWN = 10
 
 
@@ -190,12 +190,30 @@ class Results:
         """The run of each config and seed; None where it is missing."""
         return self._layout[2]
 
+    @property
+    def told_apart_by(self) -> list[str]:
+        """The keys of `configs` that are no parameters: app, sweep and name, where these alone tell configs apart."""
+        return self._layout[3]
+
     @cached_property
-    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[StoredRun | None]]]:
+    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[StoredRun | None]], list[str]]:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
-        groups = list(selection.grouped(self.runs, keys).values())
-        configs = [{key: _shown(selection.value_of(runs[0], key)) for key in keys} for runs in groups]
-        return configs, *selection.replicates(groups, self._found.problems.note)
+        attributes = selection.identifying(self.runs, keys)
+        groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
+        seeds, split = selection.replicates(groups, self._found.problems.note)
+        named = [selection.attribute("name", self.runs)] if any(len(rows) > 1 for rows in split) else []
+        num_named = Counter(run.name for run in self.runs)
+        configs, table = [], []
+        for runs, rows in zip(groups, split, strict=True):
+            values = {key: _shown(selection.value_of(runs[0], key)) for key in (*keys, *attributes)}
+            for row in rows:
+                present = [run for run in row if run is not None]
+                name = present[0].name if len(rows) > 1 and len(present) == 1 else None
+                if name is not None and num_named[name] > 1:
+                    name = present[0].path
+                configs.append(values | dict.fromkeys(named, name))
+                table.append(row)
+        return configs, seeds, table, [*attributes, *named]
 
     # points
 
@@ -252,7 +270,9 @@ class Results:
             more = ", ..." if len(known) > _MAX_SHOWN else ""
             shown = ", ".join(known[:_MAX_SHOWN]) + more
             hint = did_you_mean(names[0], known)
-            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'})")
+            killed = next((f"; `trieye close {run.path}` adds what only the journal of that run has"
+                           for run in self.runs if _needs_closing(run)), "")  # fmt: skip
+            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'}){killed}")
         return read
 
     def curve(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear") -> Curve:
@@ -312,20 +332,25 @@ class Results:
             raise ConfigurationError(f"steps={steps}: there has to be one")
         series, diverged = self.series(metric), self.diverged(metric)
         found = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
+        counted = {run.path for row in self.table for run in row if run is not None}
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
             if run.path in diverged and not finite:
                 found[number] = np.nan
-            if run.status not in _UNENDED or not len(one.steps):
+            if run.is_ended or run.path not in counted:
                 continue
-            rest = "; `trieye close` brings the rest of what it logged" if run.status == "KILLED" else ""
-            reached = f"{run.status} at step {one.steps.max()}"
-            if partial:
-                self._found.problems.note(run.path, f"{reached}: its value is that of its points up to there{rest}")
-            else:
-                found[number] = np.nan
+            rest = f"; `trieye close {run.path}` adds what only its journal has" if _needs_closing(run) else ""
+            if len(one.steps):
+                reached = f"{run.status} at step {one.steps.max()}"
+                counts = "its value is that of its points up to there"
+                text = counts if partial else "it has no value, unless partial runs are to count"
+                self._found.problems.note(run.path, f"{reached}: {text}{rest}")
+            elif rest:
+                at = "" if run.step is None else f" at step {run.step}"
                 self._found.problems.note(
-                    run.path, f"{reached}: it has no value, unless partial runs are to count{rest}"
+                    run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
                 )
+            if not partial:
+                found[number] = np.nan
         values = np.array(found, np.float64)
         self._without_infinity(values)
         return self._arranged(values, np.nan)
@@ -374,7 +399,9 @@ class Results:
         from trieye.results import conversion
 
         points = self._found.points(self.runs, metrics)
-        keys = list(dict.fromkeys([*selection.compared_by(self.runs), *selection.varying(self.runs)]))
+        varying = selection.varying(self.runs)
+        attributes = selection.identifying(self.runs, varying)
+        keys = list(dict.fromkeys([*selection.compared_by(self.runs), *varying, *attributes]))
         params = [{key: selection.value_of(run, key) for key in keys} for run in self.runs]
         held = [{name: one for name, one in by_name.items() if len(one.steps)} for by_name in points]
         return conversion.table(self.runs, params, held)
@@ -461,6 +488,10 @@ class _Found:
 
 def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
+
+
+def _needs_closing(run: StoredRun) -> bool:
+    return run.status == "KILLED" and not run.is_closed
 
 
 def _by_source(runs: Sequence[StoredRun]) -> list[tuple[Any, list[StoredRun]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from trieye.config.fingerprint import json_of, parameters, unused_defaults
 from trieye.exceptions import JournalError, SerializationError
 from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import MetricSummary, RunRecord
 from trieye.history.history import read_history
 from trieye.history.segments import range_of
 from trieye.journal.ranges import Range
@@ -66,6 +66,8 @@ class RunDirectories:
         status: str = record.status
         if status == _UNSETTLED and not is_alive(directory):
             status = "KILLED"
+        is_closed = record.status != _UNSETTLED
+        summary = record.summary if is_closed else _published(directory) or record.summary
         self._homes[str(directory)] = home
         params, defaults = parameters(config), unused_defaults(config)
         if not config.get("sinks", {}).get("config_params", True):
@@ -79,7 +81,7 @@ class RunDirectories:
             params=params,
             seed=seed_in(params),
             status=status,
-            step=max((held["step"] for held in record.summary.values()), default=None),
+            step=max((held["step"] for held in summary.values()), default=None),
             source=self,
             axis=record.axis,
             created=record.created,
@@ -88,6 +90,7 @@ class RunDirectories:
             job=job,
             defaults=defaults,
             varied={key: typed(value) for key, value in (varied or {}).items()},
+            is_closed=is_closed,
         )
 
     def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
@@ -101,6 +104,7 @@ class RunDirectories:
                 record = None
             found |= set(record.summary if record is not None else ())
             if record is None or not record.summary or record.status == _UNSETTLED:
+                found |= set(_published(Path(run.path)))
                 unsaid.append(run)
         return found.union(*(points for points in self.read(unsaid, None).values()))
 
@@ -186,6 +190,16 @@ class RunDirectories:
         bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
         parts = zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
         return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
+
+
+def _published(run_dir: Path) -> Mapping[str, MetricSummary]:
+    """Return the metrics of a run that was not closed, as its hub published them last."""
+    from trieye.hub.status import read_status
+
+    with contextlib.suppress(JournalError, OSError, ValueError):
+        metrics: Mapping[str, MetricSummary] = read_status(run_dir).get("metrics", {})
+        return metrics
+    return {}
 
 
 def _stamp(run_dir: str) -> str:

@@ -76,6 +76,8 @@ class StoredRun:
         place: What was given to `load`, where it was found.
         defaults: Parameters with default values in sections that the run does not use. They are compared with other
             runs that set them, and shown nowhere else.
+        is_closed: False until a killed run is closed: only its journal has the latest points.
+        is_named: Whether `load` was given this run itself, not a directory with several runs.
     """
 
     path: str
@@ -94,6 +96,13 @@ class StoredRun:
     varied: Mapping[str, Any] = field(default_factory=dict)
     place: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    is_closed: bool = True
+    is_named: bool = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it ran to its end, as far as its store tells."""
+        return self.status not in {"FAILED", "KILLED", "RUNNING"}
 
 
 def typed(text: str) -> Any:

@@ -16,7 +16,11 @@ MISSING = object()
 ATTRIBUTES = ("seed", "name", "app", "status", "axis", "job", "sweep", "place")
 """What can be asked for besides parameters, where no parameter has that name."""
 
+NOT_COUNTED = "not counted"
+"""What problems say of a run in whose place another one counts."""
+
 _MAX_SHOWN = 8
+_OF_THE_RUN = "run."
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -95,10 +99,17 @@ def value_of(run: StoredRun, key: str) -> Any:
         return run.varied[key]
     if key in run.defaults:
         return run.defaults[key]
-    if key not in ATTRIBUTES:
+    name = key.removeprefix(_OF_THE_RUN)
+    if name not in ATTRIBUTES:
         return MISSING
-    value = getattr(run, key)
+    value = getattr(run, name)
     return MISSING if value is None else value
+
+
+def attribute(name: str, runs: Iterable[StoredRun]) -> str:
+    """Return the key of an attribute, which differs from its name where runs have a parameter of that name."""
+    is_parameter = any(name in run.params or name in run.varied for run in runs)
+    return f"{_OF_THE_RUN}{name}" if is_parameter else name
 
 
 def identity(value: Any) -> Any:
@@ -138,36 +149,70 @@ def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, .
     return found
 
 
+def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
+    """Return the attributes that tell configs apart besides some keys: the app, and the sweep if it repeats a seed.
+
+    Two apps with equal parameters are two programs. Two sweeps may share the seeds of a config out among them; if both
+    have the same seed, the config was measured twice.
+    """
+    added: list[str] = []
+    apps = [{run.app for run in group} for group in grouped(runs, keys).values()]
+    if any(len(names) > 1 for names in apps):
+        added.append(attribute("app", runs))
+    for group in grouped(runs, [*keys, *added]).values():
+        places = {(run.seed, run.sweep) for run in group if run.seed is not None}
+        if len({seed for seed, _ in places}) < len(places):
+            return [*added, attribute("sweep", runs)]
+    return added
+
+
 def replicates(
     groups: Sequence[Sequence[StoredRun]], note: Callable[[str, str], None]
-) -> tuple[list[int], list[list[StoredRun | None]]]:
-    """Return the seeds of all groups, and for each group the run of each seed, or None.
+) -> tuple[list[int], list[list[list[StoredRun | None]]]]:
+    """Return the seeds of all groups, and for each group one row or more with the run of each seed, or None.
 
-    Runs that tell no seed take the places that are free, in the order in which they were begun. Of runs of one config
-    and one seed the newest counts.
+    A run without a seed takes a free place, in the order of the runs. Of several runs with one seed, the newest one
+    that ended counts. The others get rows of their own if they are trials or were named to `load`, and are dropped
+    otherwise.
 
     Args:
         groups: The runs of each config.
-        note: Is told of runs that do not count.
+        note: Is told of each dropped run.
     """
-    rows: list[dict[int, StoredRun]] = []
-    for runs in groups:
-        row: dict[int, StoredRun] = {}
-        ordered = sorted(runs, key=lambda run: 0.0 if math.isnan(run.created) else run.created)
-        for run in ordered:
-            if run.seed is not None:
-                if run.seed in row:
-                    older = row[run.seed]
-                    note(older.path, f"not counted: {run.path} is a newer run of its config and seed {run.seed}")
-                row[run.seed] = run
-        rows.append(row)
-    seeds = {seed for row in rows for seed in row}
-    for runs, row in zip(groups, rows, strict=True):
+    split = [_rows(runs, note) for runs in groups]
+    seeds = {seed for rows in split for row in rows for seed in row}
+    for runs, (row, *_) in zip(groups, split, strict=True):
         free = iter(range(len(seeds) + len(runs)))
         for run in (run for run in runs if run.seed is None):
             row[next(seed for seed in free if seed not in row)] = run
-    every = sorted({seed for row in rows for seed in row})
-    return every, [[row.get(seed) for seed in every] for row in rows]
+    every = sorted({seed for rows in split for row in rows for seed in row})
+    return every, [[[row.get(seed) for seed in every] for row in rows] for rows in split]
+
+
+def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[dict[int, StoredRun]]:
+    main: dict[int, StoredRun] = {}
+    more: list[dict[int, StoredRun]] = []
+    for run in sorted(runs, key=_precedence)[::-1]:
+        if run.seed is None:
+            continue
+        first = main.setdefault(run.seed, run)
+        if first is not run and (run.is_named or _are_trials(first, run)):
+            more.append({run.seed: run})
+        elif first is not run:
+            kind = "newer" if first.is_ended == run.is_ended else "finished"
+            note(run.path, f"{NOT_COUNTED}: {first.path} is a {kind} run of the same app, config and seed {run.seed}")
+    return [main, *more]
+
+
+def _precedence(run: StoredRun) -> tuple[bool, float]:
+    return run.is_ended, 0.0 if math.isnan(run.created) else run.created
+
+
+def _are_trials(one: StoredRun, other: StoredRun) -> bool:
+    """Tell whether two runs are trials of one sweep or study, of which neither replaces the other."""
+    if not one.sweep or one.sweep != other.sweep:
+        return False
+    return (one.job is not None and other.job is not None) or one.is_ended == other.is_ended
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate, weighted_sum
 from trieye.results.bootstrap import (
+    RESAMPLES,
     Counts,
     Floats,
     Statistic,
@@ -75,7 +76,7 @@ def aggregate(
     *,
     gamma: float = 1.0,
     confidence: float = 0.95,
-    resamples: int = 10_000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
     """Return one figure for all runs, with a stratified bootstrap percentile interval.
@@ -102,7 +103,7 @@ def difference(
     *,
     gamma: float = 1.0,
     confidence: float = 0.95,
-    resamples: int = 10_000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
     """Return a figure of X less that of Y; both are resampled independently, since equal seeds make no pair.

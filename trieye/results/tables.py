@@ -49,7 +49,7 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
     table.add_column(f"{confidence:.0%} CI", justify="right", no_wrap=True)
     others = [name for figures in list(rows.values())[:1] for name in figures if name != main]
     for name in others:
-        table.add_column(name.replace("run_", ""), justify="right", no_wrap=True)
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for label, figures in rows.items():
         shown = [number(figures[name].value) for name in others]
         held = figures[main]
