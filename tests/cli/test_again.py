@@ -162,6 +162,18 @@ def test_what_has_changed_since_is_shown_before_anything_starts(command, project
     assert names(project) == ["first"]
 
 
+def test_long_values_show_the_part_that_differs(command, project):
+    words = " ".join(f"word{number}" for number in range(30))
+    started(project, "run_name=long", f"description='{words} a end of it'")
+    code, _, err = command("rerun", "long", f"description='{words} b end of it'", "--dry-run")
+    assert code == 0, err
+    (line,) = [line for line in err.splitlines() if line.startswith("config: description: ")]
+    assert line == "config: description: ... word28 word29 a end of it -> ... word28 word29 b end of it  (asked for)"
+    code, out, _ = command("diff", "first", "long")
+    assert code == 0
+    assert "word0 word1" in out
+
+
 def test_a_commit_that_was_made_since_is_shown(command, project):
     sha = git(project, "rev-parse", "HEAD").strip()
     git(project, "commit", "-q", "--allow-empty", "-m", "second")

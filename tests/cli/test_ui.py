@@ -1,4 +1,5 @@
 import contextlib
+import http.client
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.cli.found_runs import find_place
 from trieye.cli.pages import MAX_STORES, Asked, pages_of
+from trieye.cli.report_server import HEALTH, server_command
 from trieye.exceptions import ConfigurationError
 from trieye.process.local_servers import free_port
 from trieye.sinks.mlflow.pages import experiments_of
@@ -312,6 +314,31 @@ def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root,
         refused.value.close()
     assert shown.end(signal.SIGINT)[0] == 0
     assert shown.is_gone()
+
+
+def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_path):
+    port = free_port()
+
+    def status_of(host):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", HEALTH, headers={"Host": host})
+            return connection.getresponse().status
+
+    def is_up():
+        with contextlib.suppress(ConnectionRefusedError):
+            return status_of(f"127.0.0.1:{port}")
+
+    with subprocess.Popen(server_command(port, str(tmp_path), ".")) as server:
+        try:
+            wait_until(is_up)
+            answered = [status_of(host) for host in ("localhost", "127.0.0.1", "LOCALHOST:80", f"localhost:{port}")]
+            refused = [
+                status_of(host) for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "[")
+            ]
+        finally:
+            server.kill()
+    assert (answered, refused) == ([200] * 4, [403] * 4)
 
 
 def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsys):

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
+from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.hub import shipment
 from trieye.hub.shipment import pack, project_of_program
@@ -54,6 +56,46 @@ def test_of_a_repository_what_git_ignores_stays_here(project, tmp_path):
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("data/\n.trieye_data/\nvenv/\n__pycache__/\n")
     assert names_in(pack(project, tmp_path)) == {*CODE, ".gitignore"}
+
+
+SECRET = [
+    ".env", "conf/.env.production", ".netrc", ".git-credentials", ".ssh/id_ed25519", ".aws/credentials",
+    "certs/site.pem", "deploy/service_account_ci.json", "secrets.yaml", "runs/app/runs/first/1.wal", "env/lib/big.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(project, tmp_path, is_repository, capsys):
+    for name in [*SECRET, "runs/app/runs/first/run.lock", "env/pyvenv.cfg", "my_agent/credentials.py"]:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("secret")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "key.txt").write_text("secret")
+    (project / "link.txt").symlink_to(tmp_path / "outside" / "key.txt")
+    (project / "linked").symlink_to(tmp_path / "outside")
+    (project / "dotenv.txt").symlink_to(".env")
+    (project / "same.yaml").symlink_to("conf/train.yaml")
+    (project / "swapped").mkdir()
+    (project / "swapped" / "key.txt").write_text("harmless")
+    if is_repository:
+        (project / ".gitignore").unlink()
+        subprocess.run(["git", "init", "-q", str(project)], check=True)
+        subprocess.run(["git", "-C", str(project), "add", "-fA"], check=True)
+    (project / "swapped" / "key.txt").unlink()
+    (project / "swapped").rmdir()
+    (project / "swapped").symlink_to(tmp_path / "outside")
+    sent = names_in(pack(project, tmp_path)) - {".gitignore"}
+    assert sent == {*CODE, "data/table.csv", "my_agent/credentials.py", "same.yaml"}
+    assert main(["cluster", "files", str(project)]) == 0
+    assert {*capsys.readouterr().out.split()} - {".gitignore"} == sent
+
+
+def test_the_home_directory_what_contains_it_and_the_root_are_refused(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(project / "conf"))
+    for directory in (project / "conf", project, Path("/")):
+        with pytest.raises(ConfigurationError, match=r"working_dir=DIR|is not sent"):
+            pack(directory, tmp_path)
+    assert pack(project / "my_agent", tmp_path).num_files == 2
 
 
 def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, tmp_path):

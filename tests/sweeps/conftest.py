@@ -30,9 +30,11 @@ class Sweep:
             return list(launcher.launch([[job] for job in jobs], initial_job_idx=0))
 
     def search(self, task: Any, *words: str) -> list[tuple[str, ...]]:
-        """Run a search in this process, one job at a time, and return the overrides of each job."""
-        options = [word for word in words if word.startswith("hydra.")]
-        with self._composed("hydra/sweeper=trieye", "hydra.launcher.isolate=none", *options) as (config, context):
+        """Run a search or a grid in this process, one job at a time, and return the overrides of each job."""
+        options = [word for word in words if word.startswith(("hydra.", "hydra/"))]
+        is_ours = "hydra/launcher=basic" not in options
+        own = ["hydra/sweeper=trieye", *(["hydra.launcher.isolate=none"] if is_ours else [])]
+        with self._composed(*own, *options) as (config, context):
             sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
             done = sweeper.sweep([word for word in words if word not in options])
         return [tuple(self.record(job.index).overrides) for job in done]
@@ -42,7 +44,8 @@ class Sweep:
         conf = self.directory.with_name("conf")
         conf.mkdir(exist_ok=True)
         (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
-        own = ["hydra/launcher=trieye_ray", f"hydra.sweep.dir={self.directory}"]
+        launcher = [] if any(word.startswith("hydra/launcher=") for word in options) else ["hydra/launcher=trieye_ray"]
+        own = [*launcher, f"hydra.sweep.dir={self.directory}"]
         with initialize_config_dir(str(conf), **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             config = hydra.compose_config(

@@ -260,6 +260,23 @@ def test_a_search_that_varies_or_omits_a_secret_is_refused(sweep):
         sweep.search(lambda cfg: cfg.x, *words)
 
 
+@pytest.mark.parametrize("launcher", ["trieye_ray", "basic"])
+def test_files_of_a_sweep_under_plain_hydra_hold_no_secret(sweep, launcher):
+    received = []
+    sweep.search(lambda cfg: received.append(cfg.api_key), "+api_key=sk-7a1f", "+x=1,2", f"hydra/launcher={launcher}")
+    assert received == ["sk-7a1f"] * 2
+    files = [path for path in sweep.directory.rglob("*") if path.is_file()]
+    assert {"multirun.yaml", "config.yaml", "hydra.yaml", "overrides.yaml"} <= {path.name for path in files}
+    assert [path for path in files if b"sk-7a1f" in path.read_bytes()] == []
+
+
+def test_a_sweep_of_another_sweeper_on_our_launcher_leaves_no_secret(sweep):
+    sweep.launch(lambda cfg: len(cfg.api_key), ["+api_key=sk-7a1f"], "hydra.launcher.isolate=none")
+    files = [path for path in sweep.directory.rglob("*") if path.is_file()]
+    assert "config.yaml" in {path.name for path in files}
+    assert [path for path in files if b"sk-7a1f" in path.read_bytes()] == []
+
+
 PROGRAM = textwrap.dedent("""
     import hydra
     @hydra.main(config_path=None, config_name=None, version_base="1.3")

@@ -44,6 +44,8 @@ NOTHING_KEPT = (
 MAX_SHOWN = 30
 MAX_LINES = 20
 MAX_VALUE = 60
+CONTEXT = 15
+"""Characters of a long value that are shown before its first difference."""
 
 _PYTHON_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _HYDRA_WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
@@ -428,12 +430,16 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-def _shown(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
-
-
 def lines_of(found: Differences) -> Iterator[tuple[str, str, str]]:
-    """Yield each difference as texts."""
-    for key, (first, second) in sorted(found.items()):
-        yield key, _shown(first), _shown(second)
+    """Yield each difference as texts; of long values, the part that begins shortly before the first difference."""
+    for key, pair in sorted(found.items()):
+        first, second = ("none" if value is None else str(value) for value in pair)
+        shorter = min(len(first), len(second))
+        common = next((at for at in range(shorter) if first[at] != second[at]), shorter)
+        begin = max(common - CONTEXT, 0) if max(len(first), len(second)) > MAX_VALUE else 0
+        yield key, _excerpt(first, begin), _excerpt(second, begin)
+
+
+def _excerpt(text: str, begin: int) -> str:
+    end = begin + MAX_VALUE
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

@@ -1,15 +1,17 @@
-"""`trieye cluster`: whether a training or a sweep can run on every node of a Ray cluster.
+"""`trieye cluster`: whether a training or a sweep can run on each node of a Ray cluster, and which files it would send.
 
 Ask every node of a Ray cluster how it is, and compare it with this machine.
 
 For each node: is it alive, how long does it take to answer, can it import trieye, which versions does it have, how far
 is its clock off, how full are its disks, and is the directory of runs the same there. Nothing of your project is sent,
 and nothing is changed. The exit code is 0 if all is well, and 1 if something keeps a training from running there.
+`files` needs no cluster: it lists the files of the project that a training would send.
 
 Examples:
   trieye cluster check                              the cluster that this machine is a part of
   trieye cluster check 10.0.0.5:6379                on a node of the cluster
   trieye cluster check --json
+  trieye cluster files                              of the project around this directory
 """
 
 import argparse
@@ -43,9 +45,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=60.0, metavar="S", help="seconds that a node may take to answer (60)"
     )
     check.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    files = actions.add_parser("files", help="list the files of which the workers would get a copy")
+    files.add_argument(
+        "directory", nargs="?", type=Path, metavar="DIR", help="as runtime.working_dir (the project around here)"
+    )
+    files.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Do what the action says."""
+    return _files(options) if options.action == "files" else _check(options)
+
+
+def _files(options: argparse.Namespace) -> int:
+    from trieye.hub.shipment import files_of, project_around
+
+    directory = project_around(Path.cwd()) if options.directory is None else options.directory.expanduser()
+    names = [file.as_posix() for file in files_of(directory.resolve())]
+    if options.json:
+        print(json.dumps({"directory": str(directory.resolve()), "files": names}))
+    else:
+        print(*names, sep="\n")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
     """Ask the nodes, say what they answered, and return whether something is wrong."""
     from trieye.hub.cluster import as_plain, compare
     from trieye.hub.ray_cluster import ask_cluster, this_process

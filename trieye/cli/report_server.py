@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from trieye.process.local_servers import HOST
 
@@ -38,7 +39,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, or with why there is none."""
-        if self.headers.get("Host", "").rpartition(":")[0] not in {HOST, "localhost"}:  # a page that is named so asks
+        if _host_of(self.headers.get("Host", "")) not in {
+            HOST,
+            "localhost",
+        }:  # DNS rebinding: the page has another name
             self._answer(HTTPStatus.FORBIDDEN, "")
         elif self.path == HEALTH:
             self._answer(HTTPStatus.OK, "")
@@ -57,6 +61,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(body)
+
+
+def _host_of(header: str) -> str | None:
+    """Return the name in a Host header, which has a port unless that is 80."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:  # half an IPv6 address
+        return None
 
 
 def _page(place: str) -> tuple[HTTPStatus, str]:

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
@@ -14,7 +16,19 @@ MOST_BYTES = 200 << 20
 """The head of a cluster keeps it in memory, and each node unpacks it: data belongs somewhere else."""
 
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
-_LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "mlruns", "multirun", "outputs"}
+_EXCLUDED = (
+    ".*",  # .env, .netrc, .git-credentials, .ssh, .aws, .git, .venv, .trieye_data and whatever else a tool hides
+    "__pycache__", "node_modules", "site-packages", "cvs",
+    "mlruns", "mlflow.db", "multirun", "outputs",
+    "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.tfstate", "_netrc",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+    "credentials", "credentials.json", "kaggle.json", "client_secret*.json", "service_account*.json",
+    "secrets.json", "secrets.toml", "secrets.yaml", "secrets.yml",
+)  # fmt: skip
+"""Names of files and directories that are never sent: credentials, version control, environments, caches, data."""
+_HARMLESS = {".gitignore", ".python-version"}
+_EXCLUDED_BY = ("pyvenv.cfg", "run.lock", "sweep.lock")
+"""Files of directories that are never sent: environments, runs and sweeps."""
 _WHEN = (1980, 1, 1, 0, 0, 0)
 _SHOWN = 3
 _GIT_S = 30.0
@@ -54,24 +68,22 @@ def project_of_program() -> Path | None:
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
     if any(directory == prefix or prefix in directory.parents for prefix in prefixes) or "site-packages" in str(main):
         return None
-    for place in (directory, *directory.parents):
-        if any((place / mark).exists() for mark in _MARKS):
-            return place
-    return directory
+    return project_around(directory)
+
+
+def project_around(directory: Path) -> Path:
+    """Return the nearest directory, this one or above it, that a mark of a project is in; else this one."""
+    marked = (path for path in (directory, *directory.parents) if any((path / mark).exists() for mark in _MARKS))
+    return next(marked, directory)
 
 
 def pack(source: Path, into: Path) -> Shipment:
     """Write the files of a project into an archive below a directory.
 
-    Of a git repository those that git tracks or does not ignore; else all but hidden directories, environments, caches,
-    and the directories of runs and sweeps.
-
     Raises:
-        ConfigurationError: There is no such directory, nothing is in it, or far too much.
+        ConfigurationError: As `files_of`; or there is no file, or far too much.
     """
-    if not source.is_dir():
-        raise ConfigurationError(f"runtime.working_dir={source}: there is no such directory")
-    files = sorted(set(_files_of(source)))
+    files = files_of(source)
     sizes = {file: (source / file).stat().st_size for file in files}
     if not files:
         raise ConfigurationError(f"runtime.working_dir={source}: there is no file in it to send to the workers")
@@ -94,19 +106,52 @@ def pack(source: Path, into: Path) -> Shipment:
     return Shipment(source, archive, len(files), archive.stat().st_size)
 
 
-def _files_of(source: Path) -> Iterator[Path]:
-    told = _told_by_git(source)
-    if told is not None:
-        yield from (file for file in told if (source / file).is_file() and not _LEFT_OUT & set(file.parts))
-        return
-    for place, directories, names in os.walk(source):
-        here = Path(place)
-        directories[:] = [
-            name
-            for name in directories
-            if name not in _LEFT_OUT and not name.startswith(".") and not (here / name / "pyvenv.cfg").exists()
-        ]
-        yield from ((here / name).relative_to(source) for name in names if (here / name).is_file())
+def files_of(source: Path) -> list[Path]:
+    """Return the files of a project that are sent, relative to its directory, in order.
+
+    Of a git repository these are the files that git tracks or does not ignore. Hidden files, credentials, environments,
+    caches, runs and sweeps are left out, and so are links to anything that is not sent itself.
+
+    Raises:
+        ConfigurationError: There is no such directory, or it contains the home directory.
+    """
+    if not source.is_dir():
+        raise ConfigurationError(f"runtime.working_dir={source}: there is no such directory")
+    root = source.resolve()
+    with suppress(RuntimeError):  # a user without home directory
+        home = Path.home().resolve()
+        if root in (home, *home.parents):
+            raise ConfigurationError(
+                f"runtime.working_dir={source}: this directory is or contains your home directory, which is not sent; "
+                "move the program into a directory of its own, name one with runtime.working_dir=DIR, or set "
+                "runtime.working_dir=null where the nodes have the code already"
+            )
+    if root == root.parent:
+        raise ConfigurationError(f"runtime.working_dir={source}: the root of the file system is not sent")
+    tracked = _told_by_git(root)
+    listed = [
+        file for file in (_walked(root) if tracked is None else tracked) if not any(map(_is_excluded, file.parts))
+    ]
+    barred = {
+        parent for parent in {parent for file in listed for parent in file.parents[:-1]} if _is_barred(root / parent)
+    }
+    resolved = {file: (root / file).resolve() for file in listed if barred.isdisjoint(file.parents)}
+    own = {path for file, path in resolved.items() if path == root / file}
+    return sorted(file for file, path in resolved.items() if path in own and path.is_file())
+
+
+def _is_excluded(name: str) -> bool:
+    return name not in _HARMLESS and any(fnmatchcase(name.lower(), pattern) for pattern in _EXCLUDED)
+
+
+def _is_barred(directory: Path) -> bool:
+    return any((directory / mark).exists() for mark in _EXCLUDED_BY)
+
+
+def _walked(root: Path) -> Iterator[Path]:
+    for place, directories, names in os.walk(root):
+        directories[:] = [name for name in directories if not (_is_excluded(name) or _is_barred(Path(place, name)))]
+        yield from (Path(place, name).relative_to(root) for name in names)
 
 
 def _told_by_git(source: Path) -> list[Path] | None:

@@ -15,6 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
 from trieye.config.redaction import redacted_text
@@ -330,7 +331,7 @@ class LauncherBody:
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hear from Hydra what is to be run."""
-        self._given = (hydra_context, task_function, config)
+        self._given = (hydra_context, RedactingTask.of(task_function), config)
         directory, only = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
         self.is_part = self.options.is_part and bool(only)
         self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import Dimension, dimensions_of
+from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import HIDDEN, redacted_text
 from trieye.config.sweeper import SweeperConfig
@@ -54,7 +55,7 @@ class SweeperBody:
         """Hear from Hydra what is to be run."""
         self._config, self._context = config, hydra_context
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
+            hydra_context=hydra_context, task_function=RedactingTask.of(task_function), config=config
         )
         self._directory = Path(str(config.hydra.sweep.dir)).resolve()
         body = getattr(self._launcher, "body", None)
@@ -141,7 +142,7 @@ class SweeperBody:
     def _begin(self, record: SweepRecord) -> None:
         if not self._is_kept:
             record.write(self._directory)
-            OmegaConf.save(self._config, self._directory / "multirun.yaml")
+            write_redacted(self._config, self._directory / "multirun.yaml")
 
     @property
     def _is_kept(self) -> bool:

@@ -29,7 +29,7 @@ from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import has_begun_run, launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
-from trieye.config.hydra.records import print_tree, redact_records, sheltered
+from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
 from trieye.config.hydra.registration import RefusedError, Registration
 from trieye.config.hydra.typed import resolved, typed
 from trieye.config.names import check_name
@@ -277,7 +277,6 @@ def _job_of(
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
         assert launch is not None  # noqa: S101 - Hydra calls this
-        redact_records(composed, launch)
         try:
             named = {"run_name": f"{composed.run_name}_{launch.job_num}"} if launch.is_multirun else pinned
             with flag_override(composed, ["struct", "readonly"], [False, False]):
@@ -293,7 +292,7 @@ def _job_of(
                 raise  # the launcher decides what becomes of the other jobs
             raise RefusedError(error) from error
 
-    return job
+    return RedactingTask(job)
 
 
 def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]) -> None:

@@ -1,6 +1,9 @@
 """Records: a config as Hydra writes it into files and as a terminal shows it, without secrets."""
 
+import functools
 import os
+from collections.abc import Callable
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
-from trieye.config.hydra.launch import Launch
+from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.loader import Loader, parsed, quoted
 from trieye.config.redaction import HIDDEN, looks_secret, own_variable, redacted, variable_of
 from trieye.config.root import TrieyeConfig
@@ -35,8 +38,31 @@ def sheltered(override: str, loader: Loader, config_type: type[TrieyeConfig]) ->
     return f"{item.get_key_element()}=${{oc.env:{variable}}}"
 
 
+class RedactingTask:
+    """A task that removes secrets from the records that Hydra has just written of its job, and then runs.
+
+    Args:
+        task: What the job runs.
+    """
+
+    def __init__(self, task: Callable[[DictConfig], Any]) -> None:
+        functools.update_wrapper(self, task)
+        self._task = task
+
+    @classmethod
+    def of(cls, task: Callable[[DictConfig], Any]) -> "RedactingTask":
+        """Return a task that redacts; one that does already stays as it is."""
+        return task if isinstance(task, cls) else cls(task)
+
+    def __call__(self, composed: DictConfig) -> Any:
+        """Redact the records and run the task."""
+        if (launch := launch_info()) is not None:
+            redact_records(composed, launch)
+        return self._task(composed)
+
+
 def redact_records(composed: DictConfig, launch: Launch) -> None:
-    """Take the secrets that stand in YAML files out of the records that Hydra has just written of a job.
+    """Remove secrets from the YAML files that Hydra has just written of a job.
 
     Raises:
         OSError: A file cannot be written.
@@ -48,11 +74,20 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
     if launch.sweep_dir is not None:
         paths.append(launch.sweep_dir / "multirun.yaml")
     for path in paths:
-        if path.is_file() and _differs(held := _plain(OmegaConf.load(path))):
-            scratch = path.with_name(f".{path.name}-{token_hex(4)}")  # another job of the sweep may read it
-            with scratch.open("x", encoding="utf-8") as file:
-                file.write(OmegaConf.to_yaml(OmegaConf.create(redacted(held))))
-            scratch.replace(path)
+        if path.is_file() and _differs(_plain(stored := OmegaConf.load(path))):
+            write_redacted(stored, path)
+
+
+def write_redacted(config: Any, path: Path) -> None:
+    """Write a config as YAML, without secrets; whoever reads the file meanwhile sees the old one or the new one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}-{token_hex(4)}")
+    with scratch.open("x", encoding="utf-8") as file:
+        file.write(OmegaConf.to_yaml(OmegaConf.create(redacted(_plain(config)))))
+    scratch.replace(path)
 
 
 def _plain(config: Any) -> Any:
