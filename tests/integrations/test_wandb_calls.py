@@ -443,9 +443,11 @@ def test_mistakes_are_named(do, said):
         do()
 
 
-def test_what_is_not_supported_says_what_is():
-    with pytest.raises(AttributeError, match=r"has no 'sweep'.*it has Artifact.*trieye results"):
+def test_an_unsupported_name_says_what_to_use():
+    with pytest.raises(AttributeError, match=r"wandb.sweep .*trieye results"):
         wandb.sweep  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no 'Tabl'; did you mean 'Table'.*it has AlertLevel, Artifact"):
+        wandb.Tabl  # noqa: B018
     assert wandb.run is None
 
 

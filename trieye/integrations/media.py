@@ -115,7 +115,12 @@ def log_text(run: Run, name: str, text: str, step: int) -> None:
 
 def keep_text(run: Run, folder: str, file_name: str, text: str) -> None:
     """Keep a text as a file among the artifacts of a run."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / file_name
-        write_atomic(path, printable(text).encode())
+    keep_file(run, folder, file_name, printable(text).encode())
+
+
+def keep_file(run: Run, folder: str, file_name: str, content: bytes) -> None:
+    """Keep bytes as a file among the artifacts of a run."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / file_name
+        write_atomic(path, content, is_lasting=False)
         run.log_artifact(path, folder)

@@ -29,6 +29,14 @@ _EARLY = 20
 BEFORE_CLOSE: list[Callable[[RunStatus], None]] = []
 """Called with the status of the program before its runs are closed at exit, for loggers that still have values."""
 
+SHARED: dict[str, Any] = {}
+"""Arguments of `AdoptedRun.join` that SummaryWriters use, to log to a run that is open; empty: each opens its own."""
+
+
+def open_runs() -> list[str]:
+    """Return the names of the runs that this process has open."""
+    return [path.name for path in AdoptedRun._open]  # noqa: SLF001 - its own
+
 
 def safe_name(text: str) -> str:
     """Return a name that may be that of a directory, as similar as can be."""

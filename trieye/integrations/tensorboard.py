@@ -22,7 +22,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.integrations import media
-from trieye.integrations.opening import AdoptedRun, safe_name
+from trieye.integrations.opening import SHARED, AdoptedRun, safe_name
 from trieye.process.progress import say
 from trieye.run.media import array_of, number_of
 
@@ -92,7 +92,7 @@ class SummaryWriter:
     def _open(self) -> AdoptedRun:
         """Return the run, opened again after `close`."""
         if self._held is None:
-            self._held = AdoptedRun.join(_run_name(Path(self.log_dir)))
+            self._held = AdoptedRun.join(**SHARED or {"name": _run_name(Path(self.log_dir))})
             self.run = self._held.run
             self._is_decided = not self._held.is_new_attempt
             _link(Path(self.log_dir), self.run.dir)

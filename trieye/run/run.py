@@ -85,6 +85,7 @@ class Run(Recorder):
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, sinks
         self._attempt: Attempt | None = None
+        self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None
         self._on_signal = LeaveOnSignal(
             f"leaving run {self.name!r}; start it again with run_name={self.name} to go on",
@@ -166,7 +167,7 @@ class Run(Recorder):
     def _forget(self) -> None:
         if self._flusher is not None:  # in a forked child, which has no right to close the run of its parent
             self._let_go()
-            self._attempt = None
+            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
@@ -491,7 +492,7 @@ class Run(Recorder):
 
     def _opened(self) -> Attempt:
         if self._attempt is None:
-            raise RunClosedError(f"run {self.name!r} is not open; use `with trieye.Run(config) as run:`")
+            raise RunClosedError(f"run {self.name!r} {self._closed_because}")
         return self._attempt
 
     def _open_flusher(self) -> Flusher:

@@ -1,10 +1,12 @@
-"""The calls of `wandb` for a run here: `import trieye.integrations.wandb as wandb` is the one line that changes.
+"""The calls of `wandb` for a local run: `import trieye.integrations.wandb as wandb` is the only line that changes.
 
-Everything stays on this machine: MLflow, TensorBoard and the history of the run, which survives the death of the
-program; `resume="must"`, `"allow"`, `"auto"` and `"never"` mean what they mean there.
+Nothing leaves this machine: values go to MLflow, TensorBoard and the history of the run, and survive a kill of the
+program. `resume="must"`, `"allow"`, `"auto"` and `"never"` behave as in `wandb`.
 """
 
+import enum
 import functools
+import glob
 import json
 import os
 import secrets
@@ -12,19 +14,31 @@ import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.atomic import write_atomic
+from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
+from trieye.integrations import opening
 from trieye.integrations.opening import ROOT, AdoptedRun, safe_name
-from trieye.integrations.wandb.media import Artifact, Histogram, Html, Image, Table, Video
+from trieye.integrations.wandb import plot
+from trieye.integrations.wandb.artifacts import Artifact
+from trieye.integrations.wandb.media import Audio, Histogram, Html, Image, Molecule, Object3D, Plotly, Table, Video
 from trieye.integrations.wandb.session import ROWS, Run
 from trieye.process.progress import say
 
-__all__ = ["Artifact", "Histogram", "Html", "Image", "Run", "Table", "Video", "define_metric", "finish", "init", "log"]
-__all__ += ["log_artifact", "save", "unwatch", "watch"]
+__all__ = ["AlertLevel", "Artifact", "Audio", "Error", "Histogram", "Html", "Image", "Molecule", "Object3D", "Plotly"]
+__all__ += ["Run", "Settings", "Table", "Video", "alert", "define_metric", "finish", "init", "join", "link_model"]
+__all__ += ["log", "log_artifact", "log_model", "login", "plot", "plot_table", "restore", "save", "setup", "teardown"]
+__all__ += ["termerror", "termlog", "termwarn", "unwatch", "use_artifact", "use_model", "watch"]
+
+NOT_SUPPORTED = ("Api", "ArtifactTTL", "EvalTable", "Graph", "agent", "box3d", "controller", "sweep")
+"""Public names of `wandb` that need its server."""
 
 _ROWS_METRIC = {
     "name": ROWS,
@@ -35,19 +49,39 @@ _ROWS_METRIC = {
 }
 
 RESUME_FILE = Path("wandb") / "wandb-resume.json"
-"""Where `resume="auto"` remembers the run that did not end well, as wandb does."""
+"""Where `resume="auto"` remembers the run that did not finish, as wandb does."""
 
-_IGNORED = frozenset({"entity", "save_code", "monitor_gym", "settings", "allow_val_change", "force", "anonymous"})
+_IGNORED = {"entity", "save_code", "monitor_gym", "allow_val_change", "force", "anonymous"}
+_REFUSED = {"resume_from", "fork_from"}
+_SETTINGS = {"run_id": "id", "run_name": "name", "run_group": "group", "run_job_type": "job_type"}
+_SETTINGS |= {"run_notes": "notes", "run_tags": "tags"}
+_SETTINGS |= {name: name for name in ("project", "mode", "resume", "reinit", "sync_tensorboard")}
+"""Settings that mean an argument of `init`; the others have no effect."""
+
+_VARIABLES = {"project": "WANDB_PROJECT", "name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "id": "WANDB_RUN_ID"}
+_VARIABLES |= {"resume": "WANDB_RESUME", "mode": "WANDB_MODE", "dir": "WANDB_DIR"}
+"""Environment variables for arguments of `init` that are not passed."""
+
 _MODES = ("online", "offline", "shared", "disabled")
 _RESUMES = ("allow", "must", "never", "auto")
-_ID = string.ascii_lowercase + string.digits
-
 _REINITS = ("default", "return_previous", "finish_previous", "create_new")
 _HOW_TO_REOPEN = "for another one, call wandb.finish() first, or init with reinit='finish_previous' or 'create_new'"
 
 _active: list[Run] = []
 """Runs that are not finished, in the order in which they were opened."""
 _current: Run | None = None
+_has_announced = False
+
+Settings = SimpleNamespace
+Error = CommError = UsageError = TrieyeError
+
+
+class AlertLevel(enum.StrEnum):
+    """Severity of an alert."""
+
+    INFO = "INFO"
+    WARN = "WARN"
+    ERROR = "ERROR"
 
 
 def init(  # noqa: PLR0913 - as many as wandb has
@@ -57,6 +91,8 @@ def init(  # noqa: PLR0913 - as many as wandb has
     id: str | None = None,  # noqa: A002 - as wandb calls it
     resume: bool | str | None = None,
     config: Any = None,
+    config_exclude_keys: Sequence[str] | None = None,
+    config_include_keys: Sequence[str] | None = None,
     tags: Sequence[str] | None = None,
     group: str | None = None,
     job_type: str | None = None,
@@ -65,45 +101,55 @@ def init(  # noqa: PLR0913 - as many as wandb has
     mode: str | None = None,
     reinit: bool | str | None = None,
     sync_tensorboard: bool | None = None,
+    tensorboard: bool | None = None,
+    settings: Any = None,
     **more: Any,
 ) -> Run:
-    """Begin a run, or go on with one, and make it `wandb.run`.
+    """Begin a run, or resume one, and make it `wandb.run`.
 
     Raises:
-        ConfigurationError: An argument is unknown or has no such value, or `resume` does not fit what is there.
+        ConfigurationError: An argument is unknown or has an invalid value, or `resume` does not fit the run.
     """
+    passed = {name: value for name, value in locals().items() if name not in {"settings", "more"}}
     global _current
+    if settings is not None:
+        own = dict(settings) if isinstance(settings, Mapping) else vars(settings)
+        named = {to: own[key] for key, to in _SETTINGS.items() if passed[to] is None and own.get(key) is not None}
+        return init(**{**passed, **named}, **more)
     _check_arguments(more, mode, resume, reinit)
     if reinit != "create_new" and (previous := _previous(reinit, id, resume)) is not None:
         return previous
-    environment = os.environ.get
-    project = project or environment("WANDB_PROJECT") or "uncategorized"
-    name, group = name or environment("WANDB_NAME"), group or environment("WANDB_RUN_GROUP")
-    resume = environment("WANDB_RESUME") if resume is None else resume
-    resume = {True: "auto", False: None}.get(resume, resume) if isinstance(resume, bool) else resume
-    id = id or environment("WANDB_RUN_ID") or (_auto_id() if resume == "auto" else None)  # noqa: A001
-    chosen = id or "".join(secrets.choice(_ID) for _ in range(8))
-    if (mode or environment("WANDB_MODE")) == "disabled" or environment("WANDB_DISABLED") == "true":
-        made = Run(None, id=chosen, name=name or chosen, project=project, resumed=False)
-    else:
-        told = {"wandb.tags": ",".join(tags or ()), "wandb.group": group or "", "wandb.job_type": job_type or ""}
-        given: dict[str, Any] = {"tags": {key: value for key, value in told.items() if value}, "description": notes}
-        root = Path(environment(ROOT) or Path(dir or environment("WANDB_DIR") or ".") / ".trieye_data")
-        made = _begun(root, project, chosen, name, resume, given)
+    made = _made(passed)
     made.on_finish = _finished
     _active.append(made)
-    made.group, made.job_type, made.notes, made.tags = group, job_type, notes, tuple(tags or ())  # type: ignore[assignment]
-    if config is not None:
-        made.config.update(config, allow_val_change=True)
-    if sync_tensorboard:
-        say(
-            "wandb.init(sync_tensorboard=True): take SummaryWriter from trieye.integrations.tensorboard, which is a run"
-        )
-    if resume == "auto" and not made.disabled:
-        RESUME_FILE.parent.mkdir(exist_ok=True)
-        write_atomic(RESUME_FILE, json.dumps({"run_id": chosen}).encode())
+    made.group, made.job_type, made.notes, made.tags = passed["group"], job_type, notes, tuple(tags or ())
+    made.config.update(_parsed(config, config_include_keys, config_exclude_keys), allow_val_change=True)
     if reinit != "create_new":
         _current = made
+    return made
+
+
+def _made(passed: dict[str, Any]) -> Run:
+    """Return the run that the arguments of `init` describe, with the environment for those that are missing."""
+    environment = os.environ.get
+    for key, variable in _VARIABLES.items():
+        passed[key] = environment(variable) if passed[key] is None else passed[key]
+    project, name, resume = passed["project"] or "uncategorized", passed["name"], passed["resume"]
+    resume = {True: "auto", False: None}[resume] if isinstance(resume, bool) else resume
+    chosen = passed["id"] or (_auto_id() if resume == "auto" else None) or _new_id()
+    if passed["mode"] == "disabled" or environment("WANDB_DISABLED") == "true":
+        return Run(None, id=chosen, name=name or chosen, project=project, resumed=False)
+    labels = {"id": chosen, "tags": ",".join(passed["tags"] or ())}
+    labels |= {key: passed[key] for key in ("group", "job_type")}
+    about = {"tags": {f"wandb.{key}": value for key, value in labels.items() if value}, "description": passed["notes"]}
+    root = Path(environment(ROOT) or Path(passed["dir"] or ".") / ".trieye_data")
+    made = _begun(root, project, chosen, name, resume, about)
+    if passed["sync_tensorboard"] or passed["tensorboard"]:
+        _share_with_writers(made, root)
+    if resume == "auto":
+        RESUME_FILE.parent.mkdir(exist_ok=True)
+        write_atomic(RESUME_FILE, json.dumps({"run_id": chosen}).encode())
+    _announce()
     return made
 
 
@@ -135,22 +181,63 @@ def _begun(
     root: Path, project: str, chosen: str, name: str | None, resume: bool | str | None, given: Mapping[str, Any]
 ) -> Run:
     app = safe_name(project)
-    here = root / app / "runs"
-    before = [*sorted(here.glob(f"*-{safe_name(chosen)}")), here / safe_name(chosen)]
-    exists = next((path for path in before if RunRecord.read(path / "run.json") is not None), None)
+    runs = root / app / "runs"
+    exists = _directory_of(runs, chosen)
     if resume == "must" and exists is None:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): there is no such run in {here}")
+        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): there is no such run in {runs}")
     if resume == "never" and exists is not None:
         raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): {exists} is that run already")
-    run_name = exists.name if exists else safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
-    if any(run.dir == str(here / run_name) for run in _active):
-        raise ConfigurationError(f"wandb.init(id={chosen!r}): that run is open in this program already")
-    held = AdoptedRun.join(run_name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **given)
-    goes_on = exists is not None and resume in {"allow", "must", "auto"}
+    directory = exists or runs / safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
+    if exists is None and (directory / RUN_RECORD).exists():
+        raise ConfigurationError(f"wandb.init(id={chosen!r}): {directory} belongs to another run; choose another id")
+    if any(run.is_open and Path(run.dir) == directory.resolve() for run in _active):
+        raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has that run open already")
+    held = AdoptedRun.join(directory.name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **given)
+    is_resumed = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None:
-        held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
-    say(f"wandb: run {chosen!r} of project {project!r} {'goes on' if goes_on else 'begins'} in {held.run.dir}")
-    return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
+        held.goes_on_at((held.last_step or 0) + 1 if is_resumed else 0, exactly=True)
+    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {held.run.dir}")
+    return Run(held, id=chosen, name=name or chosen, project=project, resumed=is_resumed)
+
+
+def _directory_of(runs: Path, chosen: str) -> Path | None:
+    """Return the directory of the run with an id."""
+    for path in [*sorted(runs.glob(f"*-{glob.escape(safe_name(chosen))}")), runs / safe_name(chosen)]:
+        record = RunRecord.read(path / RUN_RECORD)
+        own = (
+            None if record is None else record.tags.get("wandb.id", chosen if path.name == safe_name(chosen) else None)
+        )
+        if own == chosen:
+            return path
+    return None
+
+
+def _share_with_writers(run: Run, root: Path) -> None:
+    """Let SummaryWriters that are opened from now on log to this run."""
+    run.counts_rows = True
+    opening.SHARED.update(name=run.run.dir.name, app=safe_name(run.project), root=root)
+    if opened := [name for name in opening.open_runs() if name != run.run.dir.name]:
+        say(f"wandb.init(sync_tensorboard=True): call it before SummaryWriter; runs {', '.join(opened)} stay separate")
+
+
+def _announce() -> None:
+    """Say once which calls have no effect or raise an error, so that none of them is a surprise at the end."""
+    global _has_announced
+    if not _has_announced:
+        _has_announced = True
+        say(
+            f"wandb: not available without its server: {', '.join(NOT_SUPPORTED)}, use_artifact(name), use_model; "
+            "registry links, displays and preemption marks have no effect (docs/adopting.md)"
+        )
+
+
+def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] | None) -> dict[str, Any]:
+    """Return the parameters in a dict, a namespace, or a YAML file as wandb writes it."""
+    if isinstance(config, str):
+        loaded = yaml.safe_load(Path(config).read_text("utf-8")) or {}
+        config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in loaded.items()}
+    items = {} if config is None else dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    return {key: items[key] for key in items if key not in (exclude or ()) and (not include or key in include)}
 
 
 def _finished(run: Run, status: RunStatus) -> None:
@@ -158,6 +245,8 @@ def _finished(run: Run, status: RunStatus) -> None:
     _current = None if _current is run else _current
     if run in _active:
         _active.remove(run)
+    if opening.SHARED.get("name") == Path(run.dir).name:
+        opening.SHARED.clear()
     if status == "FINISHED" and _auto_id() == run.id:
         RESUME_FILE.unlink(missing_ok=True)
 
@@ -167,9 +256,14 @@ def _check_arguments(
 ) -> None:
     taken = ("project", "name", *(init.__kwdefaults__ or {}))
     for key in more:
+        if key in _REFUSED:
+            raise ConfigurationError(
+                f"wandb.init({key}=...) is not supported; `trieye fork RUN --at step:N` forks a run"
+            )
         if key not in _IGNORED:
             raise ConfigurationError(f"wandb.init({key}=...): there is no such argument{did_you_mean(key, taken)}")
-        say(f"wandb.init({key}=...) has no meaning on this machine, and is ignored")
+    if more:
+        say(f"wandb.init(): {', '.join(sorted(more))} has no effect here")
     if mode is not None and mode not in _MODES:
         raise ConfigurationError(
             f"wandb.init(mode={mode!r}): it is one of {', '.join(_MODES)}{did_you_mean(str(mode), _MODES)}"
@@ -181,6 +275,10 @@ def _check_arguments(
             f"wandb.init(reinit={reinit!r}): it is one of {', '.join(_REINITS)}, True, False"
             f"{did_you_mean(reinit, _REINITS)}"
         )
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
 def _auto_id() -> str | None:
@@ -207,8 +305,11 @@ def _of_run(name: str) -> Callable[..., Any]:
     return call
 
 
-log, define_metric, save, log_artifact = map(_of_run, ("log", "define_metric", "save", "log_artifact"))
-watch, unwatch = map(_of_run, ("watch", "unwatch"))
+log, define_metric, save, restore, alert = map(_of_run, ("log", "define_metric", "save", "restore", "alert"))
+log_artifact, log_model, link_model = map(_of_run, ("log_artifact", "log_model", "link_model"))
+use_artifact, use_model, watch, unwatch = map(_of_run, ("use_artifact", "use_model", "watch", "unwatch"))
+mark_preempting, pin_config_keys = map(_of_run, ("mark_preempting", "pin_config_keys"))
+plot_table = plot.plot_table
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
@@ -217,12 +318,40 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
         _current.finish(exit_code, quiet)
 
 
+join = finish
+
+
+def login(*_: Any, **__: Any) -> bool:
+    """Return True: no account is needed."""
+    return True
+
+
+def setup(*_: Any, **__: Any) -> None:
+    """Do nothing: there is no process to start or to end."""
+
+
+teardown = require = setup
+
+
+def termlog(string: str = "", *_: Any, **__: Any) -> None:
+    """Print a line."""
+    say(string)
+
+
+termwarn = termerror = termlog
+
+
 def __getattr__(name: str) -> Any:
     if name == "run":
         return _current
     if name in {"config", "summary"}:
         return getattr(_running(name), name)
+    if name in NOT_SUPPORTED:
+        raise AttributeError(
+            f"wandb.{name} needs the server of wandb. Sweeps are `python train.py -m ...`, `trieye results` reads runs "
+            "(docs/adopting.md)"
+        )
     raise AttributeError(
         f"trieye.integrations.wandb has no {name!r}{did_you_mean(name, __all__)}; it has {', '.join(sorted(__all__))}, "
-        "run, config and summary. Sweeps are `python train.py -m ...`, `trieye results` reads runs (docs/adopting.md)"
+        "run, config and summary (docs/adopting.md)"
     )

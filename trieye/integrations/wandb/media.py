@@ -1,8 +1,12 @@
 """Media as `wandb` has them: what a user makes, and how a run logs it."""
 
+import io
+import json
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ from trieye.integrations import media
 from trieye.run.media import array_of, number_of
 from trieye.run.run import Run
 
+PathLike = str | os.PathLike[str]
+_PATHS = (str, os.PathLike)
+
 
 class Media:
     """Something that is no number."""
@@ -24,22 +31,47 @@ class Media:
 
 
 class Image(Media):
-    """A picture: an array `[height, width, channels]`, a tensor `[channels, height, width]`, a figure, or a file."""
+    """A picture: an array `[height, width, channels]`, a tensor `[channels, height, width]`, a figure, or a file.
 
-    def __init__(self, data_or_path: Any, mode: str | None = None, caption: str | None = None, **more: Any) -> None:
-        del mode, more
-        self._file = Path(data_or_path) if isinstance(data_or_path, str | os.PathLike) else None
+    Masks are logged as pictures of their class numbers; boxes and the names of classes are kept as a JSON file.
+    """
+
+    def __init__(
+        self,
+        data_or_path: Any,
+        mode: str | None = None,
+        caption: str | None = None,
+        grouping: int | None = None,
+        classes: Any = None,
+        boxes: Mapping[str, Any] | None = None,
+        masks: Mapping[str, Any] | None = None,
+        file_type: str | None = None,
+    ) -> None:
+        del mode, grouping, file_type
+        self._file = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
         self._picture = None if self._file else _picture(data_or_path)
         self.caption = caption
+        parts = {name: dict(mask) for name, mask in (masks or {}).items()}
+        self._masks = {name: mask.pop("mask_data", None) for name, mask in parts.items()}
+        self._masks = {
+            name: np.array(array_of("Image", mask)) for name, mask in self._masks.items() if mask is not None
+        }
+        labels = {"classes": getattr(classes, "class_set", classes), "boxes": boxes, "masks": parts}
+        self._labels = {name: value for name, value in labels.items() if value}
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a picture; a caption becomes a text beside it."""
+        """Log it as a picture, with its caption as a text."""
         if self._file:
             run.log_artifact(self._file, f"media/images/{name}")
         else:
             run.log_image(name, self._picture, step)
         if self.caption:
             run.log_text(f"{name}/caption", self.caption, step)
+        for mask, classes in self._masks.items():
+            run.log_image(f"{name}/masks/{mask}", np.clip(classes, 0, 255).astype(np.uint8), step)
+        if self._labels:
+            text = json.dumps(self._labels, default=_plain)
+            media.keep_text(run, f"media/images/{name}", f"{step}.json", text)
 
 
 class Images(Media):
@@ -84,8 +116,8 @@ class Video(Media):
         fps: int | None = None,
         format: str | None = None,  # noqa: A002
     ) -> None:
-        del caption
-        self._file = Path(data_or_path) if isinstance(data_or_path, str | os.PathLike) else None
+        self.caption = caption
+        self._file = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
         self._frames = None if self._file else _frames(data_or_path)
         self._fps, self._format = fps or 4, format
 
@@ -95,19 +127,23 @@ class Video(Media):
             run.log_artifact(self._file, f"media/videos/{name}")
         else:
             run.log_video(name, self._frames, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
+        if self.caption:
+            run.log_text(f"{name}/caption", self.caption, step)
 
 
 class Table(Media):
-    """Rows of columns; a data frame is one."""
+    """Rows of columns; a data frame is one. A cell that is an image or another medium is logged under the table."""
 
     def __init__(
         self,
         columns: Sequence[str] | None = None,
         data: Any = None,
+        rows: Any = None,
         dataframe: Any = None,
         **more: Any,
     ) -> None:
         del more
+        data = rows if data is None else data
         frame = dataframe if dataframe is not None else data if hasattr(data, "columns") else None
         if frame is not None:
             columns, data = [str(name) for name in frame.columns], frame.to_numpy().tolist()
@@ -124,29 +160,131 @@ class Table(Media):
             raise ValueError(f"this table has {len(self.columns)} columns, and the row has {len(row)} cells")
         self.data.append(list(row))
 
-    def add_column(self, name: str, data: Sequence[Any]) -> None:
+    add_row = add_data
+
+    def add_column(self, name: str, data: Any, optional: bool = False) -> None:
         """Add a column."""
+        del optional
         self.columns.append(name)
         for row, cell in zip(self.data, data, strict=True):
             row.append(cell)
 
+    def add_computed_columns(self, fn: Callable[[int, dict[str, Any]], Mapping[str, Any]]) -> None:
+        """Add columns with the values that a function returns for the number and the cells of each row."""
+        computed = [fn(number, dict(zip(self.columns, row, strict=True))) for number, row in self.iterrows()]
+        for name in computed[0] if computed else ():
+            self.add_column(name, [values[name] for values in computed])
+
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """Return the cells of a column as a list, or as an array with `convert_to="numpy"`."""
+        cells = [row[self.columns.index(name)] for row in self.data]
+        return np.array(cells) if convert_to == "numpy" else cells
+
+    def get_dataframe(self) -> Any:
+        """Return the table as a data frame of pandas."""
+        return import_module("pandas").DataFrame(self.data, columns=self.columns)
+
+    def get_index(self) -> list[int]:
+        """Return the numbers of the rows."""
+        return list(range(len(self.data)))
+
+    def iterrows(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the number and the cells of each row."""
+        return iter(enumerate(self.data))
+
+    def set_pk(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a table of a run has no keys."""
+
+    set_fk = cast = set_pk
+
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a table; what is no plain cell is shown as a text."""
-        cells = {column: [_cell(row[place]) for row in self.data] for place, column in enumerate(self.columns)}
+        """Log it as a table; other objects are shown as texts, media by the name under which they are logged."""
+        cells: dict[str, list[Any]] = {column: [] for column in self.columns}
+        for number, row in self.iterrows():
+            for column, cell in zip(self.columns, row, strict=True):
+                place = f"{name}/{column}/{number}"
+                if isinstance(cell, Media):
+                    cell.log_to(run, place, step)
+                cells[column].append(place if isinstance(cell, Media) else _cell(cell))
         run.log_table(name, cells, step)
 
 
 class Html(Media):
     """A page: its text, or a file."""
 
-    def __init__(self, data: Any, inject: bool = True) -> None:
+    def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
         del inject
         is_file = isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith(".html"))
+        is_file = is_file and not data_is_not_path
         self._text = Path(data).read_text("utf-8") if is_file else data.read() if hasattr(data, "read") else str(data)
 
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Keep it as a file of the run."""
         media.keep_text(run, f"media/html/{name}", f"{step}.html", self._text)
+
+
+class File(Media):
+    """A sound, a molecule, a scene or a page, which is kept as a file of the run."""
+
+    def __init__(self, data_or_path: Any, caption: str | None = None, **more: Any) -> None:
+        del more
+        self._path = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
+        self._content, self._suffix = (b"", "") if self._path else self._encoded(data_or_path)
+        self.caption = caption
+
+    def _encoded(self, data: Any) -> tuple[bytes, str]:
+        """Return data that is in no file as bytes, and the suffix of a file for them."""
+        if hasattr(data, "read"):
+            content = data.read()
+            return content if isinstance(content, bytes) else content.encode(), Path(getattr(data, "name", "")).suffix
+        return json.dumps(data, default=_plain).encode(), ".json"
+
+    def log_to(self, run: Run, name: str, step: int) -> None:
+        """Keep it as a file, with its caption as a text."""
+        folder = f"media/{type(self).__name__.lower()}/{name}"
+        if self._path:
+            run.log_artifact(self._path, folder)
+        else:
+            media.keep_file(run, folder, f"{step}{self._suffix}", self._content)
+        if self.caption:
+            run.log_text(f"{name}/caption", self.caption, step)
+
+
+class Audio(File):
+    """A sound: a file, or samples from -1 to 1, `[time]` or `[time, channels]`, with their `sample_rate`."""
+
+    def __init__(self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None) -> None:
+        if sample_rate is None and not isinstance(data_or_path, _PATHS):
+            raise ConfigurationError("Audio: samples need a sample_rate")
+        self._rate = sample_rate or 0
+        super().__init__(data_or_path, caption)
+
+    def _encoded(self, data: Any) -> tuple[bytes, str]:
+        samples = array_of("Audio", data)
+        if samples.dtype.kind == "f":
+            samples = (np.clip(np.nan_to_num(samples), -1.0, 1.0) * 32767).astype("<i2")
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+            file.setsampwidth(2)
+            file.setframerate(self._rate)
+            file.writeframes(samples.astype("<i2").tobytes())
+        return buffer.getvalue(), ".wav"
+
+
+class Object3D(File):
+    """A point cloud, a scene, or a file of one."""
+
+
+class Molecule(File):
+    """A molecule in a file."""
+
+
+class Plotly(File):
+    """A figure of Plotly, kept as a page."""
+
+    def _encoded(self, data: Any) -> tuple[bytes, str]:
+        return str(data.to_html()).encode(), ".html"
 
 
 class Text(Media):
@@ -161,44 +299,6 @@ class Text(Media):
     def log_to(self, run: Run, name: str, step: int) -> None:
         """Log it as a text."""
         media.log_text(run, name, self._text, step)
-
-
-class Artifact:
-    """Files under a name, which `log_artifact` keeps.
-
-    Attributes:
-        name, type, description, metadata: As given.
-        files: (file, its name in the artifact).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        type: str,  # noqa: A002 - as wandb calls it
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.name, self.type, self.description, self.metadata = name, type, description, dict(metadata or {})
-        self.files: list[tuple[Path, str]] = []
-
-    def add_file(self, local_path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Add a file.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
-        path = Path(local_path)
-        if not path.is_file():
-            raise ConfigurationError(f"Artifact.add_file({str(local_path)!r}): there is no such file")
-        self.files.append((path, name or path.name))
-
-    def add_dir(self, local_path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Add all files below a directory."""
-        root = Path(local_path)
-        if not root.is_dir():
-            raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): there is no such directory")
-        inside = [path for path in sorted(root.rglob("*")) if path.is_file()]
-        self.files += [(path, (Path(name or "") / path.relative_to(root)).as_posix()) for path in inside]
 
 
 def medium_of(name: str, value: Any) -> float | Media | None:
@@ -217,10 +317,14 @@ def medium_of(name: str, value: Any) -> float | Media | None:
         return Images(value)
     if callable(getattr(value, "savefig", None)) or hasattr(value, "getbands"):
         return Image(value)
-    return Table(dataframe=value) if hasattr(value, "columns") else _medium_of_numbers(value)
+    return _medium_of_object(value)
 
 
-def _medium_of_numbers(value: Any) -> float | Media | None:
+def _medium_of_object(value: Any) -> float | Media | None:
+    if hasattr(value, "to_plotly_json"):
+        return Plotly(value)
+    if hasattr(value, "columns"):
+        return Table(dataframe=value)
     try:
         array = array_of("wandb.log", value)
     except TypeError:  # texts, lists of several lengths, objects
@@ -254,3 +358,8 @@ def _cell(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as a list, and another object as a text, for JSON."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from trieye.config.redaction import HIDDEN, redacted
@@ -14,9 +16,10 @@ from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.integrations import opening
-from trieye.integrations.opening import AdoptedRun, safe_name
+from trieye.integrations.opening import AdoptedRun
 from trieye.integrations.wandb.axes import Axes
-from trieye.integrations.wandb.media import Artifact, Histogram, Media, Text, medium_of
+from trieye.integrations.wandb.files import FileCalls
+from trieye.integrations.wandb.media import Histogram, Media, Text, medium_of
 from trieye.integrations.wandb.values import Config, Summary
 from trieye.process.progress import say
 from trieye.run.media import step_of
@@ -28,42 +31,57 @@ _SUMMARY, _CONFIG = "wandb-summary.json", "wandb-config.json"
 ROWS = "trieye/wandb_step"
 """Metric that records the number of the last row, in runs whose metrics have other steps; kept in the history only."""
 
-_FRACTIONAL = "wandb.fractional_step_metrics"
+_OWN = "_wandb"
+"""Key of the config file under which the adapter keeps its own state."""
 
 
-class Run:
-    """What `init` returns; also a context manager.
+class Run(FileCalls):
+    """A run with the methods of `wandb.Run`; also a context manager.
 
     Attributes:
-        id, name, project, group, job_type, notes, tags: As `init` was given or has chosen them.
+        id, name, project, group, job_type, notes, tags: As passed to `init` or chosen by it.
         config: The parameters.
-        summary: What stands for each name in the end.
-        resumed: Whether the run was begun before, and goes on.
-        step: Of the next row.
+        summary: The final value of each name.
+        resumed: Whether the run continues an earlier attempt.
+        step: Step of the next row.
+        starting_step, start_time: Step and Unix time at which this attempt began.
         disabled: Whether nothing is kept.
         on_finish: Called with the run and its status when it finishes.
     """
 
+    entity = url = project_url = sweep_id = sweep_url = settings = None
+    offline = True
+
     def __init__(self, held: AdoptedRun | None, *, id: str, name: str, project: str, resumed: bool) -> None:  # noqa: A002
         self.id, self.name, self.project, self.resumed = id, name, project, resumed
-        self.group = self.job_type = self.notes = None
+        self.group: str | None = None
+        self.job_type: str | None = None
+        self.notes: str | None = None
         self.tags: tuple[str, ...] = ()
         self.disabled, self._held, self._pid = held is None, held, os.getpid()
+        self._directory = None if held is None else held.run.dir.resolve()
         self.step, self.counts_rows = 0, False
         self.on_finish: Callable[[Run, RunStatus], None] = lambda *_: None
         self._row: dict[str, float] = {}
         self._has_ignored = False
         self._unhook: list[Callable[[], None]] = []
         self._extremes: Mapping[str, MetricSummary] = {}
-        config, summary, fractional = self._earlier() if resumed else ({}, {}, [])
+        config, summary = self._earlier() if resumed else ({}, {})
+        own = config.pop(_OWN, {})
+        self.versions = dict(own.get("versions", {}))
+        self._alerts: dict[str, float] = {}
+        self._axes = Axes(self._note_fraction, own.get("fractional", ()))
         self.config = Config(self._record_config, config)
         self.summary = Summary(summary, self._keep_summary)
-        self._axes = Axes(self._note_fraction, fractional)
+        self.starting_step, self.start_time = self.step, time.time()
+        if held is not None and not resumed:
+            for file_name in (_SUMMARY, _CONFIG):
+                (held.run.dir / file_name).unlink(missing_ok=True)
         if held is not None:
             opening.BEFORE_CLOSE.append(self._end)
 
-    def _earlier(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Continue after the last row of earlier attempts; return their config, summary and fractional step metrics.
+    def _earlier(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Continue after the last row of earlier attempts; return their config and summary.
 
         A summary file is complete if the last attempt finished. After a kill, its numbers come from the points.
         """
@@ -75,8 +93,7 @@ class Run:
         if record is None or record.status_before not in {"FINISHED", "FAILED"}:
             self._extremes = {name: seen for name, seen in self.run.summary().items() if not name.startswith("trieye/")}
             summary |= {name: seen["last"] for name, seen in self._extremes.items()}
-        fractional = record.tags.get(_FRACTIONAL, "") if record is not None else ""
-        return _items_in(self.run.dir / _CONFIG), summary, [name for name in fractional.split(",") if name]
+        return _items_in(self.run.dir / _CONFIG), summary
 
     @property
     def run(self) -> TrieyeRun:
@@ -102,14 +119,22 @@ class Run:
     @property
     def dir(self) -> str:
         """The directory of the run."""
-        return "" if self._held is None else str(self.run.dir)
+        return str(self._directory or "")
 
     @property
     def path(self) -> str:
         """`project/id`."""
         return f"{self.project}/{self.id}"
 
-    url = None
+    @property
+    def sync_dir(self) -> str:
+        """The directory of the run."""
+        return self.dir
+
+    @property
+    def config_static(self) -> dict[str, Any]:
+        """A copy of the parameters."""
+        return self.config.as_dict()
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """Add values to the row of a step, and write it when the next one begins, or at once without a step.
@@ -196,7 +221,7 @@ class Run:
             f"wandb: step metric {axis!r} has the value {x:g}, but steps are integers. From here on, its metrics are "
             f"logged at the numbers of their rows, and {axis!r} is a curve over the same steps"
         )
-        self.run.set_tags({_FRACTIONAL: ",".join(sorted(self._axes.fractional))})
+        self._keep_config()
 
     def watch(
         self,
@@ -237,40 +262,45 @@ class Run:
             remove()
         self._unhook.clear()
 
-    def save(self, glob_str: str | os.PathLike[str], base_path: str | None = None, policy: str = "live") -> list[str]:
-        """Keep files with the run, as they are now."""
-        del policy
-        pattern = Path(base_path or ".") / glob_str
-        found = sorted(path for path in Path(pattern.anchor or ".").glob(str(pattern).lstrip("/")) if path.is_file())
-        if not found:
-            say(f"wandb.save({str(glob_str)!r}): there is no such file")
-        return [self._keep(path, "files") for path in found]
+    def alert(self, title: str, text: str, level: Any = None, wait_duration: float | timedelta | None = None) -> None:
+        """Print a message and keep it as a text, unless the same title came within `wait_duration` (60 s)."""
+        pause = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
+        now = time.monotonic()
+        if not self.disabled and now - self._alerts.get(title, -math.inf) >= (60.0 if pause is None else pause):
+            self._alerts[title] = now
+            say(f"run {self.id!r}: {title}: {text}")
+            self.run.log_text("alerts", f"**{title}** ({level or 'INFO'})\n\n{text}", self.step)
 
-    def _keep(self, path: Path, where: str) -> str:
-        if not self.disabled:
-            self.run.log_artifact(path, where)
-        return str(path)
+    def status(self) -> SimpleNamespace:
+        """Return how many values the slowest sink has not taken yet."""
+        sinks = [] if self.disabled else self.run.health()["sinks"]
+        pending = max((sink["backlog"] or 0 for sink in sinks), default=0)
+        return SimpleNamespace(sync_items_total=pending, sync_items_pending=pending, sync_time=None)
 
-    def log_artifact(
-        self,
-        artifact: Artifact | str | os.PathLike[str],
-        name: str | None = None,
-        type: str | None = None,  # noqa: A002
-    ) -> Artifact:
-        """Keep the files of an artifact with the run."""
-        if not isinstance(artifact, Artifact):
-            path, artifact = Path(artifact), Artifact(name or Path(artifact).name, type or "unspecified")
-            artifact.add_dir(path) if path.is_dir() else artifact.add_file(path)
-        for path, inside in artifact.files:
-            folder = Path("artifacts") / safe_name(artifact.name) / Path(inside).parent
-            self._keep(path, folder.as_posix())
-        return artifact
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing: this call only has an effect on the server or the page of wandb."""
+
+    mark_preempting = pin_config_keys = write_logs = display = _do_nothing
+
+    def to_html(self, *_: Any, **__: Any) -> str:
+        """Return no page."""
+        return ""
 
     def _record_config(self, items: Mapping[str, Any]) -> None:
         if self._held is not None:
             self.run.log_params(items)
-            kept = redacted({**self.config.as_dict(), **items})
-            write_atomic(self.run.dir / _CONFIG, json.dumps(kept, indent=1, default=str).encode())
+            self._keep_config()
+
+    def _keep_config(self) -> None:
+        own = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
+        kept = json.dumps({**redacted(self.config.as_dict()), _OWN: own}, indent=1, default=str)
+        write_atomic(self.run.dir / _CONFIG, kept.encode(), is_lasting=False)
+
+    def _count_version(self, name: str) -> int:
+        number = self.versions.get(name, 0)
+        self.versions[name] = number + 1
+        self._keep_config()
+        return number
 
     def _keep_summary(self, summary: Mapping[str, Any]) -> None:
         if self._held is not None:

@@ -1,0 +1,240 @@
+"""The documented API of wandb: each call works, or `init` announces that it is not available."""
+
+import inspect
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.integrations import opening, wandb
+from trieye.integrations.tensorboard import SummaryWriter
+from trieye.stats.operations import Medium
+
+
+@pytest.fixture(autouse=True)
+def _working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(wandb, "_has_announced", False, raising=False)
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRIEYE_"))]:
+        monkeypatch.delenv(name)
+    yield
+    wandb.finish()
+    for held in list(opening.AdoptedRun._open.values()):
+        held.close()
+    opening.AdoptedRun._seen.clear()
+
+
+def points(name, project="p"):
+    table = read_history(Path(".trieye_data") / project / "runs" / name)
+    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
+    return [row for row in rows if not row[0].startswith("trieye/")]
+
+
+def status_of(name, project="p"):
+    return RunRecord.read(Path(".trieye_data") / project / "runs" / name / "run.json").status
+
+
+def kept_files():
+    roots = Path(".trieye_data").glob("*/mlruns/*/*/artifacts")
+    return {path.relative_to(root).as_posix() for root in roots for path in root.rglob("*") if path.is_file()}
+
+
+def media():
+    run = wandb.run.run
+    run.flush()
+    items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
+    return {item.name: item for item in items if isinstance(item, Medium)}
+
+
+def missing(theirs, ours, names):
+    """Return the names that `ours` lacks, and those whose parameters it does not take."""
+    for name in names:
+        if not hasattr(ours, name):
+            yield name
+        elif inspect.isfunction(call := getattr(theirs, name)) and not callable(getattr(ours, name)):
+            yield f"{name}()"
+        elif inspect.isfunction(call):
+            takes = inspect.signature(getattr(ours, name)).parameters
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+                wanted = set(inspect.signature(call).parameters) - {"self", "data"} - set(takes)
+                yield from (f"{name}({parameter})" for parameter in sorted(wanted))
+
+
+INTERNAL = {"bind_to_run", "from_json", "get_media_subdir", "index_ref", "to_json", "has_been_logged", "__version__"}
+
+
+def test_every_documented_call_is_available_or_announced_by_init(capsys):
+    real = pytest.importorskip("wandb")
+    with wandb.init(project="p", id="one") as run:
+        announced = capsys.readouterr().err
+        table, artifact = wandb.Table(["a"]), wandb.Artifact("a", "b")
+        lacking = [
+            *missing(real, wandb, set(real.__all__) - INTERNAL),
+            *missing(real.Run, run, [name for name in vars(real.Run) if name[0] != "_"]),
+            *missing(real.Artifact, artifact, [name for name in vars(real.Artifact) if name[0] != "_"]),
+            *missing(real.Table, table, [name for name in vars(real.Table) if name[0] != "_" and name not in INTERNAL]),
+        ]
+    assert [name for name in lacking if name.isupper() is False and f"{name}," not in announced] == []
+    kinds = ("Artifact", "Audio", "Histogram", "Html", "Image", "Table", "Video", "init")
+    for kind in kinds:
+        takes = inspect.signature(getattr(wandb, kind)).parameters
+        wanted = set(inspect.signature(getattr(real, kind)).parameters) - set(takes)
+        assert any(one.kind is one.VAR_KEYWORD for one in takes.values()) or not wanted, (kind, wanted)
+
+
+def test_artifacts_keep_all_their_content_by_version():
+    Path("src").mkdir()
+    Path("src/train.py").write_text("1")
+    Path("src/.env").write_text("SECRET=1")
+    Path("model.pt").write_text("weights")
+    assert all(hasattr(wandb.Artifact("a", "b"), call) for call in ("new_file", "add", "add_reference", "wait"))
+    with wandb.init(project="p", id="one") as run:
+        for number in range(2):
+            artifact = wandb.Artifact("data", type="dataset", metadata={"rows": 3})
+            with artifact.new_file("inside/a.txt", mode="w") as file:
+                file.write(str(number))
+            artifact.add(wandb.Table(["x"], [[1]]), "rows")
+            artifact.add_reference("s3://bucket/key")
+            logged = run.log_artifact(artifact, aliases=["best"], tags=["t"]).wait()
+        assert (logged.version, logged.aliases, logged.digest) == ("v1", ["latest", "best"], None)
+        assert Path(logged.download("copy"), "inside/a.txt").read_text() == "1"
+        run.log_model("model.pt", aliases=["final"])
+        run.link_model("model.pt", "registry")
+        assert run.log_code("src").name == "source"
+        with pytest.raises(ConfigurationError, match="pass the path"):
+            run.use_artifact("other:latest")
+        assert "data/rows" in media()
+    assert {
+        *(f"artifacts/data/v{number}/{name}" for number in range(2) for name in ("inside/a.txt", "artifact.json")),
+        "artifacts/model.pt/v0/model.pt",
+        "artifacts/model.pt/v1/model.pt",
+        "artifacts/source/v0/train.py",
+    } <= kept_files()
+    assert not [name for name in kept_files() if ".env" in name]
+    with pytest.raises(ConfigurationError, match="not relative"), artifact.new_file("../a"):
+        pass
+
+
+def test_calls_without_an_effect_here_do_no_harm(capsys):
+    assert wandb.login(key="x", relogin=True) is True
+    run = wandb.init(project="p", settings=wandb.Settings(run_id="one", console="off"), entity="me", monitor_gym=True)
+    run.alert("low", "accuracy", level=wandb.AlertLevel.WARN)
+    run.alert("low", "accuracy", level="WARN", wait_duration=300)
+    run.mark_preempting()
+    assert run.display(height=3) is None
+    assert (run.id, run.url, run.entity, run.offline, run.status().sync_time) == ("one", None, None, True, None)
+    assert run.restore("nothing.pt") is None
+    chart = wandb.plot.line(wandb.Table(["x", "y"], [[1, 2.0]]), "x", "y", title="t")
+    curve = wandb.plot.confusion_matrix(y_true=[0, 1], preds=[1, 1], class_names=["a", "b"])
+    series = wandb.plot.line_series(xs=[0, 1], ys=[[1, 2], [3, 4]], keys=["u", "v"])
+    wandb.log({"chart": chart, "curve": curve, "series": series, "sound": wandb.Audio(np.zeros(8), sample_rate=8)})
+    logged = media()
+    assert logged["chart"].rows() == (["x", "y"], [[1, 2.0]])
+    assert logged["curve"].rows() == (["y_true", "preds", "class_names"], [[0, 1, "a"], [1, 1, "b"]])
+    assert len(logged["series"].rows()[1]) == 4
+    wandb.finish()
+    assert "media/audio/sound/0.wav" in kept_files()
+    told = capsys.readouterr().err
+    assert told.count("low: accuracy") == 1
+    assert "entity, monitor_gym has no effect" in told
+
+
+def test_masks_boxes_and_images_in_tables_are_kept():
+    box = {"position": {"minX": 0.1, "maxX": 0.2, "minY": 0.3, "maxY": 0.4}, "class_id": 1}
+    image = wandb.Image(
+        np.zeros((4, 4, 3), np.uint8),
+        masks={"prediction": {"mask_data": np.eye(4, dtype=np.int64), "class_labels": {1: "cat"}}},
+        boxes={"truth": {"box_data": [box], "class_labels": {1: "dog"}}},
+    )
+    table = wandb.Table(["id", "picture"], [[7, wandb.Image(np.zeros((2, 2), np.uint8), caption="c")]])
+    with wandb.init(project="p", id="one"):
+        wandb.log({"seen": image, "rows": table})
+        logged = media()
+    assert {"seen", "seen/masks/prediction", "rows", "rows/picture/0", "rows/picture/0/caption"} == set(logged)
+    assert logged["rows"].rows()[1] == [[7, "rows/picture/0"]]
+    (text,) = [path.read_text() for path in Path(".trieye_data").rglob("mlruns/*/*/artifacts/media/images/seen/0.json")]
+    assert '"minX": 0.1' in text
+    assert '"cat"' in text
+    assert '"dog"' in text
+
+
+def test_create_new_opens_an_independent_run():
+    one = wandb.init(project="p", id="one")
+    two = wandb.init(project="p", id="two", reinit="create_new")
+    assert wandb.run is one
+    with pytest.raises(ConfigurationError, match="open already"):
+        wandb.init(project="p", id="two", reinit="create_new")
+    two.log({"a": 2.0})
+    one.log({"a": 1.0})
+    two.finish()
+    wandb.log({"a": 3.0})
+    wandb.finish()
+    assert (points("one"), points("two")) == ([("a", 0, 1.0), ("a", 1, 3.0)], [("a", 0, 2.0)])
+    assert (status_of("one"), status_of("two")) == ("FINISHED", "FINISHED")
+
+
+def test_cleanrl_with_track_is_one_run():
+    config = {"seed": 1, "learning_rate": 2.5e-4, "track": True}
+    wandb.init(project="cleanRL", id="dqn", sync_tensorboard=True, config=config, name="dqn", monitor_gym=True)
+    writer = SummaryWriter("runs/CartPole__dqn__1")
+    rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    for step in range(5):
+        writer.add_scalar("charts/return", step, 100 * step)
+    wandb.log({"extra": 1.0})
+    writer.close()
+    wandb.finish()
+    records = list(Path(".trieye_data").glob("*/runs/*/run.json"))
+    assert [path.parent.name for path in records] == ["dqn"]
+    expected = [("charts/return", 100 * step, float(step)) for step in range(5)]
+    assert sorted(points("dqn", "cleanRL")) == [*expected, ("extra", 0, 1.0)]
+    assert any(Path("runs/CartPole__dqn__1").glob("*tfevents*"))
+    opening.AdoptedRun._seen.clear()
+    with wandb.init(project="cleanRL", id="dqn", resume="must", sync_tensorboard=True) as run:
+        assert run.step == 1
+        assert run.config["learning_rate"] == 2.5e-4
+
+
+def test_an_id_never_resumes_a_run_of_another_id():
+    for chosen, value in (("exp-1", 1.0), ("1", 2.0)):
+        with wandb.init(project="p", id=chosen, resume="allow") as run:
+            assert not run.resumed
+            run.log({"a": value})
+    assert (points("exp-1"), points("1")) == ([("a", 0, 1.0)], [("a", 0, 2.0)])
+
+
+def test_a_config_file_and_selected_keys_are_read():
+    Path("config.yaml").write_text("lr: {value: 0.1}\nbatch: 8\nsecret_path: x\n")
+    with wandb.init(project="p", id="one", config="config.yaml", config_exclude_keys=["secret_path"]) as run:
+        assert dict(run.config) == {"lr": 0.1, "batch": 8}
+
+
+def in_a_fork(call):
+    """Return the message of the error that a call raises in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            call()
+        except TrieyeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as file:
+        return file.read()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_of_the_process_is_told_where_to_log():
+    run = wandb.init(project="p", id="one")
+    writer = SummaryWriter("runs/other")
+    calls = (lambda: run.log({"a": 1.0}, step=5), lambda: writer.add_scalar("a", 1.0, 1), writer.flush)
+    told = [in_a_fork(call) for call in calls]
+    assert all("fork" in text and str(os.getpid()) in text for text in told), told
+    writer.close()

@@ -1,0 +1,204 @@
+"""Artifact: files and media under a name and a version, which a run keeps."""
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from trieye.exceptions import ConfigurationError
+from trieye.integrations import media
+from trieye.integrations.opening import safe_name
+from trieye.integrations.wandb.media import Media, PathLike
+from trieye.process.progress import say
+from trieye.run.run import Run
+
+_SERVER_ONLY = re.compile(
+    "collection|commit_hash|created_at|digest|digest_algorithm|distributed_id|entity|history_step|id|incremental|"
+    "is_link|linked_artifacts|linked_at|manifest|project|qualified_name|source_artifact|source_collection|"
+    "source_entity|source_name|source_project|source_qualified_name|source_version|ttl|updated_at|url|use_as"
+)
+"""Attributes that only the server of wandb sets; None here."""
+
+_SERVER_CALLS = re.compile(
+    "delete|finalize|get_added_local_path_name|json_encode|link|logged_by|new_draft|save|unlink|used_by|verify"
+)
+"""Methods that act on the server of wandb; they do nothing here, and say so."""
+
+
+class Artifact:
+    """Files and media under a name, which `log_artifact` keeps with the run, each time as another version.
+
+    Attributes:
+        name, type, description, metadata: As passed.
+        aliases, tags, version, state: Set by `log_artifact`.
+        entries: The files, by their names in the artifact.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: str,  # noqa: A002 - as wandb calls it
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        del more
+        self.name, self.type, self.description, self.metadata = name, type, description, dict(metadata or {})
+        self.aliases: list[str] = []
+        self.tags: list[str] = []
+        self.version, self.state = "", "PENDING"
+        self.entries: dict[str, Path] = {}
+        self._media: dict[str, Media] = {}
+        self._references: dict[str, str] = {}
+        self._new_files: Path | None = None
+
+    def add_file(self, local_path: PathLike, name: str | None = None, **more: Any) -> SimpleNamespace:
+        """Add a file.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        del more
+        path = Path(local_path)
+        if not path.is_file():
+            raise ConfigurationError(f"Artifact.add_file({str(local_path)!r}): there is no such file")
+        self.entries[_inside(name or path.name)] = path
+        return self.get_entry(name or path.name)
+
+    def add_dir(self, local_path: PathLike, name: str | None = None, **more: Any) -> None:
+        """Add all files below a directory."""
+        del more
+        root = Path(local_path)
+        if not root.is_dir():
+            raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): there is no such directory")
+        inside = [path for path in sorted(root.rglob("*")) if path.is_file()]
+        self.entries |= {_inside((Path(name or "") / path.relative_to(root)).as_posix()): path for path in inside}
+
+    @contextlib.contextmanager
+    def new_file(self, name: str, mode: str = "x", encoding: str | None = None, **more: Any) -> Iterator[Any]:
+        """Open a file of the artifact for writing."""
+        del more
+        if self._new_files is None:
+            self._new_files = Path(tempfile.mkdtemp())
+            weakref.finalize(self, shutil.rmtree, self._new_files, ignore_errors=True)
+        path = self._new_files / _inside(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode.replace("x", "w"), encoding=encoding) as file:
+            yield file
+        self.entries[_inside(name)] = path
+
+    def add(self, obj: Media, name: str, overwrite: bool = False) -> None:
+        """Add a table, an image or another medium, which is logged as such with the artifact."""
+        del overwrite
+        if not isinstance(obj, Media):
+            raise ConfigurationError(f"Artifact.add({name!r}): a {type(obj).__name__} is no medium; use add_file")
+        self._media[name] = obj
+
+    def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:
+        """Add local files (`file://...`), or record the address of remote ones."""
+        del more
+        path = Path(unquote(urlsplit(uri).path))
+        if urlsplit(uri).scheme != "file":
+            self._references[name or uri] = uri
+        elif path.is_dir():
+            self.add_dir(path, name)
+        else:
+            self.add_file(path, name)
+
+    def get(self, name: str) -> Media | None:
+        """Return a medium that was added."""
+        return self._media.get(name)
+
+    def get_entry(self, name: PathLike) -> SimpleNamespace:
+        """Return a file that was added."""
+        key = Path(name).as_posix()
+        if key not in self.entries:
+            raise KeyError(f"artifact {self.name!r} has no file {key!r}")
+        path = str(self.entries[key])
+        return SimpleNamespace(path=key, local_path=path, download=lambda *_, **__: path)
+
+    get_path = get_entry
+
+    def remove(self, item: Any) -> None:
+        """Remove a file."""
+        self.entries.pop(str(getattr(item, "path", item)), None)
+
+    def files(self, names: list[str] | None = None, **more: Any) -> list[SimpleNamespace]:
+        """Return the files."""
+        del more
+        return [self.get_entry(name) for name in names or self.entries]
+
+    def file(self, root: PathLike | None = None) -> str:
+        """Copy the only file to a directory, and return its path."""
+        if len(self.entries) != 1:
+            raise ValueError(f"artifact {self.name!r} has {len(self.entries)} files, not one")
+        return str(Path(self.download(root)) / next(iter(self.entries)))
+
+    def download(self, root: PathLike | None = None, **more: Any) -> str:
+        """Copy the files to a directory, `artifacts/NAME` by default, and return it."""
+        del more
+        directory = Path(root or Path("artifacts") / safe_name(self.name))
+        for name, path in self.entries.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, directory / name)
+        return str(directory)
+
+    checkout = download
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.entries.values())
+
+    @property
+    def file_count(self) -> int:
+        """Number of files."""
+        return len(self.entries)
+
+    def is_draft(self) -> bool:
+        """Whether it is not logged yet."""
+        return self.state == "PENDING"
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Return the artifact, which is complete when `log_artifact` returns."""
+        del timeout
+        return self
+
+    def log_to(self, run: Run, version: int, step: int) -> None:
+        """Keep files, media and description with the run."""
+        self.version, self.state = f"v{version}", "COMMITTED"
+        folder = Path("artifacts") / safe_name(self.name) / self.version
+        for name, path in self.entries.items():
+            run.log_artifact(path, (folder / name).parent.as_posix())
+        for name, medium in self._media.items():
+            medium.log_to(run, f"{safe_name(self.name)}/{name}", step)
+        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
+        text = json.dumps({**about, "references": self._references}, indent=1, default=str)
+        media.keep_file(run, folder.as_posix(), "artifact.json", text.encode())
+
+    def __getattr__(self, name: str) -> Any:
+        if _SERVER_ONLY.fullmatch(name):
+            return None
+        if _SERVER_CALLS.fullmatch(name):
+            hint = "; run.log_artifact(artifact) keeps the files" if name == "save" else ""
+            return lambda *_, **__: say(f"Artifact.{name}() does nothing without the server of wandb{hint}")
+        raise AttributeError(f"Artifact has no {name!r}")
+
+
+def _inside(name: str) -> str:
+    """Return the name of a file in an artifact.
+
+    Raises:
+        ConfigurationError: It leaves the artifact.
+    """
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ConfigurationError(f"artifact: the file name {name!r} is not relative to the artifact")
+    return path.as_posix()

@@ -1,0 +1,53 @@
+"""plot: the charts of `wandb.plot`; a run keeps the table behind each."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from trieye.integrations.wandb.media import Table
+
+
+def _of_table(table: Table, *_: Any, **__: Any) -> Table:
+    """Return the table that the chart shows."""
+    return table
+
+
+bar = histogram = line = scatter = _of_table
+
+
+def plot_table(vega_spec_name: str, data_table: Table, *_: Any, **__: Any) -> Table:
+    """Return the table that the chart shows."""
+    del vega_spec_name
+    return data_table
+
+
+def line_series(xs: Iterable[Any], ys: Iterable[Iterable[Any]], keys: Any = None, **more: Any) -> Table:
+    """Return the points of several lines as a table."""
+    del more
+    lines, shared = [list(line) for line in ys], list(xs)
+    columns = shared if shared and isinstance(shared[0], Iterable) else [shared] * len(lines)
+    names = list(keys or [f"line_{number}" for number in range(len(lines))])
+    rows = [
+        [x, name, y]
+        for name, column, values in zip(names, columns, lines, strict=True)
+        for x, y in zip(column, values, strict=False)
+    ]
+    return Table(["step", "lineKey", "lineVal"], rows)
+
+
+def _of_labels(*names: str) -> Callable[..., Table]:
+    """Return a function that makes a table of labels and predictions, from which the chart can be drawn."""
+
+    def chart(*values: Any, **options: Any) -> Table:
+        passed = {**dict(zip(names, values, strict=False)), **options}
+        columns = {name: passed[name] for name in names if passed.get(name) is not None}
+        cells = [[np.asarray(cell).tolist() for cell in column] for column in columns.values()]
+        return Table(list(columns), list(itertools.zip_longest(*cells)))
+
+    return chart
+
+
+confusion_matrix = _of_labels("probs", "y_true", "preds", "class_names")
+pr_curve = roc_curve = _of_labels("y_true", "y_probas", "labels")
