@@ -17,7 +17,13 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecNormalize,
+    unwrap_vec_normalize,
+)
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 import trieye
@@ -463,3 +469,54 @@ def test_hindsight_replay_goes_on():
             assert (arrays(made[1])[name] == held).all(), name
     assert all((made[1].observations[key] == held).all() for key, held in made[0].observations.items())
     assert len(made[1].sample(32).rewards) == 32
+
+
+class Pixels(Drawn):
+    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+    def reset(self, **options):
+        super().reset(**options)
+        return np.zeros((36, 36, 3), np.uint8), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.full((36, 36, 3), self.at, np.uint8), *rest
+
+
+def stacked():
+    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)), 3)
+    return PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, **small())
+
+
+def pixels():
+    env = VecNormalize(DummyVecEnv([Pixels]), norm_obs=False)  # the model puts VecTransposeImage above it
+    return PPO("CnnPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=3, device="cpu")
+
+
+@pytest.mark.parametrize(("make", "steps"), [(stacked, 64), (pixels, 16)])
+def test_wrappers_above_the_moments_do_not_hinder_a_resume(config, make, steps):
+    with trieye.Run(config()) as run:
+        make().learn(steps, callback=RunCallback(run))
+    saved = trieye.load_checkpoint(run.dir, "latest").objects["model"]["normalizer"]
+    with trieye.Run(config()) as run:
+        model = restore_or_new(make, run)
+        model.learn(steps, callback=[RunCallback(run), Started(saved)], reset_num_timesteps=False)
+        assert model.num_timesteps == 2 * steps
+
+
+class Started(BaseCallback):
+    """Compares the moments at the start of a training with those that were saved."""
+
+    def __init__(self, saved):
+        super().__init__()
+        self.saved = saved
+
+    def _on_training_start(self):
+        normalizer = self.model.get_vec_normalize_env()
+        assert normalizer.training
+        assert normalizer.ret_rms.count == self.saved["returns"]["count"]
+        if normalizer.norm_obs:
+            assert np.array_equal(normalizer.obs_rms.mean, self.saved["obs."]["mean"])
+
+    def _on_step(self):
+        return True

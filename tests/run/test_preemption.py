@@ -159,7 +159,7 @@ def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, 
     with trieye.Run(config) as run:
         assert run.attempt == 2
     timer.join()
-    assert "waiting for the hub of its last attempt to end, 30 s at most" in capfd.readouterr().err
+    assert "waiting up to 30 s for the hub of its last attempt to end" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("code", [-1, 256])

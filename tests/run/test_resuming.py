@@ -262,7 +262,7 @@ with trieye.Run(config) as run:
     (tmp_path / "app" / "runs" / "run" / "checkpoints" / "checkpoint_step_2" / "state.json").write_text("{}")
     told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     assert told.count("trieye: WARNING: ") == 1
-    assert "it is set aside as checkpoint_step_2.damaged" in told
+    assert "checkpoint_step_2 is damaged and was renamed to checkpoint_step_2.damaged" in told
 
 
 @pytest.mark.parametrize("depth", [150, 5000])
@@ -345,6 +345,7 @@ def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(m
         run.step = 1
         saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
     run = trieye.Run(config).open()
+    run.log("opened", 1.0)  # starts the hub
     wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # whose thread reads, too
     assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
     assert with_rows == [4000]

@@ -77,12 +77,14 @@ def test_the_best_the_latest_and_that_of_a_step_are_three_policies(trained):
     ],
 )
 def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engine, sentence):
-    run_dir = tmp_path / "run"
-    shutil.copytree(trained.run_dir, run_dir)
-    path = run_dir / "configs.json"
-    path.write_text(path.read_text().replace("tests.training.test_loading:Watched", engine))
+    saved = trieye.load_checkpoint(trained.run_dir)
+    config = TrainConfig.of_run(trained.run_dir)
+    agent = config.agent.model_copy(update={"engine": engine})
+    persistence = config.persistence.model_copy(update={"root_data_dir": str(tmp_path)})
+    with trieye.Run(config.model_copy(update={"agent": agent, "persistence": persistence})) as run:
+        run.save(step=1, **saved.objects)
     with pytest.raises(ConfigurationError, match=sentence) as refused:
-        trieye.load_policy(run_dir)
+        trieye.load_policy(run.dir)
     assert "\n" not in str(refused.value)
 
 

@@ -70,6 +70,7 @@ def choose(
     own_first: bool = True,
     strict: bool = True,
     read: Read = check,
+    changes_nothing: bool = False,
 ) -> ResumePoint | None:
     """Return the state from which the run goes on, or None for a fresh start.
 
@@ -88,12 +89,13 @@ def choose(
         own_first: With False, `load_checkpoint_path` comes before the run's own checkpoints.
         strict: With False, a `load_checkpoint_path` that does not exist is a warning.
         read: Finds out whether a saved directory is whole; the point has what it returns: nothing is read twice.
+        changes_nothing: Leave damaged checkpoints where they are, for an attempt that is not counted yet.
 
     Raises:
         ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
         CheckpointError: The chosen run has checkpoints and none of them is whole.
     """
-    choice = _Choice(files, config, strict=strict, read=read)
+    choice = _Choice(files, config, strict=strict, read=read, changes_nothing=changes_nothing)
     typed = config.load_checkpoint_path
     if own_first and not _means_own(checkpoint_reference(typed or ""), config):
         remark = f" (load_checkpoint_path={typed} is for its first start)" if typed else ""
@@ -216,7 +218,9 @@ class _Choice:
         if newest is None:
             return None
         record = RunRecord.read(self._files.run_record_path)
-        finished = ", which had finished," if record is not None and record.status_before == "FINISHED" else ""
+        # before the attempt is counted, the record is still that of the previous one
+        status = record and (record.status if self._changes_nothing else record.status_before)
+        finished = ", which had finished," if status == "FINISHED" else ""
         reason = f"{self._subject}{finished} goes on from its own newest checkpoint, {newest.name}{remark}"
         return self._point(newest, self._files, self._config.run_name, reason)
 

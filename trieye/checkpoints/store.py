@@ -125,12 +125,14 @@ class LoadedCheckpoint:
         objective: Value of the objective in that state, if that was given.
         objects: What `Run.save` was given, by name: the state of each object. `experiment` is the name that
             `run_experiment` uses; its entry `state` is what `save_checkpoint` returned.
+        config: The config of the run at the save, as in configs.json, without secrets; None for older checkpoints.
     """
 
     path: Path
     step: int
     objective: float | None
     objects: dict[str, Any]
+    config: dict[str, Any] | None = None
 
     def restore(self, *, strict: bool = True, key_map: Mapping[str, str] | None = None, **objects: Any) -> None:
         """Give objects their states, as `Run.restore` does, and nothing else: neither step nor random generators.
@@ -390,8 +392,13 @@ class CheckpointStore:
         return None
 
     def _set_aside(self, path: Path, error: CheckpointError) -> None:
-        if self._read_only:
-            logger.warning("%s; it is not used", error)
+        logger.warning("%s; it is not used", error)
+        if not self._read_only:
+            self.quarantine(path)
+
+    def quarantine(self, path: Path) -> None:
+        """Rename a damaged state, so that nobody reads it again; a missing one is ignored."""
+        if not path.is_dir():
             return
         aside = path.with_name(path.name + _DAMAGED)
         number = 2
@@ -399,7 +406,7 @@ class CheckpointStore:
             aside = path.with_name(f"{path.name}{_DAMAGED}-{number}")
             number += 1
         path.rename(aside)
-        logger.warning("%s; it is set aside as %s", error, aside.name)
+        logger.warning("%s is damaged and was renamed to %s", path.name, aside.name)
 
     def _named(self, max_step: int | None) -> list[Path]:
         """Return what has the name of a state, links and those that an earlier attempt set aside included.
@@ -466,4 +473,4 @@ def load_checkpoint(
             f"{directory} holds no checkpoint {which!r} (steps: {', '.join(map(str, steps)) or 'none'})"
         )
     state = decode(entry.state or store.read(entry.path), copy=False)
-    return LoadedCheckpoint(entry.path, entry.step, entry.objective, state["objects"])
+    return LoadedCheckpoint(entry.path, entry.step, entry.objective, state["objects"], state.get("config"))

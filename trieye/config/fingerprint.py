@@ -79,6 +79,11 @@ def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
         held = json_of(earlier)
     except (OSError, ValueError):
         return []
+    return differences(held, config)
+
+
+def differences(held: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
+    """Return `key: stored -> present` where a stored config trains something else; see `changed_values`."""
     now = dict(leaves(redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))))
     before = dict(leaves(redacted(held)))
     return [f"{key}: {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]

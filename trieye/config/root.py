@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -67,18 +68,20 @@ class TrieyeConfig(TolerantModel):
         return self
 
     @classmethod
-    def of_run(cls, run_dir: Path) -> Self:
+    def of_run(cls, run_dir: Path, values: Mapping[str, Any] | None = None) -> Self:
         """Return the config that a run was trained with; its secrets are taken from the environment.
 
         Args:
             run_dir: Directory of the run.
+            values: The config stored in a checkpoint, `LoadedCheckpoint.config`; None: the configs.json of the run.
 
         Raises:
             ConfigurationError: It is not there, does not fit this class, or a secret is not in the environment.
         """
         path = run_dir / "configs.json"
         try:
-            return cls.model_validate_json(json.dumps(with_secrets(json.loads(path.read_text("utf-8")))))
+            values = json.loads(path.read_text("utf-8")) if values is None else values
+            return cls.model_validate_json(json.dumps(with_secrets(values)))
         except ConfigurationError:
             raise
         except (OSError, ValueError) as error:

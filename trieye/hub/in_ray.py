@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import ray
 
 from trieye.checkpoints.serializer import Serializer
-from trieye.config import TrieyeConfig
+from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor import TrieyeActor, actor_name, find_hub
@@ -146,8 +146,7 @@ class RayHub(RayChannel, Hub):
     works_at_exit = True  # in the driver, which ends Ray after that
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
-        _check_can_be_sent(sinks)
-        join_ray(config.runtime)
+        self.connect(config.runtime, sinks)
         # two apps may have runs of the same name; a run has one directory
         place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
@@ -169,6 +168,12 @@ class RayHub(RayChannel, Hub):
             self._last_words = _last_words(config)
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
+
+    @staticmethod
+    def connect(runtime: RuntimeConfig, sinks: Sequence[Sink] = ()) -> None:
+        """Join or start Ray; raises `ConfigurationError` if that fails or a sink cannot be sent there."""
+        _check_can_be_sent(sinks)
+        join_ray(runtime)
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a request of the actor, and wait for the answer as long as the hub makes progress."""

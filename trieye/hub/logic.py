@@ -282,35 +282,21 @@ class ActorLogic:
         return loaded
 
     @request("ingest", is_slow=True)
-    def restore(
-        self,
-        *,
-        group: str | None = None,
-        config_hash: str | None = None,
-        path: Path | None = None,
-        key: str = "",
-    ) -> tuple[EncodedState, dict[str, Any]] | None:
-        """Return the state to go on with and where it comes from; open windows go on as they were.
+    def resume(self, restored: Restored | None, *, key: str = "") -> None:
+        """Continue from a checkpoint that the driver has restored; open windows continue as they were.
 
-        The hub supersedes everything that was logged after that state; without a state the run begins anew, and the hub
-        supersedes everything that earlier attempts logged.
+        The hub supersedes every point logged after the checkpoint. Without a checkpoint the run starts from scratch,
+        and the hub supersedes every point of earlier attempts.
 
         Args:
-            group: The sweep that the run belongs to; its other members are never resumed.
-            config_hash: The hub resumes no run with another hash.
-            path: The checkpoint to go on from; None: the one that the config means. If it is another run's, what this
-                one had logged until that step stays.
+            restored: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
+                points that this run logged before its step are kept.
             key: See `log_event`.
-
-        Raises:
-            CheckpointError: The run has checkpoints, and none of them is whole, or the one that is given is not.
         """
         self._check_open()
-        with self.status.doing("reading a checkpoint"):
-            find = self.files.states.find
-            restored = self.files.states.given(path) if path is not None else find(group=group, config_hash=config_hash)
+        if restored is not None:
+            self.files.states.quarantine(restored.damaged)
         self._go_on_from(restored, key)
-        return None if restored is None or restored.state is None else (restored.state, restored.origin)
 
     def _go_on_from(self, restored: Restored | None, key: str) -> None:
         self.files.note_restored(restored)

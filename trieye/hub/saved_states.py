@@ -5,7 +5,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ class Restored:
             it the next save may link, and the `seed` of the run when it was saved; None if that is not known.
         went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
         fork: What another run is called that the checkpoint belongs to; None for one of this run.
+        damaged: Newer checkpoints that were skipped because they are damaged.
     """
 
     state: EncodedState | None
@@ -61,6 +62,7 @@ class Restored:
     origin: dict[str, Any]
     went_back_to: str | None
     fork: ForkPoint | None
+    damaged: tuple[Path, ...] = ()
 
 
 class SavedStates:
@@ -71,13 +73,28 @@ class SavedStates:
         files: File names of the run.
         serializer: Encodes the states of the drop-in API, and has the key that signs pickled parts.
         attempt: Number of the attempt that saves.
+        read_only: Change nothing in the run directory, for an attempt that may still be refused.
     """
 
-    def __init__(self, config: PersistenceConfig, files: RunFiles, serializer: Serializer, attempt: int) -> None:
+    def __init__(
+        self,
+        config: PersistenceConfig,
+        files: RunFiles,
+        serializer: Serializer,
+        attempt: int,
+        *,
+        read_only: bool = False,
+    ) -> None:
         serializer.on_damage = config.damaged_replay
-        key, allow_pickle = serializer.key, serializer.allow_pickle
-        store = partial(CheckpointStore, checksum=config.checksum, key=key, allow_pickle=allow_pickle)
+        store = partial(
+            CheckpointStore,
+            checksum=config.checksum,
+            key=serializer.key,
+            allow_pickle=serializer.allow_pickle,
+            read_only=read_only,
+        )
         self._config, self._files, self._serializer, self._attempt = config, files, serializer, attempt
+        self._read_only, self._damaged = read_only, list[Path]()
         self._checkpoints, self._buffers = store(files.checkpoint_dir), store(files.buffer_dir, prefix=BUFFER_PREFIX)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
@@ -206,9 +223,28 @@ class SavedStates:
             CheckpointError: There are checkpoints, and none of them is whole, or it is one of the drop-in API.
             UntrustedPickleError: It is a file of trieye 0.1.5.
         """
-        read = self._checkpoints.read
-        point = choose(self._files, self._config, config_hash=config_hash, group=group, read=read)
-        return None if point is None else self._found(point)
+        point = choose(
+            self._files,
+            self._config,
+            config_hash=config_hash,
+            group=group,
+            read=self._read,
+            changes_nothing=self._read_only,
+        )
+        return None if point is None else replace(self._found(point), damaged=tuple(self._damaged))
+
+    def _read(self, path: Path) -> EncodedState:
+        try:
+            return self._checkpoints.read(path)
+        except CheckpointError:
+            self._damaged.append(path)
+            raise
+
+    def quarantine(self, damaged: Collection[Path]) -> None:
+        """Rename the damaged checkpoints of this run, so that no later attempt reads them again."""
+        for path in damaged:
+            if path.parent == self._files.checkpoint_dir:
+                self._checkpoints.quarantine(path)
 
     def given(self, path: Path) -> Restored:
         """Return a checkpoint of `Run.save` that is given by its directory: one of this run, a copy too, or another's.
@@ -236,7 +272,13 @@ class SavedStates:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         config, files, load_buffer = self._config, self._files, self._serializer.load_buffer
-        point = choose(files, config, own_first=False, strict=False, read=self._checkpoints.read)
+        point = choose(
+            files,
+            config,
+            own_first=False,
+            strict=False,
+            read=self._checkpoints.read,
+        )
         if point is None:
             given, auto = config.load_buffer_path, config.auto_resume_latest
             alone = choose_buffer(files, given, None, None, auto_resume=auto) if config.save_buffer else None

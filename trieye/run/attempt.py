@@ -4,24 +4,35 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import changed_values, config_hash
-from trieye.config.hydra.launch import launch_info, note_run
+from trieye.config.fingerprint import changed_values, config_hash, differences
+from trieye.config.hydra.launch import launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redactor
-from trieye.exceptions import ConfigurationError, ProcessingError, RunInterrupted, RunLockedError, noted
+from trieye.exceptions import (
+    CheckpointError,
+    ConfigurationError,
+    ProcessingError,
+    RunInterrupted,
+    RunLockedError,
+    noted,
+)
 from trieye.files.atomic import relink
-from trieye.files.run_files import RunFiles
+from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub, settle
 from trieye.hub.logic import ActorLogic
+from trieye.hub.saved_states import Restored, SavedStates
 from trieye.process.lock import RunLock
 from trieye.process.output import OutputLog
 from trieye.process.progress import say
@@ -43,12 +54,17 @@ AT_ONCE_S = 2.0
 _CTRL_C = 130
 """What a process exits with after Ctrl-C."""
 
+_POLL_S = 0.1
+
 _FIRST_TELL_S = 3.0
 """A run that takes longer than that to close says what for."""
 
 
 class Attempt:
     """What a run holds while it is open: the lock, the hub, and the thread that brings events there.
+
+    An attempt that may restore a checkpoint is *pending* at first: it holds the lock and writes nothing but `logs/`.
+    `begin` counts it, writes its records and starts the hub. So an attempt whose checkpoint is refused leaves no trace.
 
     Args:
         config: The config of the run.
@@ -62,6 +78,9 @@ class Attempt:
         group: The sweep that the run belongs to.
         config_hash: Hash of what is trained.
         number: 1 for the first start of the run.
+        recorded_config: The config as files hold it, without secrets.
+        has_begun: Whether the attempt is recorded and its hub runs.
+        pid: The process that made it; a forked child has no part in the attempt.
 
     Raises:
         ConfigurationError: The directory of the run, or the key that signs pickled parts, cannot be used, or there is
@@ -75,7 +94,7 @@ class Attempt:
         self.group = group or _sweep()
         self.config_hash = config_hash(config)
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
-        self.number = 0
+        self.has_begun, self._is_refused, self.pid = False, False, os.getpid()
         self._is_delivering = False
         self._output: OutputLog | None = None
         self._name = config.run_name
@@ -84,26 +103,68 @@ class Attempt:
         self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
         signing.check_key()
+        self._config, self._sinks = config, sinks
+        self.recorded_config = recorded(config.model_dump(mode="json"))
         self._commit = commit_of_program()
         self._lock, restored = take_run(self._paths, config, lambda: _taken(RunLock(self._paths.lock_path), config))
         try:
             if restored is not None:
                 say(restored)
-            self._record = self._begin(config)
-            _link_from_sweep(self._paths.run_base_dir)
-            self.number = self._record.attempt
-            note_run(self._name)
+            self._before = self._checked_record(config)
+            self.number = 1 if self._before is None else self._before.attempt + 1
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
-            self._tell_waiting()
-            self.hub = self._start_hub(config, sinks)
-            self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
+            self._hub_class = _hub_class(config, sinks)
+            _link_from_sweep(self._paths.run_base_dir)
+            self._wait_for_last_hub()
         except BaseException:
-            self._close_output()
-            self._lock.release()
+            self._let_go()
             raise
-        self.flusher = flusher_of(self.hub, config.runtime)
 
-    def _begin(self, config: TrieyeConfig) -> RunRecord:
+    @property
+    def may_restore(self) -> bool:
+        """Whether there may be a checkpoint to restore; nothing is read."""
+        chosen = self._config.persistence
+        is_told = chosen.load_checkpoint_path is not None or chosen.auto_resume_latest
+        return is_told or any(self._paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*"))
+
+    def find(self, path: Path | None) -> Restored | None:
+        """Return the checkpoint to restore; nothing of the run changes.
+
+        Args:
+            path: Directory of the checkpoint; None: the one that the config selects.
+
+        Raises:
+            ConfigurationError: `load_checkpoint_path` does not exist.
+            CheckpointError: There are checkpoints, and none of them is whole.
+        """
+        self._is_refused = True
+        states = SavedStates(
+            self._config.trieye.persistence,
+            self._paths,
+            Serializer(),
+            self.number,
+            read_only=True,
+        )
+        return states.given(path) if path is not None else states.find(group=self.group, config_hash=self.config_hash)
+
+    def begin(self) -> None:
+        """Count the attempt, write its records and start the hub; does nothing if that has happened.
+
+        Raises:
+            ConfigurationError: The directory is a copy of another run.
+            TrieyeError: The hub did not start; the attempt is recorded as failed.
+        """
+        if self.has_begun:
+            return
+        self._record = self._counted(self._config)
+        note_run(self._name)
+        publish_records(self._paths.run_base_dir, self._paths.log_dir)
+        self.hub = self._start_hub(self._config, self._sinks)
+        self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
+        self.flusher = flusher_of(self.hub, self._config.runtime)
+        self.has_begun = True
+
+    def _checked_record(self, config: TrieyeConfig) -> RunRecord | None:
         before = RunRecord.read(self._paths.run_record_path)
         if before is not None and before.group is not None and before.group != self.group:
             raise ConfigurationError(
@@ -115,6 +176,9 @@ class Attempt:
                 f"set loop.axis={before.axis}, or choose another run_name"
             )
         tell_changes(self._paths, config)
+        return before
+
+    def _counted(self, config: TrieyeConfig) -> RunRecord:
         return open_run_record(
             self._paths.run_record_path,
             app_name=config.app_name,
@@ -126,19 +190,34 @@ class Attempt:
             tags=redacted(config.tags),
         )
 
-    def _tell_waiting(self) -> None:
-        """Say so if the hub of an attempt that was killed has not ended yet; the next one waits for it."""
-        try:
-            RunLock.check(self._paths.hub_lock_path)
-        except RunLockedError:
-            say(f"run {self._name!r}: waiting for the hub of its last attempt to end, {HUB_GONE_AFTER_S:.0f} s at most")
+    def _wait_for_last_hub(self) -> None:
+        """Wait until the hub of a killed attempt has ended: it may be writing the checkpoint to restore.
+
+        Raises:
+            RunLockedError: It does not end.
+        """
+        deadline, is_told = time.monotonic() + HUB_GONE_AFTER_S, False
+        while True:
+            try:
+                RunLock.check(self._paths.hub_lock_path)
+            except RunLockedError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            if not is_told:
+                say(
+                    f"run {self._name!r}: waiting up to {HUB_GONE_AFTER_S:.0f} s for the hub of its last attempt to end"
+                )
+            is_told = True
+            time.sleep(_POLL_S)
 
     def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
         try:
             # it writes the tags down, and need not have the environment by which their secrets are known
             tags = tags_of(self._commit) | self._note(config) | redacted(config.tags)
             known = config.trieye.model_copy(update={"tags": tags})
-            return _started_hub(known, recorded(config.model_dump(mode="json")), sinks)
+            return self._hub_class(known, self.recorded_config, sinks)
         except BaseException as error:
             with noted(error, "recording that"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
@@ -155,6 +234,8 @@ class Attempt:
         The first signal meanwhile is put off until the end; the second one ends the waiting, and so does the first
         Ctrl-C once everything is safe on the disk and only the sinks are waited for.
 
+        An attempt that never began is recorded only if it ends well and no checkpoint was refused.
+
         Args:
             status: How it ended.
             at_once: See `Run.close`.
@@ -164,10 +245,24 @@ class Attempt:
             ProcessingError: The hub did not take all metrics; likewise.
             RunInterrupted: A signal came, and nothing else ends the program.
         """
+        if self.pid != os.getpid():
+            return
+        if not self.has_begun and (status != "FINISHED" or self._is_refused):
+            self._let_go()
+            return
+        try:
+            self.begin()
+        except BaseException:
+            self._let_go()
+            raise
         try:
             self._close_patiently(status, at_once=at_once)
         finally:
             self._close_output()
+
+    def _let_go(self) -> None:
+        self._close_output()
+        self._lock.release()
 
     def check_sinks(self) -> None:
         """Look at the sinks that this run cannot do without.
@@ -281,6 +376,17 @@ def _output_log(paths: RunFiles, attempt: int) -> OutputLog | None:
     return output
 
 
+@contextmanager
+def naming_changes(stored: Mapping[str, Any], config: TrieyeConfig) -> Iterator[None]:
+    """Name the keys in which a stored config differs, in the error of a checkpoint that does not fit."""
+    try:
+        yield
+    except CheckpointError as error:
+        changes = "; ".join(differences(stored, config))
+        reason = " ".join(str(error).split())  # torch's message has a line for each parameter
+        raise CheckpointError(f"{changes} ({reason})" if changes else reason) from error
+
+
 def tell_changes(paths: RunFiles, config: TrieyeConfig) -> None:
     """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
     if changes := changed_values(paths.config_path, config):
@@ -343,14 +449,15 @@ def _sweep() -> str | None:
     return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
 
 
-def _started_hub(config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink]) -> Hub:
-    """Start the hub that `config.runtime` asks for; Ray is imported only if it is needed."""
+def _hub_class(config: TrieyeConfig, sinks: Sequence[Sink]) -> Callable[..., Hub]:
+    """Return the class of the hub for `config.runtime`, and connect to Ray if it needs that."""
     if config.runtime.kind == "local":
-        return LocalHub(config, extra_config, sinks)
+        return LocalHub
     # the actor prints results; Ray would hide the second of two that look alike
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if not sys.stdout.isatty():  # before what workers print, Ray puts their name in color, into files, too
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     from trieye.hub.in_ray import RayHub
 
-    return RayHub(config, extra_config, sinks)
+    RayHub.connect(config.runtime, sinks)
+    return RayHub

@@ -3,11 +3,12 @@
 import atexit
 import math
 import os
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
-from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,11 +24,11 @@ from trieye.hub.logic import ActorLogic
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
-from trieye.run.attempt import Attempt
+from trieye.run.attempt import Attempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
 from trieye.run.rehearsal import end_if_rehearsed, refuse_if_rehearsed
-from trieye.run.saves import SaveHandle
+from trieye.run.saves import SaveHandle, step_to_save
 from trieye.run.steps import key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
@@ -87,6 +88,7 @@ class Run(Recorder):
         self._attempt: Attempt | None = None
         self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None
+        self._opening = threading.RLock()  # several threads may be the first to log
         self._on_signal = LeaveOnSignal(
             f"leaving run {self.name!r}; start it again with run_name={self.name} to go on",
             requeue_exit_code=config.runtime.requeue_exit_code,
@@ -119,6 +121,9 @@ class Run(Recorder):
     def open(self) -> Self:
         """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
 
+        If there may be a checkpoint to restore, the attempt is counted when `restore` has succeeded, or at the first
+        use of the run without it, such as `log`. Until then the run directory stays as the last attempt left it.
+
         In the main thread SIGTERM, SIGUSR1 and SIGXCPU end the program from now on by `RunInterrupted`, so that the run
         is closed, unless the program has handlers of its own.
 
@@ -130,15 +135,12 @@ class Run(Recorder):
             self._on_signal.take()
             try:
                 self._attempt = Attempt(self.config, self._group, self._sinks)
-            except BaseException:
-                self._on_signal.give_back()
-                raise
-            self._use(self._attempt.flusher, self._forget)
-            atexit.register(self._close_at_exit)
-            try:
-                self._attempt.check_sinks()
+                atexit.register(self._close_at_exit)
+                if not self._attempt.may_restore:
+                    self._opened()
             except BaseException as error:
                 self._close_after(error, "FAILED")
+                self._on_signal.give_back()
                 raise
         return self
 
@@ -155,9 +157,8 @@ class Run(Recorder):
             RunInterrupted: A signal came meanwhile.
         """
         if self._attempt is not None:
-            attempt = self._attempt
+            attempt, self._attempt = self._attempt, None
             self._let_go()
-            self._attempt = None
             atexit.unregister(self._close_at_exit)
             try:
                 attempt.close(status, at_once=at_once)
@@ -187,7 +188,7 @@ class Run(Recorder):
     @property
     def attempt(self) -> int:
         """How often the run was started, this time included."""
-        return self._opened().number
+        return self._entered().number
 
     def __repr__(self) -> str:
         state = "closed" if self._attempt is None else f"open, attempt {self.attempt}"
@@ -335,14 +336,14 @@ class Run(Recorder):
         """
         refuse_if_rehearsed("run.save()")
         attempt = self._opened()
-        saves, hub, step, rated = attempt.saves, attempt.hub, self._step_to_save(step), objective is not None
+        saves, hub, step, rated = attempt.saves, attempt.hub, step_to_save(self._step(step)), objective is not None
         is_awaited = isinstance(objective, str)
         quality = None if objective is None or isinstance(objective, str) else float(objective)  # of NumPy, torch, too
         saves.make_room(rated=rated)
         own = self._replay if self.config.persistence.save_buffer else None
         if own is not None and objects.setdefault("replay", own) is not own:
             raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
-        held = {"objects": objects, "rng": capture_all(), "step": step}
+        held = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
         hub_state = hub.ask(ActorLogic.packed_state, step)
@@ -368,16 +369,6 @@ class Run(Recorder):
         """
         hub = self._opened().hub
         return hub.begin(ActorLogic.rate_checkpoint, step, None if objective is None else float(objective))
-
-    def _step_to_save(self, step: Any) -> int:
-        asked = self.step if step is None else step
-        try:
-            number = index(asked)
-        except TypeError as error:
-            raise TypeError(f"save(step={asked!r}): a step is an integer") from error
-        if number < 0:
-            raise ConfigurationError(f"save(step={number}): steps begin at 0")
-        return number
 
     def restore(
         self,
@@ -410,26 +401,27 @@ class Run(Recorder):
                 `state_dict()`, may have taken a part of its state.
             ConfigurationError: An object cannot take a state, or `key_map` names what is not there.
         """
-        attempt = self._opened()
-        found = attempt.hub.ask(
-            ActorLogic.restore, group=attempt.group, config_hash=attempt.config_hash, path=from_checkpoint
-        )
-        if found is None:
+        found = self._entered().find(from_checkpoint)
+        if found is None or found.state is None:
+            attempt = self._opened()
+            attempt.hub.ask(ActorLogic.resume, None)
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False
-        encoded, origin = found
-        attempt.saves.restored(origin["parts"])
-        state = decode(encoded, on_damage=self.config.persistence.damaged_replay)
+        origin, state = found.origin, decode(found.state, on_damage=self.config.persistence.damaged_replay)
         held = state["objects"]
         is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
         if is_ours and "replay" not in objects:
             objects["replay"] = self.replay
         source = f"checkpoint {origin['path']}"
-        misfit = restore_objects(held, objects, source=source, strict=strict, key_map=key_map)
+        with naming_changes(state.get("config") or {}, self.config):
+            misfit = restore_objects(held, objects, source=source, strict=strict, key_map=key_map)
         if misfit:
             say(f"run {self.name!r}: {source} fits in part: {misfit}")
         end_if_rehearsed("restore", self.config, misfit=str(misfit))
+        attempt = self._opened()  # from here on the run changes
+        attempt.hub.ask(ActorLogic.resume, replace(found, state=None))
+        attempt.saves.restored(origin["parts"])
         self.restored = held
         if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
             restore_all(state["rng"])  # a fork with another seed is to draw other numbers than its parent
@@ -491,6 +483,21 @@ class Run(Recorder):
         self._opened().saves.report(wait=True)
 
     def _opened(self) -> Attempt:
+        """Return the attempt, which begins now if it has not."""
+        attempt = self._entered()
+        with self._opening:
+            if self._flusher is None:
+                attempt.begin()
+                self._use(attempt.flusher, self._forget)
+                atexit.unregister(self._close_at_exit)
+                atexit.register(self._close_at_exit)  # runs before the exit handler of the flusher
+                attempt.check_sinks()
+        return attempt
+
+    def _entered(self) -> Attempt:
+        """Return the attempt, whether it has begun or not."""
+        if self._attempt is not None and self._attempt.pid != os.getpid():
+            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
         if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} {self._closed_because}")
         return self._attempt

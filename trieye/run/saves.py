@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
+from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.hub.saved_states import Saved
 
 MAX_IN_FLIGHT = 2
@@ -84,6 +85,22 @@ class SaveHandle:
             self._outcome.set_exception(error)
         else:
             self._outcome.set_result(outcome.result())
+
+
+def step_to_save(step: Any) -> int:
+    """Return the step that names a checkpoint.
+
+    Raises:
+        ConfigurationError: It is negative.
+        TypeError: It is no integer.
+    """
+    try:
+        number = index(step)
+    except TypeError as error:
+        raise TypeError(f"save(step={step!r}): a step is an integer") from error
+    if number < 0:
+        raise ConfigurationError(f"save(step={number}): steps begin at 0")
+    return number
 
 
 class PendingSaves:

@@ -84,7 +84,7 @@ def restore_objects(
     misfit = Misfit()
     plans: list[_Plan] = []
     for name, target in objects.items():
-        adapted = _DictState(target) if type(target) is dict else stateful(target)
+        adapted = _adapted(target)
         if strict and name not in saved.nodes:
             raise CheckpointError(
                 f"{source} holds no {name!r}{did_you_mean(name, held)} (it holds: {', '.join(held)}); "
@@ -103,6 +103,14 @@ def restore_objects(
         raise _refusal(source, misfit)
     _carry_out(plans, saved, source)
     return misfit
+
+
+def _adapted(target: Any) -> Any:
+    """Return what loads the saved state of an object."""
+    if type(target) is dict:
+        return _DictState(target)
+    is_array = isinstance(target, np.ndarray) or _is_of_torch(target, "Tensor")
+    return _ArrayState(target) if is_array else stateful(target)
 
 
 @dataclass
@@ -338,8 +346,8 @@ def _is_of_torch(target: Any, name: str) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    module, _, kind = name.partition(".")
-    return isinstance(target, getattr(getattr(torch, module, None), kind, ()))
+    module, _, kind = name.rpartition(".")
+    return isinstance(target, getattr(getattr(torch, module, None) if module else torch, kind, ()))
 
 
 class _DictState:
@@ -357,3 +365,21 @@ class _DictState:
         new = dict(state)
         self._held.clear()
         self._held.update(new)
+
+
+class _ArrayState:
+    """An array or a tensor as an object with a state, which is copied into it."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def state_dict(self) -> Any:
+        return self._array
+
+    def load_state_dict(self, state: Any) -> None:
+        if _shape(state) != _shape(self._array):
+            raise ValueError(
+                f"an array of shape {_shape(self._array)} was expected, and the checkpoint has {_shown(state)}"
+            )
+        target = self._array if isinstance(self._array, np.ndarray) else self._array.detach()
+        target[...] = state

@@ -1,6 +1,7 @@
 """load_policy: the policy of a run, without its replay, optimizer or environment."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,22 +52,28 @@ def loaded_policy(run_dir: Path, which: Which) -> LoadedPolicy:
         weights, spaces = state["policy"], from_data(state["spaces"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{saved.path} is not that of a TrainEngine: it has no {error}") from error
-    engine = engine_of(run_dir)
-    config = engine.config_class.of_run(run_dir)
+    engine = _engine_of(run_dir, saved.config)
+    config = engine.config_class.of_run(run_dir, saved.config)
     policy = engine.policy_class(config, spaces)
-    policy.load_state_dict(weights)
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError as error:  # torch's message has a line for each parameter
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{saved.path} does not fit the policy of {run_dir / 'configs.json'}: {reason}"
+        ) from error
     return LoadedPolicy(policy.eval(), config, saved, loop["env_steps"])
 
 
-def engine_of(run_dir: Path) -> type[TrainEngine[Any]]:
-    """Return the class that trained a run.
+def _engine_of(run_dir: Path, config: Mapping[str, Any] | None) -> type[TrainEngine[Any]]:
+    """Return the class that trained a run, by the config in its checkpoint, or else in its configs.json.
 
     Raises:
-        ConfigurationError: The config of the run names none, or one that is not there.
+        ConfigurationError: The config names none, or one that is not there.
     """
     path = run_dir / "configs.json"
     try:
-        name = json.loads(path.read_text("utf-8"))["agent"]["engine"]
+        name = (json.loads(path.read_text("utf-8")) if config is None else config)["agent"]["engine"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{path} names no agent.engine: {error}") from error
     found: type[TrainEngine[Any]] = imported(name)

@@ -108,3 +108,42 @@ def test_the_tree_shows_every_key_with_its_value(capsys):
     assert lines[0] == "TrieyeConfig"
     wanted = {"├── token = '***'", "├── seed = 0", "└── note = '[red]plain[/red]'", "└── a/b", "├── kind = 'ray'"}
     assert wanted <= set(lines)
+
+
+SHAPED = """
+import sys
+import numpy as np
+import trieye
+
+@trieye.main(config_path="conf", config_name="train")
+def train(config: trieye.TrieyeConfig) -> None:
+    weights = np.zeros(int(config.tags["size"]))
+    with trieye.Run(config) as run:
+        run.restore(weights=weights)
+        run.save(step=run.step + 1, weights=weights)
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+def test_a_refused_attempt_leaves_the_records_of_the_run_as_they_were(project):
+    (project.directory / "train.py").write_text(SHAPED)
+    run_dir = project.directory / ".trieye_data" / "tested" / "runs" / "one"
+
+    def files():
+        paths = [path for path in run_dir.rglob("*") if path.is_file()]
+        names = {path: str(path.relative_to(run_dir)) for path in paths}
+        return {name: path.read_bytes() for path, name in names.items() if not name.startswith(("run.lock", "logs/"))}
+
+    command = ("run_name=one", "runtime=local", "sinks=[]")
+    assert project.run(*command, "+tags.size=3").code == 0
+    before = files()
+    refused = project.run(*command, "+tags.size=4", "+tags.color=red")
+    assert refused.code == 1
+    assert "weights" in refused.err
+    assert "Traceback" not in refused.err
+    assert files() == before
+    assert project.run(*command, "+tags.size=3", "+tags.color=red").code == 0
+    assert "+tags.color=red" in (run_dir / ".hydra" / "overrides.yaml").read_text()
+    assert not (run_dir / "logs" / ".hydra").exists()

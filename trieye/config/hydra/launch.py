@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+RECORDS = ".hydra"
+"""Hydra's own records of a job."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -51,6 +54,17 @@ def launch_info() -> Launch | None:
     if module is None or not module.HydraConfig.initialized():
         return None
     return _of(module.HydraConfig.get())
+
+
+def publish_records(run_dir: Path, log_dir: Path) -> None:
+    """Move the records of Hydra to `.hydra` of a run; they are in its log directory while it may refuse the attempt."""
+    launch, staged = launch_info(), log_dir / RECORDS
+    if launch is None or launch.is_multirun or launch.output_dir.resolve() != run_dir.resolve() or not staged.is_dir():
+        return
+    (run_dir / RECORDS).mkdir(exist_ok=True)
+    for path in staged.iterdir():
+        path.replace(run_dir / RECORDS / path.name)
+    staged.rmdir()
 
 
 def _of(hydra: object) -> Launch | None:

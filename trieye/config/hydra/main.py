@@ -26,7 +26,7 @@ from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import has_begun_run, launch_info
+from trieye.config.hydra.launch import RECORDS, has_begun_run, launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
@@ -43,6 +43,7 @@ from trieye.process.lock import RunLock
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP = 100
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+_STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
 
@@ -224,7 +225,23 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
         "app_name": config.app_name,
         "persistence.root_data_dir": config.persistence.root_data_dir,
     }
-    return _Prepared(directory.name, _records_in(directory), pinned)
+    staged = [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name)
+    return _Prepared(directory.name, [*_records_in(directory), *staged], pinned)
+
+
+def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]:
+    """Return overrides that keep what Hydra writes in the log directory: the run may refuse this attempt."""
+    held: Any = OmegaConf.to_container(composed.hydra, resolve=False)
+    (run_dir / log_dir_name).mkdir(parents=True, exist_ok=True)
+    overrides = []
+    if (run_dir / "run.json").exists() and held["output_subdir"] == RECORDS:
+        overrides.append(f"hydra.output_subdir={log_dir_name}/{RECORDS}")
+    file = (held["job_logging"] or {}).get("handlers", {}).get("file", {})
+    if file.get("filename") == f"{_STOCK_LOG_DIR}/${{hydra.job.name}}.log":
+        overrides.append(
+            f"hydra.job_logging.handlers.file.filename={_STOCK_LOG_DIR}/{log_dir_name}/${{hydra.job.name}}.log"
+        )
+    return overrides
 
 
 def _records_in(directory: Path) -> list[str]:

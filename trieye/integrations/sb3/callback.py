@@ -103,13 +103,15 @@ class RunCallback(BaseCallback):
         env = self.training_env
         if model.seed is not None:  # those of its first episodes would come again
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
-        last = env.reset()
-        state.load_moments(self._held.state)
         normalizer = model.get_vec_normalize_env()
-        if normalizer is not None:
-            original = normalizer.get_original_obs()
-            model._last_original_obs, last = original, normalizer.normalize_obs(original)  # noqa: SLF001 - as above
-        model._last_obs = last  # type: ignore[assignment]  # noqa: SLF001 - as above
+        if normalizer is None:
+            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
+            return
+        # a reset must not change the moments; other wrappers may lie above, so the observation is that of the outermost
+        state.load_moments(self._held.state)
+        trains, normalizer.training = normalizer.training, False
+        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
+        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - as above
 
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:

@@ -1,0 +1,255 @@
+"""An attempt that is refused leaves the run as it was: its files, its policy, its evaluation and its exports."""
+
+import hashlib
+import json
+import random
+import shutil
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from tests.training.algorithms import DQN, DQNConfig, QPolicy, TrainConfig, mlp
+from trieye.cli import main
+from trieye.exceptions import CheckpointError, ConfigurationError, RunLockedError
+from trieye.experiment.loop import run_alone
+from trieye.process.lock import RunLock
+
+
+class SmallConfig(DQNConfig):
+    kind: Literal["small"] = "small"
+    engine: str = "tests.training.test_refused_attempts:Small"
+    hidden: int = 8
+
+
+class SmallPolicy(QPolicy):
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.q = mlp([spaces.observation.shape[0], config.agent.hidden, spaces.action.n])
+
+
+class SmallTrainConfig(TrainConfig):
+    agent: SmallConfig = SmallConfig()
+
+
+class Small(DQN, trieye.TrainEngine[SmallTrainConfig], policy=SmallPolicy):
+    pass
+
+
+class Interrupted(Small):
+    """An engine whose restore is interrupted."""
+
+    def load_checkpoint(self, checkpoint):
+        super().load_checkpoint(checkpoint)
+        raise KeyboardInterrupt
+
+
+def make_config(root, **changes):
+    agent = {"rollout_steps": 4, "batch_size": 8, "learning_starts": 8} | changes.pop("agent", {})
+    return SmallTrainConfig.model_validate(
+        {
+            "app_name": "app",
+            "run_name": "run",
+            "agent": agent,
+            "env": {"id": "CartPole-v1", "eval_episodes": 1, "max_episode_steps": 20},
+            "runtime": {"kind": "local"},
+            "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": True}, "console": {"enabled": False}},
+            "persistence": {"root_data_dir": str(root)},
+            "loop": {"axis": "env_steps", "steps": 40, "evaluate_every_steps": 20},
+        }
+        | changes
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    run_alone(Small, make_config(tmp_path))
+    return tmp_path
+
+
+def run_dir_of(root):
+    return root / "app" / "runs" / "run"
+
+
+def files_of(directory):
+    """Return {name: hash} of every file that a refused attempt must not change."""
+    names = {path: str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path, name in names.items()
+        if not name.startswith(("run.lock", "logs/"))
+    }
+
+
+def outputs_of(run_dir, export_dir):
+    """Return what users get from a run without opening it."""
+    shutil.rmtree(export_dir, ignore_errors=True)
+    assert main(["export", str(run_dir), "--output", str(export_dir)]) == 0
+    weights = torch.load(export_dir / "policy.pt", weights_only=True)
+    policy = trieye.load_policy(run_dir).state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in policy.items())
+    note = json.loads((export_dir / "export.json").read_text())
+    report = trieye.evaluate(run_dir, episodes=2)
+    return {name: value.tolist() for name, value in weights.items()}, note, report
+
+
+def more(**changes):
+    return {"loop": {"axis": "env_steps", "steps": 80, "evaluate_every_steps": 20}} | changes
+
+
+def another_size(root):
+    with pytest.raises(CheckpointError, match=r"agent\.hidden: 8 -> 16") as error:
+        run_alone(Small, make_config(root, **more(agent={"hidden": 16})))
+    assert "\n" not in str(error.value)
+
+
+def another_env(root):
+    with pytest.raises(CheckpointError, match=r"env\.id: CartPole-v1 -> Acrobot-v1") as error:
+        run_alone(Small, make_config(root, **more(env={"id": "Acrobot-v1", "eval_episodes": 1})))
+    assert "\n" not in str(error.value)
+
+
+def another_agent(root):
+    class Other(Small):
+        def load_checkpoint(self, checkpoint):
+            self.critic.load_state_dict(checkpoint["critic"])
+
+    with pytest.raises(CheckpointError, match="critic"):
+        run_alone(Other, make_config(root, **more()))
+
+
+def another_axis(root):
+    with pytest.raises(ConfigurationError, match=r"loop\.axis=step"):
+        run_alone(Small, make_config(root, loop={"axis": "step", "steps": 80}))
+
+
+def array_of_another_shape(root):
+    with trieye.Run(make_config(root)) as run, pytest.raises(CheckpointError, match="'w'"):
+        run.restore(w=np.zeros(3))
+
+
+def an_unknown_key(root):
+    with pytest.raises(ValueError, match="nope"):
+        run_alone(Small, make_config(root, **more(agent={"nope": 1})))
+
+
+def locked(root):
+    with RunLock(run_dir_of(root) / "run.lock"), pytest.raises(RunLockedError):
+        run_alone(Small, make_config(root, **more()))
+
+
+def missing_engine(root):
+    with pytest.raises(ConfigurationError, match="no_such_module"):
+        trieye.train(make_config(root, **more(agent={"engine": "no_such_module:Engine"})))
+
+
+def missing_library(root):
+    with pytest.raises(ConfigurationError, match="wandb"):
+        run_alone(Small, make_config(root, **more(sinks={"wandb": {"enabled": True}})))
+
+
+def missing_checkpoint(root):
+    back = {"root_data_dir": str(root), "load_checkpoint_path": "step:7"}
+    with pytest.raises(ConfigurationError, match=r"step:7.* no checkpoint of step 7"):
+        run_alone(Small, make_config(root, **more(persistence=back)))
+
+
+def ctrl_c_while_restoring(root):
+    with pytest.raises(KeyboardInterrupt):
+        run_alone(Interrupted, make_config(root, **more()))
+
+
+def failing_program(root):
+    with pytest.raises(ZeroDivisionError), trieye.Run(make_config(root, agent={"hidden": 16})):
+        raise ZeroDivisionError
+
+
+REFUSALS = [
+    another_size,
+    another_env,
+    another_agent,
+    another_axis,
+    array_of_another_shape,
+    an_unknown_key,
+    locked,
+    missing_engine,
+    missing_library,
+    missing_checkpoint,
+    ctrl_c_while_restoring,
+    failing_program,
+]
+
+
+def test_refused_attempts_change_nothing_of_a_run(root, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", without_wandb(monkeypatch))
+    run_dir, export_dir = run_dir_of(root), tmp_path_factory.mktemp("export")
+    outputs, files = outputs_of(run_dir, export_dir), files_of(run_dir)
+    seed = random.randrange(1 << 30)
+    for refusal in random.Random(seed).sample(REFUSALS, len(REFUSALS)):
+        refusal(root)
+        assert files_of(run_dir) == files, f"{refusal.__name__}, seed {seed}"
+    assert outputs_of(run_dir, export_dir) == outputs
+    result = run_alone(Small, make_config(root, **more()))  # and it resumes
+    assert result.step >= 80
+    assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
+
+
+def without_wandb(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    return lambda name, *args: None if name == "wandb" else find(name, *args)
+
+
+def test_damaged_checkpoints_stay_where_they_are_when_none_is_whole(root):
+    for path in run_dir_of(root).glob("checkpoints/*/state.safetensors"):
+        path.write_bytes(b"damaged")
+    files = files_of(run_dir_of(root))
+    with pytest.raises(CheckpointError, match="none is whole"):
+        run_alone(Small, make_config(root, **more()))
+    assert files_of(run_dir_of(root)) == files
+
+
+def test_a_damaged_checkpoint_is_renamed_once_an_older_one_is_restored(root):
+    checkpoints = run_dir_of(root) / "checkpoints"
+    newest = max(checkpoints.glob("checkpoint_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    (newest / "state.safetensors").write_bytes(b"damaged")
+    files = files_of(run_dir_of(root))
+    another_size(root)
+    assert files_of(run_dir_of(root)) == files
+    run_alone(Small, make_config(root, **more()))
+    assert (checkpoints / f"{newest.name}.damaged").is_dir()
+
+
+def test_a_policy_is_made_with_the_config_of_its_checkpoint(root):
+    """Even where a later attempt has replaced the config of the run."""
+    path = run_dir_of(root) / "configs.json"
+    report = trieye.evaluate(run_dir_of(root), episodes=2)
+    config = json.loads(path.read_text())
+    config["agent"]["hidden"] = 16
+    path.write_text(json.dumps(config))
+    assert trieye.evaluate(run_dir_of(root), episodes=2) == report
+
+
+def test_arrays_are_restored_in_place_or_not_at_all(tmp_path):
+    config = trieye.TrieyeConfig(
+        app_name="app",
+        run_name="run",
+        runtime={"kind": "local"},
+        sinks={},
+        persistence={"root_data_dir": str(tmp_path)},
+    )
+    with trieye.Run(config) as run:
+        run.save(step=1, w=np.arange(3.0), t=torch.ones(2)).wait()
+    files = files_of(run_dir_of(tmp_path))
+    w, t = np.zeros(3), torch.zeros(5)
+    with pytest.raises(CheckpointError, match=r"'t'.*shape"), trieye.Run(config) as run:
+        run.restore(w=w, t=t)
+    assert (w.tolist(), t.tolist()) == ([0.0] * 3, [0.0] * 5)
+    assert files_of(run_dir_of(tmp_path)) == files
+    t = torch.zeros(2)
+    with trieye.Run(config) as run:
+        assert run.restore(w=w, t=t)
+    assert (w.tolist(), t.tolist()) == ([0.0, 1.0, 2.0], [1.0, 1.0])
