@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from trieye.cli.found_runs import loop_of
+from trieye.cli.found_runs import loop_of, published_metrics
 from trieye.cli.given_run import config_of, find_entry
 from trieye.cli.saved import disk_bytes
 from trieye.config import TrieyeConfig
@@ -114,9 +114,9 @@ class Removal:
 
     @cached_property
     def metrics(self) -> Mapping[str, Mapping[str, float | None]]:
-        """Last value and extremes of each metric."""
+        """Last value and extremes of each metric, as `trieye runs` shows them."""
         summary: Any = self.record and self.record.summary
-        return summary or {}
+        return summary or published_metrics(self.run_dir)
 
     @cached_property
     def owns_mlflow_run(self) -> bool | None:
@@ -185,7 +185,9 @@ class Removal:
 
 
 def idle_runs(app: str, root: Path) -> list[Removal]:
-    """Return the runs of an app that are not alive, the last used one at the end.
+    """Return the runs of an app that are not alive, the last used one at the end; print those that are skipped.
+
+    Symbolic links, and whatever a link leads to outside the app's root, are skipped.
 
     Args:
         app: Its name below `root`, or its directory.
@@ -201,7 +203,10 @@ def idle_runs(app: str, root: Path) -> list[Removal]:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
         known = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
         raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({known})")
-    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if not is_alive(run_dir)]
+    links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
+    for run_dir in links:
+        print(f"skipping {run_dir}: a symbolic link leads to {run_dir.resolve()}")
+    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
     return sorted(idle, key=lambda run: run.last_used)
 
 
