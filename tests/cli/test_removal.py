@@ -262,3 +262,22 @@ def test_prune_skips_symbolic_links_and_says_so(make_run, tmp_path, trieye_comma
     assert (contents(tmp_path / "away"), contents(tmp_path / "elsewhere")) == before
     assert output.count("symbolic link") == 3
     assert str(away) in output
+
+
+def test_a_directory_without_run_json_is_deleted_only_if_it_is_among_the_runs(make_run, tmp_path, trieye_command):
+    run_dir = make_run("first")
+    for name in ("interrupted", "busy"):
+        (run_dir.parent / name / "logs").mkdir(parents=True)
+    artifacts = tmp_path / "root" / "agents" / "mlruns" / "artifacts"
+    artifacts.mkdir(parents=True)
+    outside = tmp_path / "elsewhere" / "agents" / "runs" / "interrupted"
+    outside.mkdir(parents=True)
+    (run_dir.parent / "link").symlink_to(outside)
+    with RunLock(run_dir.parent / "busy" / "run.lock"):
+        assert trieye_command("rm", "busy", "--yes")[0] == 3
+    for name in ("artifacts", "agents/artifacts", str(artifacts), str(outside), str(run_dir.parent / "link"), "agents"):
+        assert trieye_command("rm", name, "--yes")[0] == 2, name
+    code, output = trieye_command("rm", "agents/interrupted", "--yes")
+    assert (code, left(tmp_path)) == (0, {"first", "busy", "link"}), output
+    assert artifacts.exists()
+    assert outside.exists()

@@ -234,6 +234,14 @@ def find_place(given: str, roots: Sequence[Path]) -> Path:
     return found.resolve()
 
 
+def is_run_leftover(directory: Path) -> bool:
+    """Return True for a directory among those of runs that has no run.json, as a program interrupted at once leaves."""
+    if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
+        return False
+    runs = directory.absolute().parent
+    return runs.name == _RUNS or any((path / RUN_RECORD).exists() for path in _directories(runs))
+
+
 def is_sweep(directory: Path) -> bool:
     """Tell whether a directory is that of a sweep, of Hydra's launchers, too."""
     return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories(directory))

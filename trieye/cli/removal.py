@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from trieye.cli.found_runs import loop_of, published_metrics
+from trieye.cli.found_runs import is_run_leftover, loop_of, published_metrics
 from trieye.cli.given_run import config_of, find_entry
 from trieye.cli.saved import disk_bytes
 from trieye.config import TrieyeConfig
@@ -35,7 +35,7 @@ EXIT_REFUSED = 1
 
 
 def named_directory(name: str, root: Path) -> Path:
-    """Return the real directory of a run that a user named.
+    """Return the real directory that a user named: a run, or a directory without run.json among the runs of `root`.
 
     Args:
         name: Its path, or its name below `root`: run or app/run.
@@ -44,7 +44,14 @@ def named_directory(name: str, root: Path) -> Path:
     Raises:
         ConfigurationError: It does not exist, is a symbolic link, or a name below `root` leads out of it.
     """
-    path = find_entry(name, root)
+    try:
+        path = find_entry(name, root)
+    except ConfigurationError:
+        leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
+        leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
+        if len({path.resolve() for path in leftovers}) != 1:
+            raise
+        path = leftovers[0]
     if path.is_symlink():
         raise ConfigurationError(
             f"{path} is a symbolic link to {path.resolve()}; to delete the run, name that directory; to delete only "
