@@ -74,8 +74,8 @@ class Removal:
         run_dir: The directory.
         name: App and name of the directory, as the user knows it; its path if it is not below the root of all apps.
         record: Its run.json, if there is one.
-        config: Its config for the directory in which it is now; None if it owns neither an MLflow run nor a mirror.
-        refusal: Why it does not own them.
+        config: Its config for the directory in which it is now; None if it cannot be read.
+        refusal: Why it does not own the MLflow run and the mirror of the run; None if it may.
     """
 
     run_dir: Path
@@ -100,11 +100,10 @@ class Removal:
             raise RunLockedError(f"run {run_dir.name!r} is alive, and nothing of it is deleted; stop it first")
         record, config = RunRecord.read(run_dir / RUN_RECORD), None
         refusal = f"it has no {RUN_RECORD}" if record is None else record.refusal(run_dir)
-        if refusal is None:
-            try:
-                config = config_of(run_dir)
-            except ConfigurationError as error:
-                refusal = str(error)
+        try:
+            config = config_of(run_dir)
+        except ConfigurationError as error:
+            refusal = refusal or str(error)
         name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
         return cls(run_dir, name, record, config, refusal)
 
@@ -135,7 +134,7 @@ class Removal:
         record, config = self.record, self.config
         if record is None or record.mlflow_run_id is None:
             return None
-        if config is None or record.owner is None:
+        if self.refusal is not None or config is None or record.owner is None:
             return False
         uri = config.persistence.MLFLOW_TRACKING_URI
         return is_owned_by(record.owner.token, uri, record.mlflow_run_id, record.run_id)
@@ -149,7 +148,9 @@ class Removal:
             ConnectionError: The mirror does not answer.
         """
         record, config = self.record, self.config
-        if record is None or record.owner is None or config is None or (url := config.persistence.mirror) is None:
+        if self.refusal is not None or config is None or record is None or record.owner is None:
+            return []
+        if (url := config.persistence.mirror) is None:
             return []
         names = dict.fromkeys([(config.app_name, config.run_name), (record.app_name, record.run_name)])
         stores = [MirrorStore(url, *name) for name in names]
@@ -166,8 +167,9 @@ class Removal:
         if self.record is not None and self.owns_mlflow_run is False:
             run_id = self.record.mlflow_run_id
             yield f"{self.name}: MLflow run {run_id} is not deleted: {why}; `mlflow runs delete --run-id {run_id}` does"
-        if self.record is not None and self.config is None:
-            yield f"{self.name}: a mirror of the run is not deleted: {why}"
+        may_be_mirrored = self.config is None or self.config.persistence.mirror is not None
+        if self.record is not None and self.refusal is not None and may_be_mirrored:
+            yield f"{self.name}: the mirror of the run, if it has one, is not deleted: {why}"
         for store, objects in self.mirrors:
             if objects is None:
                 yield f"{self.name}: the mirror {store.address} is not deleted: {why}; use the tools of its store"
