@@ -227,3 +227,57 @@ def test_a_run_from_another_machine_is_claimed_before_it_is_closed(make_run, tri
     assert trieye_command("rebuild", "first")[0] == 0
     assert trieye_command("rm", "first", "--yes")[0] == 0
     assert mlflow_runs(run_dir)[1] == []
+
+
+def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tmp_path, trieye_command):
+    killed_run("", where="root")
+    for name in ("second", "third"):
+        make_run(name, loss=1.0, age_s=1e6)
+    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    code, output = trieye_command("prune", "agents", *words)
+    assert (code, left(tmp_path)) == (0, {"first"}), output
+
+
+def test_prune_keeps_runs_whose_objective_is_unknown(make_run, make_config, tmp_path, trieye_command):
+    for name, loss in (("best", 1.0), ("worse", 2.0)):
+        make_run(name, loss, age_s=1e6)
+    make_run("diverged", float("nan"), age_s=1e6)
+    with trieye.Run(make_config(app_name="agents", run_name="unknown")):
+        pass
+    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    code, output = trieye_command("prune", "agents", *words)
+    assert (code, left(tmp_path)) == (0, {"best", "diverged", "unknown"}), output
+    assert "agents/unknown" in output
+
+
+def test_prune_skips_symbolic_links_and_says_so(make_run, tmp_path, trieye_command):
+    make_run("first", age_s=1e6)
+    away = make_run("away", age_s=1e6).rename(tmp_path / "away")
+    runs = tmp_path / "root" / "agents" / "runs"
+    (runs / "link").symlink_to(away)
+    (runs.parent / "archive").symlink_to(shutil.copytree(runs, tmp_path / "elsewhere", symlinks=True))
+    before = contents(tmp_path / "away"), contents(tmp_path / "elsewhere")
+    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--yes")
+    assert (code, left(tmp_path)) == (0, {"link"}), output
+    assert (contents(tmp_path / "away"), contents(tmp_path / "elsewhere")) == before
+    assert output.count("symbolic link") == 3
+    assert str(away) in output
+
+
+def test_a_directory_without_run_json_is_deleted_only_if_it_is_among_the_runs(make_run, tmp_path, trieye_command):
+    run_dir = make_run("first")
+    for name in ("interrupted", "busy"):
+        (run_dir.parent / name / "logs").mkdir(parents=True)
+    artifacts = tmp_path / "root" / "agents" / "mlruns" / "artifacts"
+    artifacts.mkdir(parents=True)
+    outside = tmp_path / "elsewhere" / "agents" / "runs" / "interrupted"
+    outside.mkdir(parents=True)
+    (run_dir.parent / "link").symlink_to(outside)
+    with RunLock(run_dir.parent / "busy" / "run.lock"):
+        assert trieye_command("rm", "busy", "--yes")[0] == 3
+    for name in ("artifacts", "agents/artifacts", str(artifacts), str(outside), str(run_dir.parent / "link"), "agents"):
+        assert trieye_command("rm", name, "--yes")[0] == 2, name
+    code, output = trieye_command("rm", "agents/interrupted", "--yes")
+    assert (code, left(tmp_path)) == (0, {"first", "busy", "link"}), output
+    assert artifacts.exists()
+    assert outside.exists()

@@ -129,7 +129,7 @@ class FoundRun:
         alive = record.status == "RUNNING" and is_alive(run_dir)
         status: State = "LOST" if record.status == "RUNNING" and not alive else record.status
         # only a run that was closed has its metrics in its run.json
-        summary = record.summary if record.summary and not alive else _published(run_dir) or record.summary
+        summary = record.summary if record.summary and not alive else published_metrics(run_dir) or record.summary
         loop = loop_of(run_dir)
         judged, which = metric or loop.objective, mode or loop.mode
         until = record.ended or (time.time() if alive else _last_sign(run_dir, record.started))
@@ -234,6 +234,14 @@ def find_place(given: str, roots: Sequence[Path]) -> Path:
     return found.resolve()
 
 
+def is_run_leftover(directory: Path) -> bool:
+    """Return True for a directory among those of runs that has no run.json, as a program interrupted at once leaves."""
+    if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
+        return False
+    runs = directory.absolute().parent
+    return runs.name == _RUNS or any((path / RUN_RECORD).exists() for path in _directories(runs))
+
+
 def is_sweep(directory: Path) -> bool:
     """Tell whether a directory is that of a sweep, of Hydra's launchers, too."""
     return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories(directory))
@@ -314,7 +322,7 @@ def _directories(directory: Path) -> list[Path]:
         return []
 
 
-def _published(run_dir: Path) -> dict[str, dict[str, float | None]]:
+def published_metrics(run_dir: Path) -> dict[str, dict[str, float | None]]:
     """Return last value, extremes and step of each metric as the hub published them last, also for a killed run."""
     from trieye.hub.status import read_status
 

@@ -1,10 +1,11 @@
 """`trieye prune`: delete the old runs of an app.
 
-Delete the runs of an app that ended long ago, but for the best or the newest ones.
+Delete the runs of an app that ended long ago, except the best or the newest ones.
 
-A run counts from its end, or from its last sign of life if it was killed. The best runs are those with the best
-objective (loop.objective); --metric takes another one, and --mode says which of its values are good. What is to be
-deleted is shown with its size, and then you are asked. A run that is alive is never deleted.
+The age of a run counts from its end, or from its last sign of life if it was killed. The best runs have the best
+objective (loop.objective); --metric selects another metric, and --mode whether lower or higher is better. With
+--keep best, runs whose objective is unknown are kept. The command lists directories and sizes, then asks for
+confirmation. It never deletes a run that is alive, and never follows a symbolic link.
 
 Examples:
   trieye prune my_agent --older-than 30d --dry-run
@@ -40,16 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the runs that are old enough and not to be kept."""
+    """Delete the runs that are old enough, except those to keep."""
     from trieye.cli.removal import best_first, carry_out, idle_runs
 
     runs = idle_runs(options.app, options.root)
     kept: set[Path] = set()
     for which, count in options.keep:
-        ranked = runs[::-1] if which == "newest" else best_first(runs, options.metric, options.mode)
-        kept |= {held.run_dir for held in ranked[:count]}
+        if which == "newest":
+            kept |= {run.run_dir for run in runs[::-1][:count]}
+            continue
+        ranked = best_first(runs, options.metric, options.mode)
+        kept |= {run.run_dir for run in ranked[:count]}
+        for unknown in (run for run in runs if run not in ranked):
+            print(f"keeping {unknown.name}: its objective is unknown")
+            kept.add(unknown.run_dir)
     before = time.time() - options.older_than
-    return carry_out([held for held in runs if held.last_used <= before and held.run_dir not in kept], options)
+    return carry_out([run for run in runs if run.last_used <= before and run.run_dir not in kept], options)
 
 
 def _kept(text: str) -> tuple[str, int]:

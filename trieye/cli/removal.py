@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from rich.filesize import decimal
 
-from trieye.cli.found_runs import loop_of
+from trieye.cli.found_runs import is_run_leftover, loop_of, published_metrics
 from trieye.cli.given_run import config_of, find_entry
 from trieye.cli.saved import disk_bytes
 from trieye.config import TrieyeConfig
@@ -33,7 +33,7 @@ EXIT_REFUSED = 1
 
 
 def named_directory(name: str, root: Path) -> Path:
-    """Return the real directory of a run that a user named.
+    """Return the real directory that a user named: a run, or a directory without run.json among the runs of `root`.
 
     Args:
         name: Its path, or its name below `root`: run or app/run.
@@ -42,7 +42,14 @@ def named_directory(name: str, root: Path) -> Path:
     Raises:
         ConfigurationError: It does not exist, is a symbolic link, or a name below `root` leads out of it.
     """
-    path = find_entry(name, root)
+    try:
+        path = find_entry(name, root)
+    except ConfigurationError:
+        leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
+        leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
+        if len({path.resolve() for path in leftovers}) != 1:
+            raise
+        path = leftovers[0]
     if path.is_symlink():
         raise ConfigurationError(
             f"{path} is a symbolic link to {path.resolve()}; to delete the run, name that directory; to delete only "
@@ -65,8 +72,8 @@ class Removal:
         run_dir: The directory.
         name: App and name of the directory, as the user knows it; its path if it is not below the root of all apps.
         record: Its run.json, if there is one.
-        config: Its config for the directory in which it is now; None if it owns neither an MLflow run nor a mirror.
-        refusal: Why it does not own them.
+        config: Its config for the directory in which it is now; None if it cannot be read.
+        refusal: Why it does not own the MLflow run and the mirror of the run; None if it may.
     """
 
     run_dir: Path
@@ -91,11 +98,10 @@ class Removal:
             raise RunLockedError(f"run {run_dir.name!r} is alive, and nothing of it is deleted; stop it first")
         record, config = RunRecord.read(run_dir / RUN_RECORD), None
         refusal = f"it has no {RUN_RECORD}" if record is None else record.refusal(run_dir)
-        if refusal is None:
-            try:
-                config = config_of(run_dir)
-            except ConfigurationError as error:
-                refusal = str(error)
+        try:
+            config = config_of(run_dir)
+        except ConfigurationError as error:
+            refusal = refusal or str(error)
         name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
         return cls(run_dir, name, record, config, refusal)
 
@@ -112,9 +118,9 @@ class Removal:
 
     @cached_property
     def metrics(self) -> Mapping[str, Mapping[str, float | None]]:
-        """Last value and extremes of each metric."""
+        """Last value and extremes of each metric, as `trieye runs` shows them."""
         summary: Any = self.record and self.record.summary
-        return summary or {}
+        return summary or published_metrics(self.run_dir)
 
     @cached_property
     def owns_mlflow_run(self) -> bool | None:
@@ -126,7 +132,7 @@ class Removal:
         record, config = self.record, self.config
         if record is None or record.mlflow_run_id is None:
             return None
-        if config is None or record.owner is None:
+        if self.refusal is not None or config is None or record.owner is None:
             return False
         uri = config.persistence.MLFLOW_TRACKING_URI
         return is_owned_by(record.owner.token, uri, record.mlflow_run_id, record.run_id)
@@ -140,7 +146,9 @@ class Removal:
             ConnectionError: The mirror does not answer.
         """
         record, config = self.record, self.config
-        if record is None or record.owner is None or config is None or (url := config.persistence.mirror) is None:
+        if self.refusal is not None or config is None or record is None or record.owner is None:
+            return []
+        if (url := config.persistence.mirror) is None:
             return []
         names = dict.fromkeys([(config.app_name, config.run_name), (record.app_name, record.run_name)])
         stores = [MirrorStore(url, *name) for name in names]
@@ -157,8 +165,9 @@ class Removal:
         if self.record is not None and self.owns_mlflow_run is False:
             run_id = self.record.mlflow_run_id
             yield f"{self.name}: MLflow run {run_id} is not deleted: {why}; `mlflow runs delete --run-id {run_id}` does"
-        if self.record is not None and self.config is None:
-            yield f"{self.name}: a mirror of the run is not deleted: {why}"
+        may_be_mirrored = self.config is None or self.config.persistence.mirror is not None
+        if self.record is not None and self.refusal is not None and may_be_mirrored:
+            yield f"{self.name}: the mirror of the run, if it has one, is not deleted: {why}"
         for store, objects in self.mirrors:
             if objects is None:
                 yield f"{self.name}: the mirror {store.address} is not deleted: {why}; use the tools of its store"
@@ -183,7 +192,9 @@ class Removal:
 
 
 def idle_runs(app: str, root: Path) -> list[Removal]:
-    """Return the runs of an app that are not alive, the last used one at the end.
+    """Return the runs of an app that are not alive, the last used one at the end; print those that are skipped.
+
+    Symbolic links, and whatever a link leads to outside the app's root, are skipped.
 
     Args:
         app: Its name below `root`, or its directory.
@@ -199,7 +210,10 @@ def idle_runs(app: str, root: Path) -> list[Removal]:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
         known = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
         raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({known})")
-    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if not is_alive(run_dir)]
+    links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
+    for run_dir in links:
+        print(f"skipping {run_dir}: a symbolic link leads to {run_dir.resolve()}")
+    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
     return sorted(idle, key=lambda run: run.last_used)
 
 

@@ -3,8 +3,9 @@
 Delete runs: the directory, the copy in the mirror, and the run in MLflow, which its trash keeps until `mlflow gc`.
 
 The command lists directories and sizes, then asks for confirmation. It never deletes a run that is alive. A copy of a
-run does not own the MLflow run and the mirror of the original, so only its directory is deleted. Checkpoints that
-another run started from stay with that run.
+run does not own the MLflow run and the mirror of the original, so only its directory is deleted. Below --root,
+directories without run.json (of a program that was interrupted at once) can be deleted, too. Checkpoints that another
+run started from stay with that run.
 
 Examples:
   trieye rm first

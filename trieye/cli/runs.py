@@ -191,10 +191,28 @@ def _show(runs: "Sequence[FoundRun]", skipped: "Sequence[Skipped]", *, num_found
             if places
             else f"no runs: there is no {DEFAULT_ROOT} here nor above; name a directory with --root"
         )
-    for one in skipped[:MAX_SKIPPED]:
-        print(f"left out: {one.directory}: {one.reason}", file=sys.stderr)
-    if skipped[MAX_SKIPPED:]:
-        print(f"left out: {len(skipped) - MAX_SKIPPED} more directories that are no runs", file=sys.stderr)
+    _show_skipped(skipped)
+
+
+def _show_skipped(skipped: "Sequence[Skipped]") -> None:
+    """Name directories without run.json on one line for each app, and others with the reason."""
+    from trieye.cli.found_runs import is_run_leftover
+
+    leftovers: dict[Path, list[str]] = {}
+    others = []
+    for one in skipped:
+        if is_run_leftover(one.directory):
+            leftovers.setdefault(one.directory.parent, []).append(one.directory.name)
+        else:
+            others.append(f"left out: {one.directory}: {one.reason}")
+    for runs, names in leftovers.items():
+        more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
+        shown = f"{', '.join(names[:MAX_SKIPPED])}{more}"
+        print(f"left out, no run.json (`trieye rm NAME` deletes one): {shown} in {runs}", file=sys.stderr)
+    for line in others[:MAX_SKIPPED]:
+        print(line, file=sys.stderr)
+    if others[MAX_SKIPPED:]:
+        print(f"left out: {len(others) - MAX_SKIPPED} more directories that are no runs", file=sys.stderr)
 
 
 def _lines(runs: "Sequence[FoundRun]") -> "Text":
