@@ -466,3 +466,21 @@ def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp
     assert code == 2
     assert "did you mean" in err
     assert "dqn" in err
+
+
+# exported tables
+
+
+def test_a_parameter_with_the_name_of_a_column_replaces_none(tmp_path):
+    taken = ("run", "metric", "step", "value", "wall_time", "param.run")
+    for number in range(2):
+        with trieye.Run(config(tmp_path / "root", f"r{number}", seed=number)) as run:
+            run.log_params({name: f"{name}-{number}" for name in taken})
+            run.log("loss", 0.5 + number, step=3)
+    out = tmp_path / "points.parquet"
+    assert main(["results", "export", str(tmp_path / "root"), "--metric", "loss", "-o", str(out)]) == 0
+    table = pq.read_table(out).to_pydict()
+    assert (table["run"], table["metric"], table["step"]) == (["r0", "r1"], ["loss"] * 2, [3, 3])
+    assert table["value"] == [0.5, 1.5]
+    for name in taken:
+        assert [f"{name}-0", f"{name}-1"] in table.values()

@@ -17,6 +17,7 @@ from trieye.results.runs import Series, StoredRun
 from trieye.results.selection import MISSING
 
 _FORMATS = (".parquet", ".csv", ".feather")
+_POINT = ("step", "value", "wall_time")
 Values = Mapping[str, Any]
 
 
@@ -35,6 +36,8 @@ def package(name: str, purpose: str) -> Any:
 def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
     """Return points as one long table: run, metric, seed, what varies, step, value and wall_time.
 
+    A parameter with the name of another column becomes `param.<name>`.
+
     Args:
         runs: The runs.
         params: What varies, for each run.
@@ -51,8 +54,11 @@ def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[
         "seed": pa.array([run.seed for run in runs], pa.int64()).take(pa.array(codes)),
     }
     for key in params[0] if params else ():
-        columns[key] = _plain([values[key] for values in params]).take(pa.array(codes))
-    for place, name in enumerate(("step", "value", "wall_time")):
+        name = key
+        while name in columns or name in _POINT:
+            name = f"param.{name}"
+        columns[name] = _plain([values[key] for values in params]).take(pa.array(codes))
+    for place, name in enumerate(_POINT):
         held = [series[place] for _, _, series in parts]
         columns[name] = np.concatenate(held) if held else np.zeros(0)
     return pa.table(columns)
