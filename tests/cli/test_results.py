@@ -483,3 +483,36 @@ def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp
     assert code == 2
     assert "did you mean" in err
     assert "dqn" in err
+
+
+# exported tables
+
+
+def test_a_parameter_with_the_name_of_a_column_replaces_none(tmp_path):
+    taken = ("run", "metric", "step", "value", "wall_time", "param.run")
+    for number in range(2):
+        with trieye.Run(config(tmp_path / "root", f"r{number}", seed=number)) as run:
+            run.log_params({name: f"{name}-{number}" for name in taken})
+            run.log("loss", 0.5 + number, step=3)
+    out = tmp_path / "points.parquet"
+    assert main(["results", "export", str(tmp_path / "root"), "--metric", "loss", "-o", str(out)]) == 0
+    table = pq.read_table(out).to_pydict()
+    assert (table["run"], table["metric"], table["step"]) == (["r0", "r1"], ["loss"] * 2, [3, 3])
+    assert table["value"] == [0.5, 1.5]
+    for name in taken:
+        assert [f"{name}-0", f"{name}-1"] in table.values()
+
+
+def test_a_csv_file_has_no_text_that_a_spreadsheet_takes_for_a_formula(tmp_path):
+    texts = ["=cmd()", "+cmd", "-cmd", "@cmd", "-0.5", "+1e3", "plain"]
+    for number, text in enumerate(texts):
+        with trieye.Run(config(tmp_path / "root", f"r{number}", seed=0)) as run:
+            run.log_params({"=note": text})
+            run.log("=loss", -1.0, step=0)
+    out = tmp_path / "points.csv"
+    assert main(["results", "export", str(tmp_path / "root"), "-o", str(out)]) == 0
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["metric"] for row in rows} == {"'=loss"}
+    assert {row["value"] for row in rows} == {"-1"}
+    assert [row.get("'=note") for row in rows] == ["'=cmd()", "'+cmd", "'-cmd", "'@cmd", "-0.5", "1000.0", "plain"]

@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results.aligned import Curve
-from trieye.results.runs import Series, StoredRun
+from trieye.results.runs import Series, StoredRun, typed
 from trieye.results.selection import MISSING
 
 _FORMATS = (".parquet", ".csv", ".feather")
+_POINT = ("step", "value", "wall_time")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First letters by which a spreadsheet takes a text for a formula."""
+
 Values = Mapping[str, Any]
 
 
@@ -35,6 +39,8 @@ def package(name: str, purpose: str) -> Any:
 def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
     """Return points as one long table: run, metric, seed, what varies, step, value and wall_time.
 
+    A parameter with the name of another column becomes `param.<name>`.
+
     Args:
         runs: The runs.
         params: What varies, for each run.
@@ -51,8 +57,11 @@ def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[
         "seed": pa.array([run.seed for run in runs], pa.int64()).take(pa.array(codes)),
     }
     for key in params[0] if params else ():
-        columns[key] = _plain([values[key] for values in params]).take(pa.array(codes))
-    for place, name in enumerate(("step", "value", "wall_time")):
+        name = key
+        while name in columns or name in _POINT:
+            name = f"param.{name}"
+        columns[name] = _plain([values[key] for values in params]).take(pa.array(codes))
+    for place, name in enumerate(_POINT):
         held = [series[place] for _, _, series in parts]
         columns[name] = np.concatenate(held) if held else np.zeros(0)
     return pa.table(columns)
@@ -98,19 +107,28 @@ def write_table(table: pa.Table, path: Path) -> None:
             from pyarrow import csv
 
             whole = [_flat(column) for column in table.columns]
-            csv.write_csv(pa.table(whole, names=table.column_names), part)
+            csv.write_csv(pa.table(whole, names=[_escaped(name) for name in table.column_names]), part)
         part.replace(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
 
 def _flat(column: Any) -> Any:
-    """Return a column as text files can hold it: lists and objects as JSON."""
+    """Return a column as text files can hold it: lists and objects as JSON, and no text that is a formula."""
     if pa.types.is_dictionary(column.type):
-        return column.cast(pa.string())
+        column = column.cast(pa.string())
     if pa.types.is_nested(column.type):
         return pa.array([None if value is None else json.dumps(value) for value in column.to_pylist()], pa.string())
-    return column
+    if not pa.types.is_string(column.type):
+        return column
+    codes = column.combine_chunks().dictionary_encode()
+    texts = pa.array([_escaped(text) for text in codes.dictionary.to_pylist()], pa.string())
+    return texts.take(codes.indices)
+
+
+def _escaped(text: str) -> str:
+    """Return a cell that spreadsheets show as it is: a quote precedes what is a formula, but no number."""
+    return f"'{text}" if text.startswith(_FORMULA) and not isinstance(typed(text), int | float) else text
 
 
 def xarray_of(curve: Curve, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:
