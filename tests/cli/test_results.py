@@ -20,6 +20,7 @@ from trieye.cli import main
 from trieye.integrations.opening import adopted_config
 from trieye.results import load
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
+from trieye.sweeps.record import SWEEP
 
 SCORES = {"dqn": [5.0, 9.0, 6.0], "ppo": [10.0, 14.0, 11.0]}
 PROGRAM = """
@@ -282,6 +283,12 @@ def test_the_best_config_is_run_again_with_fresh_seeds_and_both_stages_are_shown
     assert main([*select, "--dry-run"]) == 0
     assert "job 1: agent.lr=0.9 agent.size=2 runtime=local sinks=[] seed=3" in capfd.readouterr().out
     assert not list(tmp_path.glob("s_rerun*"))
+    record = (tmp_path / "s" / SWEEP).read_text()
+    (tmp_path / "s" / SWEEP).write_text(record.replace('"signature": "', '"signature": "x'))
+    assert main(select) == 2
+    assert "not signed with your key" in capfd.readouterr().err
+    assert not list(tmp_path.glob("s_rerun*"))
+    (tmp_path / "s" / SWEEP).write_text(record)
     assert main(select) == 0
     out = capfd.readouterr().out
     (line,) = [line.split() for line in out.splitlines() if "fresh seeds" in line]

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=60.0, metavar="S", help="seconds that a node may take to answer (60)"
     )
     check.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    files = actions.add_parser("files", help="list the files of which the workers would get a copy")
+    files = actions.add_parser("files", help="list the files that would be sent to the workers")
     files.add_argument(
         "directory", nargs="?", type=Path, metavar="DIR", help="as runtime.working_dir (the project around here)"
     )
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the action says."""
+    """Run the action."""
     return _files(options) if options.action == "files" else _check(options)
 
 
@@ -70,7 +70,7 @@ def _files(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Ask the nodes, say what they answered, and return whether something is wrong."""
+    """Ask the nodes, print their answers and return the exit code."""
     from trieye.hub.cluster import as_plain, compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text

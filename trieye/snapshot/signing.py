@@ -156,7 +156,7 @@ def sign_command(*parts: object) -> str:
     """Return the signature of a command that is about to be stored; empty if the user has no usable key.
 
     Args:
-        *parts: Words, directory and whatever else decides what runs, as plain data.
+        *parts: Words, directory and other plain data that determine the process.
     """
     with contextlib.suppress(ConfigurationError):
         return _command_digest(parts, load_key())
@@ -164,7 +164,7 @@ def sign_command(*parts: object) -> str:
 
 
 def is_own_command(signature: str, *parts: object) -> bool:
-    """Tell whether `sign_command` returned this signature for these parts, with the key of this user."""
+    """Return True if `sign_command` returned this signature for these parts and the key of this user."""
     with contextlib.suppress(ConfigurationError, RuntimeError):  # RuntimeError: a user without home directory
         key = existing_key()
         return key is not None and hmac.compare_digest(_command_digest(parts, key), ascii(signature)[1:-1])

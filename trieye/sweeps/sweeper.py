@@ -121,7 +121,7 @@ class SweeperBody:
     def _of_search(
         self, dimensions: Sequence[Dimension], record: SweepRecord, before: SweepRecord | None
     ) -> list[Done]:
-        del before  # the records of its jobs tell what they tried
+        del before  # its jobs have records
         search: Search = RandomSearch(dimensions, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(dimensions, self.options, record.mode)

@@ -42,7 +42,7 @@ class RedactingTask:
     """A task that removes secrets from the records that Hydra has just written of its job, and then runs.
 
     Args:
-        task: What the job runs.
+        task: The task function of the program.
     """
 
     def __init__(self, task: Callable[[DictConfig], Any]) -> None:
@@ -51,7 +51,7 @@ class RedactingTask:
 
     @classmethod
     def of(cls, task: Callable[[DictConfig], Any]) -> "RedactingTask":
-        """Return a task that redacts; one that does already stays as it is."""
+        """Return the task, wrapped unless it redacts already."""
         return task if isinstance(task, cls) else cls(task)
 
     def __call__(self, composed: DictConfig) -> Any:
@@ -79,7 +79,7 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
 
 
 def write_redacted(config: Any, path: Path) -> None:
-    """Write a config as YAML, without secrets; whoever reads the file meanwhile sees the old one or the new one.
+    """Replace a YAML file atomically by a config without secrets.
 
     Raises:
         OSError: The file cannot be written.
