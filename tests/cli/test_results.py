@@ -142,6 +142,23 @@ def test_a_comparison_says_how_surely_and_by_how_much_and_what_differs(results, 
     assert less["difference"]["value"] == pair["difference"]["value"]
 
 
+def test_a_comparison_of_few_runs_that_all_agree_has_a_caveat(results, tmp_path):
+    code, out, err = results("compare", "--by", "algo", "--last", "1")
+    assert code == 0, err
+    (row,) = (line for line in out.splitlines() if line.split()[:2] == ["dqn", "ppo"])
+    assert " 3 + 3 " in row
+    assert " 0 [0, 0]* " in row
+    assert "* All pairs of runs agree" in out
+    assert results("report", "--by", "algo", "--last", "1", "-o", "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert ">3 + 3</td>" in page
+    assert "[1, 1]*" in page
+    assert "* All pairs of runs agree" in page
+    make_run(tmp_path / "root", "other", [6.0], seed=3, agent={"algo": "ppo"})
+    code, out, err = results("compare", "--by", "algo", "--last", "1", tmp_path / "root")
+    assert (code, "3 + 4" in out, "*" in out) == (0, True, False), err
+
+
 def test_two_places_are_compared_with_one_another(made, tmp_path, capsys):
     for name, algo in (("one", "dqn"), ("other", "ppo")):
         for seed in range(3):

@@ -156,7 +156,7 @@ def test_figures_are_those_of_the_statistics_with_what_is_missing(written):
 
 def test_each_pair_is_compared_the_better_one_first(written):
     (row,) = Page(written.read_text()).tables["pairs"][1:]
-    assert [cell["text"] for cell in row[:4]] == ["ppo", "dqn", "6", "2"]
+    assert [cell["text"] for cell in row[:4]] == ["ppo", "dqn", "4 + 2", "2"]
     padded = [np.array([*SCORES[name], np.nan, np.nan][:4]) for name in ("ppo", "dqn")]
     near(row[4], probability_of_improvement(*padded))
     near(row[5], difference(*padded))

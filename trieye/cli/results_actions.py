@@ -111,7 +111,8 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     better = "more" if asked.mode == "max" else "less"
     title = f"{asked.title}; {better} is better"
-    asked.console.print(tables.pairs_table(pairs, asked.stat, title=title))
+    counts = {label: int(np.isfinite(held).sum()) for label, held in zip(groups.labels, scores, strict=True)}
+    asked.console.print(tables.pairs_table(pairs, counts, asked.stat, title=title))
     if len(numbers) > len(pairs):
         asked.console.print(f"and {len(numbers) - len(pairs)} more pairs: --json has them all")
     if len(groups.labels) <= _MOST_COLUMNS and (found := groups.differences()):

@@ -16,6 +16,9 @@ Between = Literal["last", "linear"]
 """What a curve is between two of its points: the value at the last one, or on the line between both."""
 Floats = NDArray[np.float64]
 
+_SHORT = 0.05
+"""Fraction of a curve's range."""
+
 COUNTERS = {"env_steps": ("progress/env_steps",), "updates": ("progress/updates", "train/n_updates")}
 """Metrics in which runs say how far they are, where their steps count something else."""
 
@@ -117,6 +120,36 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
         place = int(falls[0])
         raise ConfigurationError(f"{name}: {array[place + 1]:g} comes after {array[place]:g}; sort them first")
     return array
+
+
+def well_supported(at: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return where enough runs have points for an aggregate `[point]`.
+
+    These are points with at least half of the runs. A short stretch at either end where some have not begun, or have
+    ended, is left out: the aggregate of the others jumps there, which would look like a spike.
+
+    Args:
+        at: `[point]`, ascending.
+        n: `[point]`, how many runs have a value.
+    """
+    enough: NDArray[np.bool_] = (n > 0) & (2 * n >= n.max(initial=0))
+    if enough.any():
+        places = np.flatnonzero(enough)
+        first, last = places[0], places[-1]
+        shortest = _SHORT * (at[last] - at[first])
+        enough[_supported_until(at, n, last, shortest) + 1 :] = False
+        enough[: len(n) - 1 - _supported_until(-at[::-1], n[::-1], len(n) - 1 - first, shortest)] = False
+    return enough
+
+
+def _supported_until(at: Floats, n: NDArray[np.int64], last: int, shortest: float) -> int:
+    """Return the last place that is not in a short stretch of fewer runs."""
+    while n[last] < n.max():
+        others = np.flatnonzero(n[:last] != n[last])
+        if not others.size or at[last] - at[others[-1]] >= shortest:
+            break
+        last = int(others[-1])
+    return last
 
 
 def final(

@@ -16,10 +16,11 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, StrMethodFormatter
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.results.aligned import Floats, well_supported
 from trieye.results.hyperparameters import Setting
 from trieye.results.statistics import Band, Estimate
 
@@ -37,9 +38,10 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
     "lines.linewidth": 1.5, "svg.fonttype": "none", "svg.hashsalt": "trieye", "savefig.dpi": 200, "pdf.fonttype": 42,
-    "font.family": "sans-serif",
+    "font.family": "sans-serif", "axes.formatter.useoffset": False,
 }  # fmt: skip
-_FEW_DECADES = 2.0
+_LEAST_RATIO, _DECADE, _MANY_DECADES = 3.0, 10.0, 100.0
+_MOST_TICKS = 7
 _LONGEST, _LINE = 60, 30
 """Letters of a name, and of a line of it; a longer one leaves no room for what is drawn."""
 _FIRST_WIDE = "\N{CJK RADICAL REPEAT}"
@@ -121,8 +123,8 @@ def curves(
 ) -> Figure:
     """Return learning curves, each with the band of its intervals, and how many runs each is made of.
 
-    Where a curve is made of fewer runs than at its best place, it is drawn thinner, since some are missing or have
-    ended; where it is made of fewer than half of them, it is not drawn.
+    A curve is drawn where enough runs have points, and thinner where some have none. A diamond marks each change of
+    their number.
 
     Args:
         bands: The curves by label.
@@ -133,21 +135,24 @@ def curves(
     """
     figure, axes = _figure()
     for number, (label, band) in enumerate(bands.items()):
-        most = int(band.n.max(initial=0))
-        if not most:
+        n = np.where(well_supported(band.at, band.n), band.n, 0)
+        if not (drawn := n > 0).any():
             continue
         color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
-        value, low, high = (np.where(2 * band.n >= most, held, np.nan) for held in (band.value, band.low, band.high))
+        value, low, high = (np.where(drawn, held, np.nan) for held in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, color=color, alpha=0.18, linewidth=0)
-        whole = np.where(band.n == most, value, np.nan)
-        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{_plain(label)} (n={most})")
+        num_runs = "-".join(str(count) for count in dict.fromkeys((n[drawn].min(), n.max())))
+        whole = np.where(n == n.max(), value, np.nan)
+        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
+        changes = np.flatnonzero(drawn[1:] & drawn[:-1] & (np.diff(n) != 0)) + 1
+        axes.plot(band.at[changes], value[changes], "D", color=color, markersize=6, markeredgecolor="white", zorder=3)
     axes.set_xlabel(_NAMES.get(x, x))
     axes.set_ylabel(f"{_plain(metric)}\n{what}")
     _large_numbers(axes)
-    _legend(figure, axes, len(bands))
+    _legend(figure, axes)
     return figure
 
 
@@ -161,7 +166,7 @@ def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
     axes.set_xlabel(f"{_plain(metric)}  (τ)")
     axes.set_ylabel("fraction of runs with more than τ")
     axes.set_ylim(-0.02, 1.02)
-    _legend(figure, axes, len(bands))
+    _legend(figure, axes)
     return figure
 
 
@@ -183,34 +188,69 @@ def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]
 
 
 def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str) -> Figure:
-    """Return what came of each value of a parameter: with the others at their best, and on the average, dotted."""
+    """Return the scores for each value of a parameter: with the others at their best, and the mean of all configs.
+
+    Numbers are joined by lines, on a logarithmic axis if they are spaced like that. Categories are points with bars.
+    """
     figure, axes = _figure()
     values = list(dict.fromkeys(setting.value for settings in lines.values() for setting in settings))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     at = {value: float(value) if numeric else place for place, value in enumerate(values)}
     for number, (label, settings) in enumerate(lines.items()):
         color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
-        x = np.array([at[setting.value] for setting in settings])
-        best = [setting.best for setting in settings]
-        ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in best]
+        beside = 0.0 if numeric else (number - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
+        x = np.array([at[setting.value] for setting in settings]) + beside
+        best = np.array([setting.best.value for setting in settings])
+        ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in (s.best for s in settings)]
         low, high = np.array(ends, np.float64).reshape(-1, 2).T
-        axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-        axes.plot(x, [one.value for one in best], color=color, marker=marker, markersize=4, label=_plain(label))
+        if numeric:
+            axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        else:
+            axes.vlines(x, low, high, color=color, linewidth=4, alpha=0.35)
+        joined = "-" if numeric else "none"
+        axes.plot(
+            x, best, color=color, linestyle=joined, marker=marker, markersize=4, label=_plain(label) or "best config"
+        )
         if any(len(setting.configs) > 1 for setting in settings):
-            mean = [setting.mean.value for setting in settings]
-            axes.plot(
-                x, mean, color=color, linestyle=":", linewidth=1, label=f"{_plain(label)}, mean of all".lstrip(", ")
+            mean, name = [setting.mean.value for setting in settings], f"{_plain(label)}, mean of all".lstrip(", ")
+            look: dict[str, Any] = (
+                {"linestyle": ":", "linewidth": 1} if numeric else {"linestyle": "none", "marker": "_"}
             )
-    places = sorted(at.values())
-    if numeric and places[0] > 0 and np.log10(places[-1] / places[0]) >= np.log10(_FEW_DECADES * 10):
-        axes.set_xscale("log")
-    elif not numeric:
+            axes.plot(x, mean, color=color, label=name, **look)
+    if numeric:
+        _scale_x(axes, np.sort(np.fromiter(at.values(), np.float64)))
+    else:
         axes.set_xticks(range(len(values)), [_plain(str(value)) for value in values])
+        axes.set_xlim(-0.5, len(values) - 0.5)
     axes.set_xlabel(_plain(param))
     axes.set_ylabel(_plain(metric))
-    if len(lines) > 1 or any(len(setting.configs) > 1 for held in lines.values() for setting in held):
-        _legend(figure, axes, len(lines))
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        _legend(figure, axes)
     return figure
+
+
+def _scale_x(axes: "Axes", values: Floats) -> None:
+    """Choose a logarithmic axis for values that were drawn on one, also beside a zero; label values if they are few."""
+    positive = values[values > 0]
+    if len(positive) < max(2, len(values) - 1) or values[0] < 0 or not _is_logarithmic(positive):
+        return
+    axes.set_xscale(
+        **({"value": "log"} if len(positive) == len(values) else {"value": "symlog", "linthresh": positive[0]})
+    )
+    if len(values) <= _MOST_TICKS:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _is_logarithmic(values: Floats) -> bool:
+    """Tell whether positive values are spread over orders of magnitude, or more evenly on a logarithmic axis."""
+    ratio = values[-1] / values[0]
+    if ratio < _LEAST_RATIO:
+        return False
+    linear, logarithmic = (
+        abs(np.median(held) - (held[0] + held[-1]) / 2) / np.ptp(held) for held in (values, np.log(values))
+    )
+    return bool(ratio >= _MANY_DECADES or logarithmic < linear / 2 or (ratio >= _DECADE and logarithmic <= linear))
 
 
 def _figure(height: float = _HEIGHT) -> "tuple[Figure, Axes]":
@@ -229,14 +269,20 @@ def _plain(text: str) -> str:
 
 def _large_numbers(axes: "Axes") -> None:
     low, high = axes.get_xlim()
-    if max(abs(low), abs(high)) >= 10_000:  # noqa: PLR2004
+    largest = max(abs(low), abs(high))
+    if largest < 10_000:  # noqa: PLR2004
+        return
+    if high - low < largest / 100:  # labels with all digits are long
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    else:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _legend(figure: Figure, axes: "Axes", num: int) -> None:
-    longest = max((len(str(label)) for label in axes.get_legend_handles_labels()[1]), default=0)
+def _legend(figure: Figure, axes: "Axes") -> None:
+    """Put the legend below the axes, where it hides no curve, and add its height to the figure."""
+    labels = axes.get_legend_handles_labels()[1]
+    columns = 1 if max(map(len, labels), default=0) > _LINE else 2
+    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
     with style():
-        if num > 4 or longest > _LINE:  # noqa: PLR2004 - more would hide the curves
-            figure.legend(loc="outside lower center", ncols=1 if longest > _LINE else 2, fontsize=8, frameon=False)
-        else:
-            axes.legend()
+        figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)

@@ -32,7 +32,7 @@ from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import StoredRun, is_seed
 from trieye.results.statistics import Band, Estimate
-from trieye.results.tables import interval, number
+from trieye.results.tables import SEPARATE, interval, is_separate, number
 from trieye.run.provenance import Provenance
 from trieye.sweeps.status import ENDED
 
@@ -103,10 +103,11 @@ class Line(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two groups: how likely a run of X is better than one of Y, and X less Y."""
+    """Two groups: how many runs each has, how likely a run of X is better than one of Y, and X less Y."""
 
     x: str
     y: str
+    sizes: str
     chance: Estimate
     gap: Estimate
 
@@ -161,6 +162,7 @@ class Report:
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         environment.filters |= {"number": number, "interval": interval, "sha256": _sha256, "duration": _duration}
         environment.filters |= {"value": _value, "shown": self.question.shown}
+        environment.tests["separate"] = is_separate
         template = environment.from_string(files("trieye.results").joinpath("report.html.jinja").read_text("utf-8"))
         about = {**self._about(), "results": self.groups.results, "version": version("trieye")}
         page = ""
@@ -178,6 +180,7 @@ class Report:
             "tasks": self.tasks(),
             "pictures": list(self.pictures()),
             "pairs": self.pairs(),
+            "separate": SEPARATE,
             "sensitivities": list(self.sensitivities()),
             "runs": self.runs(),
             "provenances": known,
@@ -226,14 +229,15 @@ class Report:
 
     def pairs(self) -> list[Pair]:
         """Return the comparisons of the groups that are drawn, X before Y in the order of the best."""
-        found = []
+        found, sizes = [], [int(np.isfinite(held).sum()) for held in self.scores]
         for x, y in itertools.combinations([place for place in self.ranked if place in self.drawn], 2):
             sign = 1 if self.question.mode == "max" else -1
             chance = statistics.probability_of_improvement(
                 sign * self.scores[x], sign * self.scores[y], **self._intervals
             )
             gap = statistics.difference(self.scores[x], self.scores[y], self.question.stat, **self._intervals)
-            found.append(Pair(self.groups.labels[x], self.groups.labels[y], chance, gap))
+            counts = f"{sizes[x]} + {sizes[y]}"
+            found.append(Pair(self.groups.labels[x], self.groups.labels[y], counts, chance, gap))
         return found
 
     @property

@@ -57,16 +57,37 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
     return table
 
 
-def pairs_table(pairs: Sequence[tuple[str, str, Estimate, Estimate]], stat: str, *, title: str) -> Table:
-    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate, each with its interval."""
+def pairs_table(
+    pairs: Sequence[tuple[str, str, Estimate, Estimate]], counts: Mapping[str, int], stat: str, *, title: str
+) -> Table:
+    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate, each with its interval.
+
+    Args:
+        pairs: The comparisons.
+        counts: How many runs each group has.
+        stat: The aggregate.
+        title: Of the table.
+    """
     table = Table(title=title)
     table.add_column("X")
     table.add_column("Y")
     for name in ("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"):
         table.add_column(name, justify="right", no_wrap=True)
     for x, y, chance, gap in pairs:
-        table.add_row(x, y, runs(gap), _with_interval(chance), _with_interval(gap))
+        sizes = Text.assemble(f"{counts[x]} + {counts[y]}", runs(gap)[len(str(gap.n)) :])
+        shown = _with_interval(chance) + ("*" if is_separate(chance) else " ")
+        table.add_row(x, y, sizes, shown, _with_interval(gap))
+    if any(is_separate(chance) for _, _, chance, _ in pairs):
+        table.note(f"* {SEPARATE}")
     return table
+
+
+SEPARATE = "All pairs of runs agree, so the bootstrap gives an interval without width. It is no proof of certainty."
+
+
+def is_separate(chance: Estimate) -> bool:
+    """Return whether the interval of a probability of improvement has no width, which few runs reach by chance."""
+    return chance.low is not None and chance.low == chance.high
 
 
 def _with_interval(estimate: Estimate) -> Text:

@@ -7,6 +7,7 @@ import plotext  # type: ignore[import-untyped]
 from matplotlib.ticker import MaxNLocator
 
 from trieye.process.terminal import Terminal
+from trieye.results.aligned import well_supported
 from trieye.results.statistics import Band
 from trieye.results.tables import number
 
@@ -28,7 +29,7 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
     plotext.plot_size(width, _HEIGHT)
     plotext.theme("clear")
     for place, (label, band) in enumerate(bands.items()):
-        is_known = ~np.isnan(band.value)
+        is_known = ~np.isnan(band.value) & well_supported(band.at, band.n)
         color = _COLORS[place % len(_COLORS)]
         points = band.at[is_known].tolist(), band.value[is_known].tolist()
         plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
