@@ -48,13 +48,13 @@ def regressions(items: Sequence[str]) -> list[Regression]:
     """Return the regressions that the trailers of the history name, oldest commit first."""
     fields = f"%h%x00%s%x00%(trailers:key={TRAILER},valueonly,separator=%x01)%x00"
     log = git("log", "--reverse", "--topo-order", "--no-merges", f"--format={fields}").split("\0\n")
-    found = []
+    found: dict[tuple[str, str], Regression] = {}
     for commit, summary, trailers in (entry.split("\0")[:3] for entry in log if entry):
         for line in filter(None, trailers.split("\x01")):
             item, test = line.split(maxsplit=1)
             if not items or item.startswith(tuple(items)):
-                found.append(Regression(item, test.strip(), commit, summary))
-    return found
+                found.setdefault((item, test), Regression(item, test.strip(), commit, summary))
+    return list(found.values())
 
 
 def outcomes(report: Path) -> Iterator[tuple[str, str, str]]:
