@@ -26,8 +26,9 @@ from producer import Producer, figures
 
 import trieye
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "journal"))
+sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests" / "journal")]
 from journal_damage_cases import KINDS, damaged, problems
+from moved import moved
 
 WINDOW = 100
 RATE = 5_000
@@ -85,6 +86,7 @@ def damaged_runs(original: Path, scratch: Path, cases: int, seed: int) -> Iterat
     for number, (text, files, is_cut_log) in enumerate(random.Random(seed).sample(every, min(cases, len(every)))):
         root = scratch / str(number)
         shutil.copytree(original, root)
+        moved(config_of(root).persistence.get_run_base_dir())
         for name, data in files.items():
             (config_of(root).persistence.get_run_base_dir() / name).write_bytes(data)
         try:

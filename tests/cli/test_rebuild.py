@@ -7,6 +7,7 @@ import trieye
 from tests.cli.conftest import losses
 from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, record_of
 from tests.damage import contents
+from tests.moved import moved
 from trieye.cli import main
 from trieye.cli.given_run import config_of
 
@@ -33,7 +34,7 @@ def _closed(tmp_path_factory):
 @pytest.fixture
 def closed_run(_closed, tmp_path):
     shutil.copytree(_closed, tmp_path / "root")
-    return tmp_path / "root" / "agents" / "runs" / "first"
+    return moved(tmp_path / "root" / "agents" / "runs" / "first")
 
 
 def delete_event_files(run_dir):
