@@ -319,12 +319,12 @@ def test_without_a_place_it_is_the_only_app_and_its_objective(tmp_path, monkeypa
 # diverged runs
 
 FINITE = [3.0, 2.0, 1.0]
-"""A loss that falls until it becomes NaN; that of the other runs ends at 5."""
+"""The finite part of a loss that diverges."""
 
 
 @pytest.fixture(scope="module")
 def diverged(tmp_path_factory):
-    """Return a root with two configs of two seeds: in one of them a run has only NaN after a fifth of its steps."""
+    """Return a root with two configs of two seeds; one run logs only NaN after a fifth of its steps."""
     root = tmp_path_factory.mktemp("diverged")
     bad = [*FINITE, *[math.nan] * 12]
     for name, lr, seed, values in (
@@ -481,7 +481,7 @@ def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_com
 @pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
 def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp_path):
     shutil.copytree(made / "app", tmp_path / ".trieye_data/app")
-    (tmp_path / "app").mkdir()  # a package of the same name
+    (tmp_path / "app").mkdir()  # a package named like the app
     out = {"export": ["-o", "points.csv"], "report": ["-o", "page.html"]}.get(action, [])
     for names in (["dqn0", "app/dqn1"], ["app"]):
         code, _, err = results(action, *names[1:], *out, place=names[0])

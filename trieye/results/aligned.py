@@ -1,4 +1,4 @@
-"""Aligned: the points of many runs on one grid, and what one number each comes to."""
+"""Aligned: the points of many runs on one grid, and the score of each run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -155,7 +155,7 @@ def _supported_until(at: Floats, n: NDArray[np.int64], last: int, shortest: floa
 def final(
     values: Floats, steps: NDArray[np.int64], last: float, last_steps: int | None, reduce: Callable[[Floats], float]
 ) -> float:
-    """Return the number that the end of a curve comes to; NaN if it has no finite points, which alone count.
+    """Return the score of the end of a curve, from its finite points; NaN if it has none.
 
     Args:
         values: `[points]`.
@@ -175,11 +175,11 @@ def final(
 
 
 def diverged_at(series: Series, dropped: Series) -> int | None:
-    """Return the first step of the non-finite values with which a metric ends; None if its last value is finite.
+    """Return the first step of the trailing non-finite values of a metric; None if its last value is finite.
 
     Args:
         series: Its points, in which foreign stores keep NaN and infinity.
-        dropped: The points of `NON_FINITE_METRIC`, which tell where a run of trieye dropped such values.
+        dropped: The points of `NON_FINITE_METRIC`, the steps at which a run of trieye dropped such values.
     """
     x, y = _ascending(series.steps.astype(np.float64), series.values)
     last = x[np.isfinite(y)].max(initial=-np.inf)

@@ -19,7 +19,7 @@ from trieye.results.selection import MISSING
 _FORMATS = (".parquet", ".csv", ".feather")
 _POINT = ("step", "value", "wall_time")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters by which a spreadsheet takes a text for a formula."""
+"""First characters of a formula in a spreadsheet."""
 
 Values = Mapping[str, Any]
 
@@ -114,7 +114,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _flat(column: Any) -> Any:
-    """Return a column as text files can hold it: lists and objects as JSON, and no text that is a formula."""
+    """Return a column as text files can hold it: lists and objects as JSON, formulas escaped."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(pa.string())
     if pa.types.is_nested(column.type):
@@ -127,7 +127,7 @@ def _flat(column: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Return a cell that spreadsheets show as it is: a quote precedes what is a formula, but no number."""
+    """Prefix a formula with a quote, so that spreadsheets show it as text; numbers stay."""
     return f"'{text}" if text.startswith(_FORMULA) and not isinstance(typed(text), int | float) else text
 
 

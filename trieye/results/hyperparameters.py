@@ -90,7 +90,7 @@ def select(
         stat: Which figure.
         mode: Which scores are better.
         diverged: How many runs of each config diverged, whose scores are missing; configs with fewer of them rank
-            first, whatever the scores. None: no run did.
+            first, regardless of their scores. None: no run did.
         gamma: The score that is enough, of the optimality gap.
         confidence: Of the intervals; `1 - confidence` is the least `p_as_good` of a config that is not worse.
         resamples: How many the intervals and probabilities are made of; each config is resampled independently.

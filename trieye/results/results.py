@@ -12,6 +12,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, Between, Curve, Floats, XAxis
+from trieye.results.point_cache import PointCache, by_source
 from trieye.results.runs import NOTHING, Problems, Series, StoredRun
 from trieye.results.state import Status, status
 from trieye.stats.drops import NON_FINITE_METRIC
@@ -35,14 +36,14 @@ class Results:
         runs: The runs.
     """
 
-    def __init__(self, runs: Sequence[StoredRun], found: "_Found", by: Sequence[str] = ()) -> None:
+    def __init__(self, runs: Sequence[StoredRun], found: PointCache, by: Sequence[str] = ()) -> None:
         self.runs = list(runs)
         self._found, self._by = found, by
 
     @classmethod
     def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
         """Return runs that were found, with what was left out, and the seeds of each of their sweeps."""
-        return cls(runs, _Found(problems, sweeps))
+        return cls(runs, PointCache(problems, sweeps))
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -219,7 +220,7 @@ class Results:
 
     def metrics(self) -> list[str]:
         """Return the names of the metrics that any run has."""
-        return sorted({name for source, runs in _by_source(self.runs) for name in source.metrics(runs)})
+        return sorted({name for source, runs in by_source(self.runs) for name in source.metrics(runs)})
 
     def series(self, metric: Metric) -> list[Series]:
         """Return the points of each run; none where a run lacks the metric.
@@ -461,44 +462,12 @@ class Results:
         return made
 
 
-class _Found:
-    """What results share that come of one loading: points that were read, problems, sweeps."""
-
-    def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> None:
-        self.problems, self.sweeps = problems, sweeps
-        self._points: dict[str, dict[str, Series]] = {}
-        self._whole: set[str] = set()
-
-    def points(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
-        """Return the points of each run, of those metrics at least; they are read once."""
-        for source, held in _by_source([run for run in runs if self._lacks(run, metrics)]):
-            read = source.read(held, metrics)
-            for run in held:
-                known = self._points.setdefault(run.path, {})
-                known |= dict.fromkeys(metrics or (), NOTHING) | dict(read.get(run.path, {}))
-                if metrics is None:
-                    self._whole.add(run.path)
-        return [self._points.get(run.path, {}) for run in runs]
-
-    def _lacks(self, run: StoredRun, metrics: Collection[str] | None) -> bool:
-        if run.path in self._whole:
-            return False
-        return metrics is None or not self._points.get(run.path, {}).keys() >= set(metrics)
-
-
 def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
 
 
 def _needs_closing(run: StoredRun) -> bool:
     return run.status == "KILLED" and not run.is_closed
-
-
-def _by_source(runs: Sequence[StoredRun]) -> list[tuple[Any, list[StoredRun]]]:
-    found: dict[int, tuple[Any, list[StoredRun]]] = {}
-    for run in runs:
-        found.setdefault(id(run.source), (run.source, []))[1].append(run)
-    return list(found.values())
 
 
 def _shown(value: Any) -> Any:

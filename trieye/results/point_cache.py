@@ -1,0 +1,43 @@
+"""PointCache: the points of runs that were loaded together, each read once and shared by all selections."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from trieye.results.runs import NOTHING, Problems, Series, Source, StoredRun
+
+
+class PointCache:
+    """The points read so far, and the problems and sweeps of one loading.
+
+    Args:
+        problems: Collects problems of loading and reading.
+        sweeps: The seeds of each sweep, by its directory.
+    """
+
+    def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> None:
+        self.problems, self.sweeps = problems, sweeps
+        self._points: dict[str, dict[str, Series]] = {}
+        self._whole: set[str] = set()
+
+    def points(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
+        """Return the points of each run, by metric, reading each metric once; None: all metrics."""
+        for source, held in by_source([run for run in runs if self._lacks(run, metrics)]):
+            read = source.read(held, metrics)
+            for run in held:
+                known = self._points.setdefault(run.path, {})
+                known |= dict.fromkeys(metrics or (), NOTHING) | dict(read.get(run.path, {}))
+                if metrics is None:
+                    self._whole.add(run.path)
+        return [self._points.get(run.path, {}) for run in runs]
+
+    def _lacks(self, run: StoredRun, metrics: Collection[str] | None) -> bool:
+        if run.path in self._whole:
+            return False
+        return metrics is None or not self._points.get(run.path, {}).keys() >= set(metrics)
+
+
+def by_source(runs: Sequence[StoredRun]) -> list[tuple[Source, list[StoredRun]]]:
+    """Group runs by the source of their points."""
+    found: dict[int, tuple[Source, list[StoredRun]]] = {}
+    for run in runs:
+        found.setdefault(id(run.source), (run.source, []))[1].append(run)
+    return list(found.values())
