@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask the nodes, say what they answered, and return whether something is wrong."""
+    """Ask the nodes, print their answers, and return 1 if a training cannot run on all of them."""
     from trieye.hub.cluster import as_plain, compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text

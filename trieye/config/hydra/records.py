@@ -36,7 +36,7 @@ def sheltered(override: str, loader: Loader, config_type: type[TrieyeConfig]) ->
 
 
 def redact_records(composed: DictConfig, launch: Launch) -> None:
-    """Take the secrets that stand in YAML files out of the records that Hydra has just written of a job.
+    """Remove the secrets of YAML files from the records that Hydra has just written for a job.
 
     Raises:
         OSError: A file cannot be written.
