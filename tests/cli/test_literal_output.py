@@ -45,7 +45,7 @@ def visible(value):
 
 @pytest.fixture(params=["pipe", "terminal"])
 def shown(request, monkeypatch, tmp_path):
-    """Return a function that calls something, and returns what it writes to stdout and stderr without colors."""
+    """Return a function that calls another one, and returns its output on stdout and stderr without colors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -124,7 +124,7 @@ def test_differences_of_runs_are_shown_literally(trieye_command, root):
 
 @pytest.fixture
 def plan(tmp_path, trieye_command):
-    """Return a function that plans a sweep over such values, and returns its directory and what the command prints."""
+    """Return a function that plans a sweep over such values, and returns its directory and the output."""
 
     def make():
         (tmp_path / "train.py").touch()

@@ -1,4 +1,4 @@
-"""Figures, by what they draw."""
+"""Figures: points, lines, axes and legends."""
 
 import io
 import itertools

@@ -70,7 +70,7 @@ def _files(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Ask the nodes, print their answers and return the exit code."""
+    """Ask the nodes, print their answers, and return 1 if a training cannot run on all of them."""
     from trieye.hub.cluster import as_plain, compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text

@@ -44,7 +44,7 @@ class Table(RichTable):
 
     Args:
         headings: Headings of the first columns.
-        title: What the table shows.
+        title: Title above the headings.
         is_ruled: Draw a line below the headings.
     """
 
