@@ -13,7 +13,7 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_values, config_hash
-from trieye.config.hydra.launch import launch_info, note_run
+from trieye.config.hydra.launch import belongs_to_other_sweep, earlier_run_name, launch_info, note_run
 from trieye.config.redaction import recorded, redacted, redactor
 from trieye.exceptions import ConfigurationError, ProcessingError, RunInterrupted, RunLockedError, noted
 from trieye.files.atomic import relink
@@ -105,7 +105,7 @@ class Attempt:
 
     def _begin(self, config: TrieyeConfig) -> RunRecord:
         before = RunRecord.read(self._paths.run_record_path)
-        if before is not None and before.group is not None and before.group != self.group:
+        if before is not None and before.group not in (None, self.group) and not self._is_of_moved_sweep():
             raise ConfigurationError(
                 f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
             )
@@ -125,6 +125,13 @@ class Attempt:
             git_sha=None if self._commit is None else self._commit.sha,
             tags=redacted(config.tags),
         )
+
+    def _is_of_moved_sweep(self) -> bool:
+        """Return whether this job of a sweep that was moved, or copied with its project, began the run."""
+        launch = launch_info()
+        if launch is None or earlier_run_name(launch) != self._name:
+            return False
+        return not belongs_to_other_sweep(launch, self._paths.run_base_dir)
 
     def _tell_waiting(self) -> None:
         """Say so if the hub of an attempt that was killed has not ended yet; the next one waits for it."""
