@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,16 @@ def planned(sweep):
 def begun(directory):
     path = directory / "begun"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def jobs_of(sweep, directory):
+    return json.loads(sweep("status", directory, "--json")[1])["jobs"]
+
+
+def edit(directory, **fields):
+    """Change fields of the record of a job."""
+    record = json.loads((directory / STATUS).read_text())
+    (directory / STATUS).write_text(json.dumps(record | fields))
 
 
 def states(sweep, directory="first"):
@@ -219,12 +230,8 @@ def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(wo
     assert (tmp_path / "trace").exists()
 
 
-def test_a_sweep_of_trieye_main_is_planned_run_and_shown(sweep, tmp_path):
-    (tmp_path / "typed.py").write_text(TYPED)
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "train.yaml").write_text(
-        "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
-    )
+def test_a_sweep_of_trieye_main_is_planned_run_and_shown(typed, tmp_path):
+    sweep = typed
     assert sweep("plan", "typed", "seed=0,1", "-o", "typed_sweep", HERE)[0] == 0
     code, _, err = sweep("run", "-d", "typed_sweep", "-i", "0", "--stride", "1")
     assert code == 0, err
@@ -295,12 +302,79 @@ def test_a_part_of_a_sweep_goes_round_a_job_that_another_part_runs(planned, star
     assert (code, states(planned)[:3]) == (0, ["completed"] * 3), err
 
 
-def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(sweep, tmp_path, capfd):
-    (tmp_path / "typed.py").write_text(TYPED)
+@pytest.fixture
+def typed(sweep, tmp_path):
+    """Return `sweep`, with a program that makes a run for each job."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(
         "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
     )
+    (tmp_path / "typed.py").write_text(TYPED)
+    return sweep
+
+
+def files_of(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(typed, tmp_path, monkeypatch):
+    project, copy = tmp_path / "project", tmp_path / "copy"
+    project.mkdir()
+    for name in ("typed.py", "conf"):
+        (tmp_path / name).rename(project / name)
+    monkeypatch.chdir(project)
+    assert typed("plan", "typed.py", "seed=0,1", "-o", "sweeps/first", HERE)[0] == 0
+    assert typed("run", "-d", "sweeps/first", "-i", "0")[0] == 0
+    edit(project / "sweeps/first/0", state="interrupted")  # so that the copy resumes its own copy of this run
+    shutil.copytree(project, copy, symlinks=True)
+    (copy / "typed.py").write_text(TYPED.replace("float(config.seed)", "100.0 + config.seed"))
+    before = files_of(project)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = typed("relaunch", "copy/sweeps/first", "--yes")
+    assert code == 0, err
+    assert f"its program runs in {copy}" in out
+    assert files_of(project) == before
+    assert [job["objective"] for job in jobs_of(typed, "copy/sweeps/first")] == [100.0, 101.0]
+    for index in (0, 1):
+        assert (copy / f"sweeps/first/{index}/run").resolve().is_relative_to(copy)
+
+
+def test_a_copied_sweep_directory_is_refused_and_the_original_left_alone(typed, tmp_path):
+    assert typed("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert typed("run", "-d", "first", "-i", "0")[0] == 0
+    shutil.copytree(tmp_path / "first", tmp_path / "copy", symlinks=True)
+    before = files_of(tmp_path)
+    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"], ["slurm", "copy", "--hours", "1"]):
+        code, _, err = typed(*words)
+        assert (code, f"copy is a copy of the sweep in {tmp_path / 'first'}" in err) == (2, True), err
+    assert files_of(tmp_path) == before
+
+
+def test_a_moved_sweep_goes_on_with_its_runs(typed, tmp_path):
+    assert typed("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert typed("run", "-d", "first", "-i", "0")[0] == 0
+    (run_dir,) = (tmp_path / ".trieye_data/tested/runs").iterdir()
+    edit(tmp_path / "first/0", state="interrupted")
+    (tmp_path / "first").rename(tmp_path / "second")
+    code, _, err = typed("relaunch", "second")
+    assert code == 0, err
+    assert (tmp_path / "second/0/run").resolve() == run_dir
+    assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
+
+
+def test_sweeps_in_directories_of_the_same_name_have_runs_of_their_own(typed, tmp_path):
+    for place in ("a/first", "b/first", "first"):
+        assert typed("plan", "typed.py", "seed=0,1", "-o", place, HERE)[0] == 0
+        code, _, err = typed("relaunch", place)
+        assert code == 0, err
+    runs = {
+        (tmp_path / place / str(job) / "run").resolve() for place in ("a/first", "b/first", "first") for job in (0, 1)
+    }
+    assert len(runs) == 6
+
+
+def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(typed, tmp_path, capfd):
+    sweep = typed
     assert sweep("plan", "typed", "seed=0,1", "-o", "first", HERE)[0] == 0
     assert sweep("relaunch", "first")[0] == 0
     run_dir = (tmp_path / "first" / "1" / "run").resolve()

@@ -92,3 +92,15 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
     assert "1 of 2 runs are in .trieye_data" in said
     assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
     assert "a mirror begins with its scheme" in capfd.readouterr().err
+
+
+def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
+    job = shared / "sweep" / "0"
+    job.mkdir()
+    JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
+    (job / "run").symlink_to("short")
+    assert main(["sweep", "merge", "sweep"]) == 1
+    said = capfd.readouterr()
+    assert "job 0: " in said.out
+    assert "leads to 'short'" in said.out
+    assert "Traceback" not in said.err

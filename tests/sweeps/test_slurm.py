@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -198,3 +199,24 @@ def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, n
     records = [JobRecord.read(Path("sweep") / str(index)) for index in (0, 1)]
     assert [(record.state, record.attempt) for record in records] == [("completed", 2), ("completed", 1)]
     assert records[0].objective == 120.0
+
+
+def test_what_a_directory_is_called_reaches_sbatch_as_a_name(slurm, tmp_path, capsys):
+    plan("seed=0,1")
+    strange = tmp_path / "100%j of 'it'"
+    strange.mkdir()
+    (tmp_path / "sweep").rename(strange / "sweep")
+    assert main(["sweep", "slurm", str(strange / "sweep"), "--hours", "1"]) == 0
+    (output,) = re.findall("^#SBATCH --output=(.*)$", (strange / "sweep/slurm.sh").read_text(), re.MULTILINE)
+    assert shlex.split(output) == [f"{tmp_path}/100%%j of 'it'/sweep/slurm/%A_%a.log"]
+
+
+@pytest.mark.parametrize("words", [[], ["--account", "me\n#SBATCH --time=9"], ["--option", "qos=a\rb"]])
+def test_a_line_break_reaches_no_script(slurm, tmp_path, capsys, words):
+    plan("seed=0,1")
+    place = tmp_path / ("sweep" if words else "one\ntouch two")
+    if not words:
+        (tmp_path / "sweep").rename(place)
+    assert main(["sweep", "slurm", str(place), "--hours", "1", *words]) == 2
+    assert "control characters" in capsys.readouterr().err
+    assert not (place / "slurm.sh").exists()

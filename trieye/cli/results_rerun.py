@@ -34,7 +34,7 @@ def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
         for place in (chosen.not_worse if asked.options.close else (chosen.best,))
     }
     sweep = _sweep_of(list(places.values()))
-    record = SweepRecord.of(sweep)
+    record = SweepRecord.of(sweep).at(sweep)
     grid = record.the_grid()
     seeds = [run.seed for run in asked.all_runs if run.seed is not None]
     seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]

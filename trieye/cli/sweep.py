@@ -128,7 +128,7 @@ def _plan(options: argparse.Namespace) -> int:
     grid = grid_of(words, SweeperConfig.model_validate(given))
     with nullcontext() if options.out is None else lock_in(options.out):
         if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
-            grid = before.going_on(grid, words, options.out)
+            grid = before.at(options.out).going_on(grid, words, options.out)
         record.set_grid(grid)
         if options.out is not None:
             record.write(options.out)
@@ -229,11 +229,10 @@ def _index(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.slurm import numbers
 
     directory = directory_of(options.dir)
-    record = SweepRecord.of(directory)
+    record = _record_at(directory)
     grid = record.the_grid()
     indices = numbers(options.index)
     if max(indices) >= grid.size:
@@ -370,7 +369,6 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     incomplete as soon as their process has ended, and the launcher waits for that.
     """
     from trieye.config.base import did_you_mean
-    from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
 
     wanted = [name.strip() for name in options.only.split(",")]
@@ -380,7 +378,7 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
                 f"--only {name}: no such state of a job{did_you_mean(name, _SELECTABLE)} (of: {', '.join(_SELECTABLE)})"
             )
     directory = directory_of(options.dir)
-    record = SweepRecord.of(directory)
+    record = _record_at(directory)
     every = status_of(directory)
     jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]
     if not jobs:
@@ -389,6 +387,17 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     if removed:
         print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again")
     return directory, record, jobs
+
+
+def _record_at(directory: Path) -> "SweepRecord":
+    """Return the record of a sweep; print which project it belongs to if it was moved or copied with one."""
+    from trieye.sweeps.record import SweepRecord
+
+    recorded = SweepRecord.of(directory)
+    record = recorded.at(directory)
+    if record.working_dir != recorded.working_dir:
+        print(f"this sweep came here from {recorded.directory}; its program runs in {record.working_dir}")
+    return record
 
 
 def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int], is_confirmed: bool) -> int:

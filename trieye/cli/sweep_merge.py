@@ -81,6 +81,10 @@ def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
     from trieye.process.lock import RunLock
 
     there = link.readlink()  # on the machine that ran the job
+    if len(there.parts) < 3:  # noqa: PLR2004 - app, runs, name
+        raise ConfigurationError(
+            f"{link} leads to {str(there)!r}; the link to a run ends in APP/RUNS/NAME. Delete it, and relaunch the job"
+        )
     app, runs, name = there.parts[-3:]
     held = TrieyeConfig(
         app_name=app, run_name=name, persistence={"root_data_dir": str(root), "runs_dir_name": runs}

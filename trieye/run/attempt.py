@@ -16,7 +16,13 @@ from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_values, config_hash, differences
-from trieye.config.hydra.launch import launch_info, note_run, publish_records
+from trieye.config.hydra.launch import (
+    belongs_to_other_sweep,
+    earlier_run_name,
+    launch_info,
+    note_run,
+    publish_records,
+)
 from trieye.config.redaction import recorded, redacted, redactor
 from trieye.exceptions import (
     CheckpointError,
@@ -166,7 +172,7 @@ class Attempt:
 
     def _checked_record(self, config: TrieyeConfig) -> RunRecord | None:
         before = RunRecord.read(self._paths.run_record_path)
-        if before is not None and before.group is not None and before.group != self.group:
+        if before is not None and before.group not in (None, self.group) and not self._is_of_moved_sweep():
             raise ConfigurationError(
                 f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
             )
@@ -211,6 +217,13 @@ class Attempt:
                 )
             is_told = True
             time.sleep(_POLL_S)
+
+    def _is_of_moved_sweep(self) -> bool:
+        """Return whether this job of a sweep that was moved, or copied with its project, began the run."""
+        launch = launch_info()
+        if launch is None or earlier_run_name(launch) != self._name:
+            return False
+        return not belongs_to_other_sweep(launch, self._paths.run_base_dir)
 
     def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
         try:

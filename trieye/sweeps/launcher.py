@@ -351,7 +351,8 @@ class LauncherBody:
             for job in jobs:
                 launching.record_before(job)  # raises before any job begins
             # a batch of several adds to it
-            record = SweepRecord.read(launching.directory) or new_record(launching.config)
+            before = SweepRecord.read(launching.directory)
+            record = new_record(launching.config) if before is None else before.at(launching.directory)
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(launching.directory)

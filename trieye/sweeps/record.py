@@ -71,6 +71,7 @@ class SweepRecord(Record, kw_only=True):
     Attributes:
         program: The words that start its program, without overrides; empty if it was planned without one.
         working_dir: Where they were typed.
+        directory: Absolute directory of the sweep at its last start, by which a moved or copied sweep is recognised.
         spec: The overrides that were typed, sweeps and all, without secrets.
         own: The overrides of Hydra's own keys, such as the directory.
         grid: The grid as `Grid.plain` describes it; None for a search, whose jobs are known when they begin.
@@ -88,6 +89,7 @@ class SweepRecord(Record, kw_only=True):
 
     program: list[str] = []
     working_dir: str = ""
+    directory: str = ""
     spec: list[str]
     own: list[str] = []
     grid: dict[str, Any] | None = None
@@ -152,6 +154,33 @@ class SweepRecord(Record, kw_only=True):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
             self.signature = self.sign().signature if before.is_signed else ""
 
+    def write(self, directory: Path, *, is_lasting: bool = True) -> None:
+        """Replace the record, which names its directory from now on; see `Record.write`."""
+        self.directory = str(directory.resolve())
+        super().write(directory, is_lasting=is_lasting)
+
+    def at(self, directory: Path) -> Self:
+        """Return the record for the directory in which it is now.
+
+        A sweep that was moved or copied with its project belongs to the program and the runs of the new project.
+
+        Raises:
+            ConfigurationError: It is a copy of a sweep whose program and runs it would share.
+        """
+        here = directory.resolve()
+        if self.directory in ("", str(here)) or self.is_study:
+            return self
+        project = _project_of(here, Path(self.directory), Path(self.working_dir))
+        program = None if project is None else _moved(self.program, Path(self.working_dir), project)
+        if project is not None and program is not None:
+            return msgspec.structs.replace(self, directory=str(here), working_dir=str(project), program=program)
+        if (Path(self.directory) / SWEEP).exists():
+            raise ConfigurationError(
+                f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
+                "write to its runs; go on with the original, or start another sweep in a new directory"
+            )
+        return msgspec.structs.replace(self, directory=str(here))
+
     def set_grid(self, grid: Grid) -> None:
         """Note which jobs there are."""
         self.grid, self.size = grid.without_secrets().plain(), grid.size
@@ -182,3 +211,34 @@ class SweepRecord(Record, kw_only=True):
             "of its first key (a seed, say) and by nothing else. For another sweep leave hydra.sweep.dir out, or name "
             "another directory"
         )
+
+
+def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
+    """Return the directory that contains a sweep under the path it had below its working directory, if any."""
+    if not before.is_relative_to(working_dir):
+        return None
+    below = before.relative_to(working_dir).parts
+    project = here.parents[len(below) - 1] if 0 < len(below) <= len(here.parents) else None
+    return project if project is not None and here.relative_to(project).parts == below else None
+
+
+def _moved(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
+    """Return the words of a program with the paths of another project; None if its file or module is not there."""
+    if not program:
+        return []
+    interpreter, *rest = program
+    module = rest[1].partition(".")[0] if rest[:1] == ["-m"] else None
+    script = f"{module}.py" if module is not None else rest[0]
+    is_there = [(place / script).exists() or bool(module and (place / module).is_dir()) for place in (project, before)]
+    words = [_below(word, before, project) for word in rest]
+    if module is None and not Path(project, words[0]).exists():
+        return None
+    if module is not None and is_there == [False, True]:
+        return None
+    own = _below(interpreter, before, project)
+    return [own if Path(own).exists() else interpreter, *words]
+
+
+def _below(word: str, before: Path, project: Path) -> str:
+    path = Path(word)
+    return str(project / path.relative_to(before)) if path.is_absolute() and path.is_relative_to(before) else word

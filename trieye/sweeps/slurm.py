@@ -122,12 +122,22 @@ def script_of(directory: Path, indices: Sequence[int], asked: Asked, *, working_
     """Return a bash script whose array runs these jobs of the sweep in a directory.
 
     Time that runs out, and a task that is to make room, tell the jobs to save; they go on when the task runs again.
+
+    Raises:
+        ConfigurationError: A line break or another control character would end a line of the header.
     """
     tasks = [indices[begin : begin + asked.per_task] for begin in range(0, len(indices), asked.per_task)]
     directory = directory.resolve()
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
     command += ["--at-once", str(asked.at_once)] if asked.at_once > 1 else []
-    header = "\n".join(f"#SBATCH --{option}" for option in _options(directory, len(tasks), asked))
+    options = list(_options(directory, len(tasks), asked))
+    for text in (str(directory), *options):
+        if not text.isprintable():
+            raise ConfigurationError(
+                f"{text!r}: sbatch reads its options line by line, so they cannot hold control characters; rename the "
+                "directory of the sweep, or correct the option"
+            )
+    header = "\n".join(f"#SBATCH --{option}" for option in options)
     return f"""#!/bin/bash
 # {len(indices)} jobs of the sweep in {directory}, written by `trieye sweep slurm`
 {header}
@@ -166,7 +176,8 @@ def _options(directory: Path, num_tasks: int, asked: Asked) -> Iterator[str]:
         yield f"signal=B:USR1@{asked.signal_s}"
     yield "requeue"
     yield "open-mode=append"
-    yield f"output={shlex.quote(str(directory / LOGS / '%A_%a.log'))}"
+    logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and the like in the names of files
+    yield f"output={shlex.quote(f'{logs}/%A_%a.log')}"
     yield from asked.options
 
 

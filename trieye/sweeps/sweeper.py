@@ -80,6 +80,7 @@ class SweeperBody:
         with contextlib.nullcontext() if self.options.dry_run else self._lock:
             before = SweepRecord.read(self._directory)
             if before is not None:
+                before = before.at(self._directory)
                 record.follow(before)
             ended = sweep(before)
             if self.options.dry_run:

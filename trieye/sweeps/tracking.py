@@ -32,7 +32,7 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
     """
     jobs = status_of(directory)
     members = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
-    first = next((index for index, member in members.items() if member is not None), None)
+    first = next((index for index, member in members.items() if member is not None and _is_of(directory, index)), None)
     if first is None:
         return
     try:
@@ -66,11 +66,21 @@ def _config_of(run_dir: Path) -> TrieyeConfig:
 
 
 def _mlflow_id(directory: Path, job: JobStatus) -> str | None:
+    record = _run_record(directory, job.index)
+    return record.mlflow_run_id if record is not None else None
+
+
+def _is_of(directory: Path, index: int) -> bool:
+    """Return whether the run of a job was last started by the sweep in this directory, not by one it is a copy of."""
+    record = _run_record(directory, index)
+    return record is not None and record.group is not None and Path(record.group).resolve() == directory.resolve()
+
+
+def _run_record(directory: Path, index: int) -> RunRecord | None:
     try:
-        held = RunRecord.read(directory / str(job.index) / RUN / RUN_RECORD)
+        return RunRecord.read(directory / str(index) / RUN / RUN_RECORD)
     except (TrieyeError, OSError):
         return None
-    return held.mlflow_run_id if held is not None else None
 
 
 def _axes(jobs: Sequence[JobStatus]) -> dict[str, str]:

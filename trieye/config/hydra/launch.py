@@ -1,5 +1,6 @@
 """Launch: how this process was started by Hydra, for what a run writes down about itself."""
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,27 @@ class Launch:
     working_dir: Path
     choices: Mapping[str, Any]
     config_dir: Path | None
+
+
+def earlier_run_name(launch: Launch) -> str | None:
+    """Return the name of the run that an earlier start of this job began; None if it began none.
+
+    The link in the directory of the job leads to it. In a copied sweep that may be the run of the original.
+    """
+    if launch.sweep_dir is None:
+        return None
+    link = launch.sweep_dir / str(launch.job_num) / "run"
+    return link.resolve().name if link.is_symlink() and not belongs_to_other_sweep(launch, link.resolve()) else None
+
+
+def belongs_to_other_sweep(launch: Launch, run_dir: Path) -> bool:
+    """Return whether a run is that of a job of another sweep: one whose own link leads to the run."""
+    try:
+        group = json.loads((run_dir / "run.json").read_bytes())["group"]
+        link = Path(group) / str(launch.job_num) / "run"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return link.parents[1] != launch.sweep_dir and link.resolve() == run_dir.resolve()
 
 
 _runs_begun: list[str] = []

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import hashlib
 import inspect
+import os
 import re
 import sys
 from argparse import Namespace
@@ -26,7 +28,7 @@ from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import RECORDS, has_begun_run, launch_info
+from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, has_begun_run, launch_info
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
@@ -41,7 +43,7 @@ from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.process.lock import RunLock
 
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
-_LONGEST_SWEEP = 100
+_LONGEST_SWEEP, _DIGEST_CHARS = 100, 6
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -259,11 +261,26 @@ def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
     if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
-        chosen = Path(str(checked.composed.hydra.sweep.dir)).resolve().name
-        name = re.sub(r"[^\w.=+-]+|\.\.+", "_", chosen, flags=re.ASCII)[:_LONGEST_SWEEP].strip("_.-=+ ")
-        return _Prepared(name or default_name)
+        return _Prepared(_name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)).resolve()) or default_name)
     directory = reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
     return _Prepared(directory.name, [f"hydra.sweep.dir={directory}"])
+
+
+def _name_of_sweep(directory: Path) -> str:
+    """Return what the runs of a sweep are called: the path of its directory below this one, which no other sweep has.
+
+    A directory elsewhere, or with a path that is too long for a name, adds a hash of its path to its last part.
+    """
+    path = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else None
+    if path is None or len(str(path)) > _LONGEST_SWEEP:
+        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
+        path = Path(f"{directory.name[:_LONGEST_SWEEP]}-{digest}")
+    return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
+
+
+def _name_of_job(composed: DictConfig, launch: Launch) -> str:
+    """Return the name of the run of a job: that of an earlier start, which it resumes, or else a new one."""
+    return earlier_run_name(launch) or f"{composed.run_name}_{launch.job_num}"
 
 
 def _unresolved(composed: DictConfig, kind: str) -> str:
@@ -295,7 +312,7 @@ def _job_of(
         launch = launch_info()
         assert launch is not None  # noqa: S101 - Hydra calls this
         try:
-            named = {"run_name": f"{composed.run_name}_{launch.job_num}"} if launch.is_multirun else pinned
+            named = {"run_name": _name_of_job(composed, launch)} if launch.is_multirun else pinned
             with flag_override(composed, ["struct", "readonly"], [False, False]):
                 for key, value in named.items():
                     OmegaConf.update(composed, key, value)
