@@ -135,6 +135,56 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     assert second.is_dir()
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("start_time: abc", "start_time='abc' is not a number of milliseconds since 1970"),
+        ("start_time: [1]", "start_time=[1] is not a number"),
+        ("name: 'open", "found unexpected end of stream"),
+    ],
+)
+def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line, told, capsys):
+    of_a_file_store()
+    path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
+    path.write_text(f"run_id: x\nrun_name: edited\nstatus: 3\n{line}\n")
+    assert main(["import", "mlflow", "."]) == 1
+    notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
+    assert len(notes) == 1
+    assert told in notes[0]
+    assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_2"]
+
+
+def test_an_unknown_status_of_mlflow_is_named(capsys):
+    of_a_file_store()
+    path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
+    path.write_text("run_id: x\nrun_name: edited\nstatus: [3]\n")
+    assert main(["import", "mlflow", "."]) == 0
+    assert f"{path}: status=[3] is unknown (choose from: 1=RUNNING" in capsys.readouterr().err
+
+
+def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
+    of_a_file_store()
+    run, outside = tmp_path / "mlruns/7" / f"{1:032x}", tmp_path / "outside"
+    (outside / "metrics").mkdir(parents=True)
+    (outside / "id_rsa").write_text("PRIVATE")
+    (outside / "metrics/secret").write_text("1 2 3\n")
+    (outside / "meta.yaml").write_text("run_id: 'f'\nrun_name: foreign\nstatus: 3\nname: other\n")
+    (run / "params/key").symlink_to(outside / "id_rsa")
+    (run / "tags").symlink_to(outside)
+    (run / "metrics/more").symlink_to(outside / "metrics")
+    (run / "metrics/secret").symlink_to(outside / "metrics/secret")
+    (tmp_path / "mlruns/7/linked").symlink_to(outside)
+    (tmp_path / "mlruns/8").symlink_to(outside)
+    assert main(["import", "mlflow", "."]) == 1
+    said = capsys.readouterr().err
+    for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
+        assert f"{Path('mlruns/7') / run.name / link}: left out: it is a link out of the store" in said
+    runs = load(".trieye_data/tried").runs
+    assert sorted(one.name for one in runs) == ["dqn_1", "dqn_2"]
+    assert all("PRIVATE" not in str(one.params) for one in runs)
+    assert all("secret" not in points for one in runs for points in one.source.read([one], None).values())
+
+
 def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
     of_tensorboard()
     assert main(["import", "tensorboard", "runs"]) == 0
