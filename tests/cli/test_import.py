@@ -1,7 +1,10 @@
 """`trieye import`: what TensorBoard, MLflow and wandb hold, as runs."""
 
+import json
 import math
 import sqlite3
+import struct
+import zlib
 from pathlib import Path
 
 import mlflow
@@ -133,6 +136,145 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     assert main(["import", "tensorboard", "others", "--app", "old"]) == 0
     assert (first.parent / "CartPole__dqn__1-2").is_dir()
     assert second.is_dir()
+
+
+def wandb_file(*records, path="wandb/offline-run-20260101_000000-one/run-one.wandb"):
+    """Write a file as wandb does, and return its path and the position of each record."""
+    content, at = b":W&B\xe1\xbe\x00", []
+    for record in records:
+        data = record if isinstance(record, bytes) else record.SerializeToString()
+        at.append(len(content))
+        content += struct.pack("<IHB", zlib.crc32(b"\1" + data), len(data), 1) + data
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(content)
+    return Path(path), at
+
+
+def wandb_records(rows, step_metrics=()):
+    """Return records of a run that logs rows."""
+    Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record  # noqa: N806 - a class
+    yield Record(run={"run_id": "one", "project": "p", "display_name": "one"})
+    for pattern, axis in step_metrics:
+        yield Record(metric={"glob_name" if "*" in pattern else "name": pattern, "step_metric": axis})
+    for number, row in enumerate(rows):
+        items = [{"nested_key": [name], "value_json": json.dumps(value)} for name, value in row.items()]
+        yield Record(history={"item": items, "step": {"num": number}})
+
+
+def curve(metric, run=".trieye_data/p/runs/one"):
+    table = read_history(run)
+    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
+    return [(step, value) for name, step, value in rows if name == metric]
+
+
+def test_the_import_of_wandb_respects_step_metrics(capsys):
+    rows = [{"env_step": 1000 * n, "train/return": n, "epoch": n / 4, "loss": n, "other": n} for n in range(8)]
+    wandb_file(*wandb_records(rows, [("env_step", ""), ("train/*", "env_step"), ("loss", "epoch")]))
+    assert main(["import", "wandb-offline", "wandb"]) == 0
+    assert curve("train/return") == [(1000 * n, float(n)) for n in range(8)]
+    assert curve("loss") == [(n, float(n)) for n in range(8)]
+    assert curve("epoch") == [(n, n / 4) for n in range(8)]
+    assert curve("other") == [(n, float(n)) for n in range(8)]
+    assert "fractional values: epoch" in capsys.readouterr().err
+
+
+def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capsys):
+    path, at = wandb_file(*wandb_records([{"a": n} for n in range(4)]))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"2", at[3])] = ord("7")  # the value of a row
+    path.write_bytes(content)
+    assert main(["import", "wandb-offline", "wandb"]) == 0
+    assert curve("a") == [(0, 0.0), (1, 1.0)]
+    said = capsys.readouterr().err
+    assert f"{path}: read up to where it is damaged: the record at byte {at[3]} has checksum" in said
+
+
+@pytest.mark.parametrize("json_text", ["{", "1" * 400], ids=["not JSON", "a huge number"])
+def test_a_value_of_a_wandb_file_that_cannot_be_read_is_one_line(json_text, capsys):
+    first, *_, last = wandb_records([{"a": 1}, {"a": 2}])
+    last.history.item[0].value_json = json_text
+    path, _ = wandb_file(first, last)
+    assert main(["import", "wandb-offline", "wandb"]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
+    assert len(notes) <= 1
+    assert "Traceback" not in "".join(notes)
+
+
+def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
+    path, _ = wandb_file()
+    path.write_bytes(b"not wandb at all, but long enough for a header")
+    assert main(["import", "wandb-offline", "wandb"]) != 0
+    assert f"{path}: left out: it has no intact record of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("start_time: abc", "start_time='abc' is not a number of milliseconds since 1970"),
+        ("start_time: [1]", "start_time=[1] is not a number"),
+        ("name: 'open", "found unexpected end of stream"),
+    ],
+)
+def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line, told, capsys):
+    of_a_file_store()
+    path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
+    path.write_text(f"run_id: x\nrun_name: edited\nstatus: 3\n{line}\n")
+    assert main(["import", "mlflow", "."]) == 1
+    notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
+    assert len(notes) == 1
+    assert told in notes[0]
+    assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_2"]
+
+
+def test_an_unknown_status_of_mlflow_is_named(capsys):
+    of_a_file_store()
+    path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
+    path.write_text("run_id: x\nrun_name: edited\nstatus: [3]\n")
+    assert main(["import", "mlflow", "."]) == 0
+    assert f"{path}: status=[3] is unknown (choose from: 1=RUNNING" in capsys.readouterr().err
+
+
+def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
+    of_a_file_store()
+    run, outside = tmp_path / "mlruns/7" / f"{1:032x}", tmp_path / "outside"
+    (outside / "metrics").mkdir(parents=True)
+    (outside / "id_rsa").write_text("PRIVATE")
+    (outside / "metrics/secret").write_text("1 2 3\n")
+    (outside / "meta.yaml").write_text("run_id: 'f'\nrun_name: foreign\nstatus: 3\nname: other\n")
+    (run / "params/key").symlink_to(outside / "id_rsa")
+    (run / "tags").symlink_to(outside)
+    (run / "metrics/more").symlink_to(outside / "metrics")
+    (run / "metrics/secret").symlink_to(outside / "metrics/secret")
+    (tmp_path / "mlruns/7/linked").symlink_to(outside)
+    (tmp_path / "mlruns/8").symlink_to(outside)
+    assert main(["import", "mlflow", "."]) == 1
+    said = capsys.readouterr().err
+    for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
+        assert f"{Path('mlruns/7') / run.name / link}: left out: it is a link out of the store" in said
+    runs = load(".trieye_data/tried").runs
+    assert sorted(one.name for one in runs) == ["dqn_1", "dqn_2"]
+    assert all("PRIVATE" not in str(one.params) for one in runs)
+    assert all("secret" not in points for one in runs for points in one.source.read([one], None).values())
+
+
+def test_media_that_the_import_of_tensorboard_leaves_out_are_named(capsys):
+    of_tensorboard()
+    writer = SummaryWriter("runs/CartPole__dqn__1")
+    writer.add_histogram("weights", np.arange(4.0), 0)
+    writer.add_image("frame", np.zeros((3, 2, 2)), 0)
+    writer.add_text("note", "hello", 0)
+    writer.close()
+    assert main(["import", "tensorboard", "runs"]) == 0
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "only scalars" in line]
+    assert all(name in note for name in ("CartPole__dqn__1", "histograms: weights", "images: frame", "texts: note"))
+
+
+def test_a_damaged_event_file_is_named_by_the_import(capsys):
+    of_tensorboard()
+    (path,) = Path("runs/CartPole__dqn__1").iterdir()
+    path.write_bytes(path.read_bytes()[:-30])
+    assert main(["import", "tensorboard", "runs"]) == 0
+    assert str(path) in capsys.readouterr().err
 
 
 def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():

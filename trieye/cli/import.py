@@ -54,4 +54,4 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {text}", file=sys.stderr)
     apps = sorted({str(Path(options.root) / (options.app or one.app)) for one in found})
     print(f"`trieye results table {' '.join(apps)}` compares them")
-    return EXIT_FAILED if failed else 0
+    return EXIT_FAILED if failed or problems.num_left_out else 0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -42,7 +43,9 @@ class Imported(NamedTuple):
 
 
 def _in_event_files(path: Path, problems: Problems) -> list[StoredRun]:
-    return _of_source(path, EventDirectories, problems, "a directory with TensorBoard event files below it")
+    runs = _of_source(path, EventDirectories, problems, "a directory with TensorBoard event files below it")
+    source = EventDirectories(problems, names_media=True)
+    return [replace(run, source=source) for run in runs]
 
 
 def _in_mlflow(path: Path, problems: Problems) -> list[StoredRun]:
@@ -91,7 +94,8 @@ def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
         raise ConfigurationError(f"there is no {path.absolute()}")
     found = KINDS[kind](path, problems)
     if not found:
-        raise ConfigurationError(f"{path}: there are no runs in it")
+        reasons = "".join(f"; {text}" for text in problems.texts)
+        raise ConfigurationError(f"{path}: there are no runs in it{reasons}")
     return found
 
 
@@ -161,6 +165,6 @@ def _date(directory: Path, created: float) -> None:
     """Let the record say when the run was begun, not when it was imported."""
     path = directory / RUN_RECORD
     record = RunRecord.read(path)
-    if record is not None and not math.isnan(created):
+    if record is not None and math.isfinite(created):
         record.created = created
         record.save(path)

@@ -11,12 +11,14 @@ import yaml
 from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
 
 _META = "meta.yaml"
-_STATUS = {1: "RUNNING", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+_STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
 _MS = 1000.0
 
 
 class FileStore:
-    """A directory with one of each experiment, and in that one of each run.
+    """A directory with a directory for each experiment, which has one for each run.
+
+    Links that leave the store are not followed: a foreign store could name any file of this machine by them.
 
     Args:
         path: The directory.
@@ -27,20 +29,27 @@ class FileStore:
         self._path, self._problems = path, problems
 
     def runs(self) -> list[StoredRun]:
-        """Return the runs that nobody has deleted, the first that was begun first."""
+        """Return the runs that are not deleted, the oldest first."""
         found = []
         for experiment in sorted(self._path.glob(f"*/{_META}")):
-            app = str(self._meta(experiment).get("name", experiment.parent.name))
-            for meta in sorted(experiment.parent.glob(f"*/{_META}")):
-                run = self._run(meta, app)
-                found += [] if run is None else [run]
+            if self._is_inside(experiment):
+                app = str(self._meta(experiment).get("name", experiment.parent.name))
+                for meta in sorted(experiment.parent.glob(f"*/{_META}")):
+                    run = self._run(meta, app) if self._is_inside(meta) else None
+                    found += [] if run is None else [run]
         return sorted(found, key=lambda run: run.created)
+
+    def _is_inside(self, path: Path) -> bool:
+        is_inside = path.resolve().is_relative_to(self._path.resolve())
+        if not is_inside:
+            self._problems.leave_out(path, "it is a link out of the store, which is not followed")
+        return is_inside
 
     def _meta(self, path: Path) -> dict[str, Any]:
         try:
             held = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            self._problems.note(path, f"left out: {error}")
+            self._problems.leave_out(path, " ".join(str(error).split()))
             return {}
         return held if isinstance(held, dict) else {}
 
@@ -48,22 +57,31 @@ class FileStore:
         held, directory = self._meta(meta), meta.parent
         if "run_id" not in held or held.get("lifecycle_stage") == "deleted":
             return None
-        params = {name: typed(text) for name, text in _texts(directory / "params")}
+        began, status = held.get("start_time"), held.get("status", 0)
+        if not isinstance(began, int | float | None):
+            expected = "milliseconds since 1970, such as 1700000000000; correct it and import the store again"
+            self._problems.leave_out(meta, f"start_time={began!r} is not a number of {expected}")
+            return None
+        if not isinstance(status, int) or status not in _STATUS:
+            allowed = ", ".join(f"{number}={name}" for number, name in _STATUS.items())
+            self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
+        params = {name: typed(text) for name, text in self._texts(directory / "params")}
+        tags = dict(self._texts(directory / "tags"))
         return StoredRun(
             path=str(directory),
-            name=str(held.get("run_name") or dict(_texts(directory / "tags")).get("mlflow.runName") or held["run_id"]),
+            name=str(held.get("run_name") or tags.get("mlflow.runName") or held["run_id"]),
             app=app,
             params=params,
             seed=seed_in(params),
-            status=_STATUS.get(held.get("status", 0), "UNKNOWN"),
+            status=_STATUS.get(status, "UNKNOWN") if isinstance(status, int) else "UNKNOWN",
             step=None,
             source=self,
-            created=float(held["start_time"]) / _MS if held.get("start_time") else math.nan,
+            created=float(began) / _MS if began else math.nan,
         )
 
     def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
-        """Return the names of the metrics that runs have."""
-        return {name for run in runs for name, _ in _texts(Path(run.path) / "metrics")}
+        """Return the names of the metrics of runs."""
+        return {name for run in runs for name, _ in self._texts(Path(run.path) / "metrics")}
 
     def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of runs, by the `path` of each."""
@@ -71,7 +89,7 @@ class FileStore:
 
     def _points(self, directory: Path, metrics: Collection[str] | None) -> Points:
         found: dict[str, Series] = {}
-        for name, text in _texts(directory):
+        for name, text in self._texts(directory):
             if metrics is not None and name not in metrics:
                 continue
             try:
@@ -81,13 +99,13 @@ class FileStore:
                 found[name] = Series(
                     np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / _MS
                 )
-            except ValueError as error:
-                self._problems.note(directory / name, f"left out: {error}")
+            except (ValueError, OverflowError) as error:
+                self._problems.note(directory / name, f"left out: {error}; a line is `milliseconds value step`")
         return found
 
-
-def _texts(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield what is in the files below a directory, by their names, which may have a `/`."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(directory).as_posix(), path.read_text(errors="replace")
+    def _texts(self, directory: Path) -> Iterator[tuple[str, str]]:
+        """Yield the texts of the files below a directory, by their names, which may have a `/`."""
+        paths = sorted(directory.rglob("*")) if self._is_inside(directory) else []
+        for path in paths:
+            if self._is_inside(path) and path.is_file():
+                yield path.relative_to(directory).as_posix(), path.read_text(errors="replace")

@@ -30,10 +30,11 @@ class EventDirectories:
 
     Args:
         problems: Takes what cannot be read.
+        names_media: Whether `problems` also names images, histograms and texts, which are not read.
     """
 
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
+    def __init__(self, problems: Problems, *, names_media: bool = False) -> None:
+        self._problems, self._names_media = problems, names_media
 
     def run(self, directory: Path, root: Path) -> StoredRun:
         """Return the run in a directory, named by where it lies below `root`.
@@ -78,7 +79,12 @@ class EventDirectories:
         files = event_files(directory)
         if not files:
             self._problems.note(directory, "its event files are gone")
-        return {tag: _series(held) for tag, held in scalars_in(files, self._problems.note).items()}
+        media: dict[str, set[str]] = {}
+        scalars = scalars_in(files, self._problems.note, media)
+        if self._names_media and media:
+            names = "; ".join(f"{kind}: {', '.join(sorted(tags))}" for kind, tags in sorted(media.items()))
+            self._problems.note(directory, f"only scalars are read, not {names}")
+        return {tag: _series(held) for tag, held in scalars.items()}
 
 
 def _series(held: Sequence[Scalar]) -> Series:

@@ -34,10 +34,16 @@ class Problems:
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
+        self.num_left_out = 0
 
     def note(self, place: object, reason: object) -> None:
         """Take note that something at a place is left out, or not as it should be."""
         self.texts.setdefault(f"{place}: {reason}", None)
+
+    def leave_out(self, place: object, reason: object) -> None:
+        """Note that a run, or a file of it, is left out."""
+        self.num_left_out += 1
+        self.note(place, f"left out: {reason}")
 
 
 class Source(Protocol):

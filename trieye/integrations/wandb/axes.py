@@ -54,6 +54,6 @@ class Axes:
         return None, None
 
     @property
-    def has_step_metrics(self) -> bool:
-        """Whether some metric is placed elsewhere than at its row."""
-        return any(axis is not None for _, axis, _ in self._rules)
+    def step_metrics(self) -> set[str]:
+        """Names of all step metrics."""
+        return {axis for _, axis, _ in self._rules if axis is not None}

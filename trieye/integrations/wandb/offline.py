@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 import numpy as np
 
 from trieye.exceptions import ConfigurationError
+from trieye.integrations.wandb.axes import Axes
 from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in
 
 _BLOCK, _HEADER = 32768, 7
 _WHOLE, _LAST = 1, 4
+_MOST_DIGITS = 300
+"""An integer of more digits is beyond the range of a float."""
+
 _FILES = "*run-*/run-*.wandb"
 
 
@@ -48,32 +53,32 @@ class OfflineRuns:
 
     def _run(self, path: Path) -> StoredRun | None:
         params: dict[str, Any] = {}
-        begun, exit_code, step = None, None, None
-        for record in self._records(path):
+        began, exit_code, step = None, None, None
+        for record, values in self._records(path):
             if record.HasField("run"):
-                begun = record.run
-                params |= values_of(record.run.config.update)
+                began = record.run
+                params |= values
             elif record.HasField("config"):
-                params |= values_of(record.config.update)
+                params |= values
             elif record.HasField("exit"):
                 exit_code = record.exit.exit_code
             elif record.HasField("history"):
                 step = record.history.step.num
-        if begun is None:
-            self._problems.note(path, "left out: it does not say which run it is of")
+        if began is None:
+            self._problems.leave_out(path, "it has no intact record of a run; a file of wandb begins with one")
             return None
         params = {key: value for key, value in params.items() if key != "_wandb"}
         return StoredRun(
             path=str(path),
-            name=begun.display_name or begun.run_id,
-            app=begun.project or "uncategorized",
+            name=began.display_name or began.run_id,
+            app=began.project or "uncategorized",
             params=params,
             seed=seed_in(params),
             status="KILLED" if exit_code is None else "FAILED" if exit_code else "FINISHED",
             step=step,
             source=self,
-            created=begun.start_time.seconds + begun.start_time.nanos / 1e9
-            if begun.HasField("start_time")
+            created=began.start_time.seconds + began.start_time.nanos / 1e9
+            if began.HasField("start_time")
             else math.nan,
         )
 
@@ -87,28 +92,48 @@ class OfflineRuns:
         return {run.path: self._points(Path(run.path)) for run in runs}
 
     def _points(self, path: Path) -> Points:
-        found: dict[str, list[tuple[int, float, float]]] = {}
+        rows: list[tuple[int, float, dict[str, float]]] = []
         media: set[str] = set()
-        for record in self._records(path):
-            if record.HasField("history"):
-                values = values_of(record.history.item)
-                at = float(values.get("_timestamp", math.nan))
-                for name, value in _leaves({key: held for key, held in values.items() if key[0] != "_"}):
-                    if isinstance(value, int | float):
-                        found.setdefault(name, []).append((record.history.step.num, float(value), at))
-                    else:
-                        media.add(name)
+        axes = Axes(lambda *_: None)
+        for record, values in self._records(path):
+            if record.HasField("metric"):
+                metric = record.metric
+                axes.define(metric.name or metric.glob_name, metric.step_metric or None)
+            elif record.HasField("history"):
+                logged = dict(_leaves({key: value for key, value in values.items() if not key.startswith("_")}))
+                numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float)}
+                media |= logged.keys() - numbers.keys()
+                at = values.get("_timestamp")
+                rows.append((record.history.step.num, at if isinstance(at, int | float) else math.nan, numbers))
         if media:
             self._problems.note(path, f"no numbers, and left out: {', '.join(sorted(media))}")
-        return {name: Series(*map(np.array, zip(*held, strict=True))) for name, held in found.items()}
+        return self._placed(path, rows, axes)
 
-    def _records(self, path: Path) -> Iterator[Any]:
+    def _placed(self, path: Path, rows: Sequence[tuple[int, float, dict[str, float]]], axes: Axes) -> Points:
+        """Return the points of rows at the values of their step metrics."""
+        for _, _, numbers in rows:
+            fractions = {axis for axis in axes.step_metrics & numbers.keys() if not numbers[axis].is_integer()}
+            axes.fractional |= {axis for axis in fractions if math.isfinite(numbers[axis])}
+        if axes.fractional:
+            names = ", ".join(sorted(axes.fractional))
+            self._problems.note(path, f"the steps are rows where the step metric has fractional values: {names}")
+        points: dict[str, list[tuple[int, float, float]]] = {}
+        for row, at, numbers in rows:
+            axes.update(numbers)
+            for name, value in numbers.items():
+                points.setdefault(name, []).append((axes.step_of(name, row), value, at))
+        return {name: Series(*map(np.array, zip(*items, strict=True))) for name, items in points.items()}
+
+    def _records(self, path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the records and their values, up to where the file is damaged."""
         from google.protobuf.message import DecodeError
 
         try:
-            yield from records_in(path)
-        except (OSError, DecodeError) as error:
-            self._problems.note(path, f"read up to where it is damaged: {error}")
+            for record in records_in(path):
+                items = record.history.item or record.config.update or record.run.config.update
+                yield record, values_of(items)
+        except (OSError, OverflowError, ValueError, DecodeError) as error:
+            self._problems.note(path, f"read up to where it is damaged: {' '.join(str(error).split())}")
 
 
 def records_in(path: Path) -> Iterator[Any]:
@@ -120,17 +145,24 @@ def records_in(path: Path) -> Iterator[Any]:
 
 
 def _blocks_of(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a log in LevelDB's format, up to one that is not whole: it is being written, or was cut."""
+    """Yield the records of a log in LevelDB's format, up to the end, where one may be incomplete.
+
+    Raises:
+        ValueError: A checksum is wrong.
+    """
     at, whole = _HEADER, b""
     while at + _HEADER <= len(data):
         left = _BLOCK - at % _BLOCK
         if left < _HEADER:
             at += left
             continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
+        checksum, length, kind = struct.unpack_from("<IHB", data, at)
         if at + _HEADER + length > len(data):
             return
-        whole += data[at + _HEADER : at + _HEADER + length]
+        content = data[at + _HEADER - 1 : at + _HEADER + length]  # with the kind
+        if zlib.crc32(content) != checksum:
+            raise ValueError(f"the record at byte {at} has checksum {zlib.crc32(content):08x}, expected {checksum:08x}")
+        whole += content[1:]
         at += _HEADER + length
         if kind in {_WHOLE, _LAST}:
             yield whole
@@ -138,15 +170,26 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
 
 
 def values_of(items: Iterable[Any]) -> dict[str, Any]:
-    """Return what items of a record say, nested as they were."""
+    """Return the values of the items of a record, nested as they were.
+
+    Raises:
+        ValueError: One is not JSON.
+    """
     values: dict[str, Any] = {}
     for item in items:
         *parents, name = item.nested_key or [item.key]
         place = values
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[name] = json.loads(item.value_json)
+        try:
+            place[name] = json.loads(item.value_json, parse_int=_int_of)
+        except ValueError as error:
+            raise ValueError(f"{name}={item.value_json[:80]!r} is not JSON") from error
     return values
+
+
+def _int_of(text: str) -> float:
+    return int(text) if len(text) <= _MOST_DIGITS else float(text)
 
 
 def _leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

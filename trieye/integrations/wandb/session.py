@@ -211,7 +211,7 @@ class Run(FileCalls):
         if chosen not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
         self._axes.define(name, step_metric, chosen)
-        self.counts_rows = self.counts_rows or self._axes.has_step_metrics
+        self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
         for metric, seen in self._extremes.items():
             if chosen in _EXTREMES and self._axes.rule_of(metric)[1] == chosen:
                 dict.update(self.summary, {metric: seen["max" if chosen == "max" else "min"]})

@@ -22,14 +22,17 @@ class Scalar(NamedTuple):
     wall_time: float
 
 
-def scalars_in(files: Sequence[Path], note: Callable[[Path, str], None]) -> dict[str, list[Scalar]]:
+def scalars_in(
+    files: Sequence[Path], note: Callable[[Path, str], None], media: dict[str, set[str]] | None = None
+) -> dict[str, list[Scalar]]:
     """Return the scalars of a run by their tag.
 
     As TensorBoard does, a session that starts again at a step takes the place of what was there from that step on.
 
     Args:
         files: Its event files, in the order of their names.
-        note: Is told of a file that is cut or damaged, whose values up to there count.
+        note: Called for a file that is cut or damaged, whose values up to there count.
+        media: Filled with the tags of images, histograms, texts and others, by their kind.
     """
     from tensorboard.compat.proto.event_pb2 import SessionLog
 
@@ -42,6 +45,8 @@ def scalars_in(files: Sequence[Path], note: Callable[[Path, str], None]) -> dict
                 number = _number(value)
                 if number is not None:
                     found.setdefault(value.tag, []).append(Scalar(event.step, number, event.wall_time))
+                elif media is not None and (kind := _kind(value)) is not None:
+                    media.setdefault(kind, set()).add(value.tag)
     return {tag: held for tag, held in found.items() if held}
 
 
@@ -98,6 +103,15 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return float(array.reshape(-1)[0]) if array.size == 1 and np.issubdtype(array.dtype, np.number) else None
+
+
+def _kind(value: Any) -> str | None:
+    """Return the kind of a value that is no scalar; None for parameters, and after the first value of a TF2 series."""
+    plugin = value.metadata.plugin_data.plugin_name or {"histo": "histograms"}.get(value.WhichOneof("value") or "", "")
+    plugin = plugin or {"image": "images", "audio": "audio"}.get(value.WhichOneof("value") or "", "")
+    if not plugin or plugin == "hparams" or value.tag.startswith("hyperparameters"):
+        return None
+    return {"text": "texts"}.get(plugin, plugin)
 
 
 def _whole(value: Any) -> Any:
