@@ -242,19 +242,37 @@ def test_a_video_of_nothing_is_refused(config):
         RunCallback(run, video=True)
 
 
-def test_two_trainings_in_a_row_go_on_in_the_one_that_was_left(config):
-    def program(run, *others):
+def test_a_training_in_chunks_never_overwrites_an_earlier_model_with_later_weights(config, tmp_path):
+    def chunked(run, *others):
         model = dqn()
-        callback = RunCallback(run)
-        model.learn(300, callback=callback)
-        between = model.num_timesteps
-        model.learn(300, callback=[callback, *others], reset_num_timesteps=False)
-        return between, model.num_timesteps
+        for number in range(5):
+            model.learn(120, reset_num_timesteps=False, callback=[RunCallback(run), *others])
+            model.save(tmp_path / f"m_{number}")
+
+    def resumable(run):
+        model, callback = restore_or_new(dqn, run), RunCallback(run)
+        while model.num_timesteps < 600:
+            number = model.num_timesteps // 120
+            model.learn(120 - model.num_timesteps % 120, reset_num_timesteps=False, callback=callback)
+            model.save(tmp_path / f"m_{number}")
+
+    def digests(directory):
+        files = {path for path in directory.rglob("*") if path.is_file() and path.parent.name != "logs"}
+        return {str(path): path.read_bytes() for path in files if not path.name.startswith("run.lock")}
 
     with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
-        program(run, FallsOver(500))
+        chunked(run, FallsOver(450))
+    models = {path: path.read_bytes() for path in tmp_path.glob("m_*.zip")}
+    assert len(models) == 3
+    files = digests(run.dir)
+    refused = pytest.raises(ConfigurationError, match=r"number 1 ends at timestep 120.*400.*number 4.*restore_or_new")
+    with refused, trieye.Run(config()) as run:
+        chunked(run)
+    assert digests(run.dir) == files
     with trieye.Run(config()) as run:
-        assert program(run) == (300, 600)
+        resumable(run)
+    assert {path: path.read_bytes() for path in models} == models
+    assert [DQN.load(tmp_path / f"m_{number}").num_timesteps for number in range(5)] == [120, 240, 360, 480, 600]
 
 
 def test_a_training_from_zero_in_a_run_that_is_further_is_refused(config):

@@ -74,7 +74,9 @@ class RunCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         model = self.model
-        self._held = Restored.of(model, self.run)
+        total = model._total_timesteps  # noqa: SLF001 - has no other name
+        self._held = Restored.of(model, self.run, total)
+        self._held.begin_call(total)
         self._output = RunOutput(self.run)
         if not self.run.resumed and not self.run.step:
             self.run.log_params(_hyperparameters(model))
@@ -93,7 +95,7 @@ class RunCallback(BaseCallback):
 
     def _go_on(self, timesteps: int) -> None:
         """Bring back what `learn` set back, as far as its total reaches; a later call may have the rest."""
-        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - has no other name
+        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - as above
         state.load_counters(self._held.state)
         model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
@@ -169,7 +171,9 @@ class RunCallback(BaseCallback):
         self.run.log_video("eval/video", np.stack(pictures), self.run.step, fps=fps)
 
     def _noted(self) -> dict[str, Any]:
-        return {} if self._evaluation is None else {name: getattr(self._evaluation, name) for name in _NOTED}
+        noted = {"timesteps": self.model.num_timesteps, "learn_calls": self._held.calls}
+        names = () if self._evaluation is None else _NOTED
+        return noted | {name: getattr(self._evaluation, name) for name in names}
 
     def _on_training_end(self) -> None:
         self._between(is_end=True)

@@ -12,7 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from trieye.checkpoints.store import Which, load_checkpoint
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.integrations.sb3.replay_rows import ReplayRows
 from trieye.run.run import Run
 from trieye.snapshot.generators import generator_state, set_generator_state
@@ -95,27 +95,65 @@ class Restored:
     Attributes:
         timesteps: Where it goes on; None: it begins.
         rows: What its replay buffer holds; None: it has none.
-        evaluation: What was noted of evaluations.
+        evaluation: The state of the evaluations, and which call of `learn` saved the checkpoint at which timestep.
         state: That of the model.
+        calls: Calls of `learn` so far, over all attempts.
     """
 
     _of: ClassVar["WeakKeyDictionary[BaseAlgorithm, Restored]"] = WeakKeyDictionary()
 
-    def __init__(self, model: BaseAlgorithm, run: Run) -> None:
+    def __init__(self, model: BaseAlgorithm, run: Run, total: int | None = None) -> None:
         buffer = getattr(model, "replay_buffer", None)
         self.rows = None if buffer is None else ReplayRows(buffer)
-        objects: dict[str, Any] = {KEY: ModelState(model), "evaluation": {}} | (
+        self.evaluation: dict[str, Any] = {}
+        self.calls, self._total, self._run_name = 0, total, run.name
+        objects: dict[str, Any] = {KEY: ModelState(model), "evaluation": self} | (
             {} if self.rows is None else {REPLAY_KEY: self.rows}
         )
         self.timesteps = run.step if run.restore(**objects) else None
         self.state: Mapping[str, Any] = run.restored.get(KEY, {})
-        self.evaluation: dict[str, Any] = dict(run.restored.get("evaluation", {}))
         self._of[model] = self
 
     @classmethod
-    def of(cls, model: BaseAlgorithm, run: Run) -> "Restored":
-        """Return that of a model, which is restored now if it was not before."""
-        return cls._of.get(model) or cls(model, run)
+    def of(cls, model: BaseAlgorithm, run: Run, total: int | None = None) -> "Restored":
+        """Return that of a model, which is restored now if it was not before.
+
+        Args:
+            model: The model.
+            run: Its run.
+            total: The timestep at which the current call of `learn` ends; None outside of one.
+        """
+        return cls._of.get(model) or cls(model, run, total)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of the evaluations; refuse a checkpoint that a later call of `learn` saved."""
+        self.evaluation = dict(state)
+        if self._total is not None:
+            self._check(self._total)
+
+    def begin_call(self, total: int) -> None:
+        """Count a call of `learn`.
+
+        Args:
+            total: The timestep at which it ends.
+
+        Raises:
+            ConfigurationError: A later call saved the checkpoint, so the model has weights from after this call.
+        """
+        self._check(total)
+        saved_in = self.evaluation.get("learn_calls", 0) if total >= self.evaluation.get("timesteps", 0) else 0
+        self.calls = max(self.calls + 1, saved_in)
+
+    def _check(self, total: int) -> None:
+        timesteps, saved_in = self.evaluation.get("timesteps", 0), self.evaluation.get("learn_calls", 0)
+        if total < timesteps and self.calls + 1 < saved_in:
+            raise ConfigurationError(
+                f"learn() number {self.calls + 1} ends at timestep {total}, and run {self._run_name!r} was saved at "
+                f"{timesteps} by its learn() number {saved_in}: what the program does after this call, such as "
+                "model.save(), would get later weights. Let it skip the calls that are complete: "
+                "model = restore_or_new(make_model, run), then while model.num_timesteps < total: "
+                "model.learn(chunk - model.num_timesteps % chunk, reset_num_timesteps=False, callback=callback)"
+            )
 
 
 def restore_or_new(make_model: Callable[[], BaseAlgorithm], run: Run) -> BaseAlgorithm:
