@@ -107,8 +107,8 @@ def _begun(
     run_name = exists.name if exists else safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
     held = AdoptedRun.join(run_name, app=app, root=root, **given)
     goes_on = exists is not None and resume in {"allow", "must", "auto"}
-    if exists is not None:
-        held.goes_on_at((held.last_step or 0) + 1 if goes_on else 0, exactly=True)
+    if exists is not None and not goes_on:
+        held.resumes_at(0)
     say(f"wandb: run {chosen!r} of project {project!r} {'goes on' if goes_on else 'begins'} in {held.run.dir}")
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=goes_on)
 
