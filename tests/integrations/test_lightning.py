@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch.utils.data import DataLoader
 
+from tests.history.supersession_model import SCENARIOS
+from tests.history.supersession_programs import Story
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
@@ -39,7 +41,6 @@ def end_program():
     """Close what the end of a program closes, so that the next lines are those of its next start."""
     for held in list(opening.AdoptedRun._open.values()):
         held.close()
-    opening.AdoptedRun._seen.clear()
 
 
 class Line(LightningModule):
@@ -274,3 +275,12 @@ def test_two_processes_log_each_value_once(tmp_path, request):
     counts = Counter((name, step) for name, step, _ in points() if name != "epoch")
     assert max(counts.values()) == 1
     assert {step for name, step in counts if name == "loss_step"} == set(range(5))
+
+
+@pytest.mark.parametrize("number", [2, 4, 10], ids=lambda number: SCENARIOS[number].name)
+def test_points_of_several_attempts_are_superseded_as_the_model_says(tmp_path, number):
+    attempts, expected = SCENARIOS[number].attempts, SCENARIOS[number].expected
+    sinks = {"sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}}
+    story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), given=sinks)
+    story.play()
+    assert story.curves() == expected

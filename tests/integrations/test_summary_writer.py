@@ -28,7 +28,6 @@ def _own_place(tmp_path, monkeypatch):
     yield
     for held in list(opening.AdoptedRun._open.values()):
         held.close()
-    opening.AdoptedRun._seen.clear()
 
 
 def run_dir(name="first"):
@@ -262,7 +261,6 @@ def test_names_never_leave_the_root():
 
 def started_again():
     """Let what comes next be another process."""
-    opening.AdoptedRun._seen.clear()
 
 
 def test_a_program_that_starts_again_shows_each_step_once():
@@ -272,13 +270,13 @@ def test_a_program_that_starts_again_shows_each_step_once():
             writer.add_text("hyperparameters", CLEANRL)
             for step in range(number, 100):  # another seed's first episode ends at another step
                 writer.add_scalar("a", float(step), step)
-    shown = [(step, float(step)) for step in range(2, 100)]
+    shown = [(step, float(step)) for step in range(100)]
     assert [(step, value) for _, step, value in points()] == shown
     assert scalars("runs/first") == {"a": shown}
     assert len(in_mlflow()) == 100, "equal points are shown once, and MLflow cannot delete those of before"
     record = RunRecord.read(run_dir() / "run.json")
     assert (record.attempt, record.status) == (3, "FINISHED")
-    assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 1
+    assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 3, "texts supersede nothing"
 
 
 @pytest.mark.parametrize("purge_step", [None, 60])
@@ -294,13 +292,30 @@ def test_a_program_that_goes_on_keeps_what_was_before(purge_step):
     assert [step for _, step, _ in points()] == list(range(120))
 
 
-def test_a_writer_that_is_opened_again_by_the_same_program_adds_to_it():
-    for _ in range(2):
+def test_a_writer_that_is_opened_again_by_the_same_program_shows_each_step_once():
+    for value in (1.0, 2.0):
         with SummaryWriter("runs/first") as writer:
-            writer.add_scalar("a", 1.0, 5)
-    writer.add_scalar("a", 2.0, 1)
+            writer.add_scalar("a", value, 5)
+    writer.add_scalar("a", 3.0, 6)
     writer.close()
-    assert [(step, value) for _, step, value in points()] == [(5, 1.0), (5, 1.0), (1, 2.0)]
+    assert [(step, value) for _, step, value in points()] == [(5, 2.0), (6, 3.0)]
+
+
+def test_the_sinks_of_a_resumed_script_show_what_its_history_shows():
+    for first, value in ((0, 1.0), (6, 2.0)):
+        with SummaryWriter("runs/first") as writer:
+            for epoch in range(first, 8):
+                for step in range(10 * epoch, 10 * epoch + 10):
+                    writer.add_scalar("loss", value, step)
+                writer.add_scalar("val", 1.0, epoch)
+                writer.flush()
+    shown = {"loss": [(step, 1.0 if step < 60 else 2.0) for step in range(80)], "val": [(k, 1.0) for k in range(8)]}
+    assert scalars("runs/first") == shown
+    for name, curve in shown.items():
+        assert sorted((step, value) for metric, step, value in points() if metric == name) == curve
+    losses = [(step, 1.0) for step in range(80)] + [(step, 2.0) for step in range(60, 80)]
+    logged = [("loss", *point) for point in losses] + [("val", *point) for point in shown["val"]]
+    assert in_mlflow() == sorted(logged), "MLflow keeps each point that differs, once"
 
 
 def test_two_writers_share_a_run():

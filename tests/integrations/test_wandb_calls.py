@@ -32,7 +32,6 @@ def _own_place(tmp_path, monkeypatch):
     wandb.finish()
     for held in list(opening.AdoptedRun._open.values()):
         held.close()
-    opening.AdoptedRun._seen.clear()
 
 
 def run_dir(name, project="p"):
@@ -63,7 +62,6 @@ def killed():
     wandb.run._held.run.close("KILLED")
     wandb._current = None
     opening.AdoptedRun._open.clear()
-    opening.AdoptedRun._seen.clear()
 
 
 def test_rows_have_steps_as_in_wandb():
@@ -344,7 +342,6 @@ def test_a_summary_is_that_of_all_attempts():
             if number == 1:  # it leaves no summary
                 killed()
                 run._held = None
-        opening.AdoptedRun._seen.clear()
         told.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
     assert told[-1] == {
         "a": 9.0,
@@ -366,7 +363,6 @@ def test_a_run_that_begins_anew_replaces_what_was_there():
         wandb.init(project="p", id="one")
         log_some()
         wandb.finish()
-        opening.AdoptedRun._seen.clear()
     assert points() == [("a", step, float(step)) for step in range(5)]
 
 

@@ -220,7 +220,7 @@ def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
     for _ in range(2):
         journal.append("events", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal, b"before"), keep_after=0)
-    journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, superseded=[(0, 4)])
+    journal.commit(snapshot_at(journal, b"rewound"), keep_after=2, superseded=[(0, 4)], discontinuous=True)
     with contextlib.closing(connect_read_only(reopened.path)) as connection:
         assert connection.execute("SELECT pos, payload FROM snapshots").fetchall() == [(2, b"rewound")] * 2
     assert positions(journal) == []

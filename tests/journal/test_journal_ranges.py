@@ -1,9 +1,10 @@
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trieye.journal.ranges import is_in, merged, overlapping, uncovered
+from trieye.journal.ranges import mask, merged, of_indices, overlapping, uncovered
 
 RANGE = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair)))
 
@@ -22,5 +23,12 @@ def test_merged_ranges_have_the_same_indices_once(ranges):
 @given(RANGE, st.lists(RANGE).map(merged))
 def test_what_is_covered_and_what_is_not_make_up_a_range(span, ranges):
     covered, rest = overlapping(*span, ranges), uncovered(*span, ranges)
-    assert indices(covered) == [index for index in range(*span) if is_in(index, ranges)]
-    assert indices(rest) == [index for index in range(*span) if not is_in(index, ranges)]
+    assert indices(covered) == (np.flatnonzero(mask(*span, ranges)) + span[0]).tolist()
+    assert indices(rest) == (np.flatnonzero(~mask(*span, ranges)) + span[0]).tolist()
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_indices_are_the_ranges_that_hold_them(numbers):
+    ranges = of_indices(np.array(numbers, np.int64))
+    assert indices(ranges) == sorted(set(numbers))
+    assert ranges == merged(ranges)

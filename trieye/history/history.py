@@ -7,18 +7,23 @@ Parquet file. A reader asks for an index, and the history finds the item in whic
 import logging
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.history.columns import BLANK, Columns, cut
 from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
-from trieye.journal.event_payloads import to_bytes
+from trieye.journal.event_payloads import from_bytes, to_bytes
 from trieye.journal.journal import Chunk, Journal
-from trieye.journal.ranges import Range, is_in, merged, overlapping, uncovered
-from trieye.stats.operations import Item, LogArtifact, LogParams, SetTags
+from trieye.journal.ranges import Range, mask, merged, overlapping, uncovered
+from trieye.stats.operations import Item, LogArtifact, LogParams, Medium, SetTags
 from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
@@ -34,6 +39,18 @@ CHUNK_BYTES = 4 << 20
 
 _OF_THE_RUN = (LogParams, SetTags, LogArtifact)
 """What a rewind does not take back: it belongs to the run, not to a branch of it."""
+
+
+class Series(NamedTuple):
+    """The points, or the media, of one name.
+
+    Attributes:
+        steps: `[n]`, in logging order.
+        indices: `[n]`, ascending.
+    """
+
+    steps: NDArray[np.int64]
+    indices: NDArray[np.int64]
 
 
 class History:
@@ -58,6 +75,8 @@ class History:
         self._gap = min(journal.num_lost, 1)
         self.dead: Sequence[Range] = ()
         self._superseded = journal.superseded()
+        self._branch = _branch_of(self._superseded)
+        self._is_superseded_saved = True
         self._chunks: list[Chunk] = []
         self._unknown: set[int] = set()
         self._first = self._stored_end = self._store.end
@@ -98,7 +117,7 @@ class History:
     @property
     def branch(self) -> int:
         """Number of the present branch: it changes with every rewind; 0 before the first one."""
-        return zlib.crc32(repr(self._superseded).encode()) if self._superseded else 0
+        return self._branch
 
     # writing
 
@@ -142,6 +161,7 @@ class History:
 
     def committed(self, end: int) -> None:
         """Take note that the journal has all items before an index, and forget the oldest of those in memory."""
+        self._is_superseded_saved = True
         self._store.add([chunk for chunk in self._chunks if chunk.end <= end])
         self._chunks = []
         self._gap = 0
@@ -156,13 +176,20 @@ class History:
             self._first = first
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Leave out the points and media with indices in these ranges, no others; the caller tells the journal, too."""
+        """Leave out the points and media with indices in these ranges, no others; the next commit stores them."""
         self._superseded = merged(ranges)
+        self._branch = _branch_of(self._superseded)
+        self._is_superseded_saved = False
 
     @property
     def superseded_ranges(self) -> list[tuple[int, int]]:
         """Indices that are left out, ascending and apart from each other."""
         return list(self._superseded)
+
+    @property
+    def pending_superseded(self) -> list[tuple[int, int]] | None:
+        """The same ranges for `Journal.commit`; None if the journal has them."""
+        return None if self._is_superseded_saved else list(self._superseded)
 
     def roll(self, *, force: bool = False) -> None:
         """Move items from the journal to a Parquet file if there are enough.
@@ -187,10 +214,9 @@ class History:
         """
         start = max(start, 0)
         items, end = self._read(start, limit)
-        spans = overlapping(start, end, self._superseded)
-        if spans:
-            numbered = enumerate(items, start)
-            items = [item for index, item in numbered if isinstance(item, _OF_THE_RUN) or not is_in(index, spans)]
+        if items and overlapping(start, end, self._superseded):
+            hidden = mask(start, end, self._superseded).tolist()
+            items = [item for item, out in zip(items, hidden, strict=True) if not out or isinstance(item, _OF_THE_RUN)]
         return items, end
 
     def _read(self, start: int, limit: int) -> tuple[list[Item], int]:
@@ -218,24 +244,52 @@ class History:
 
     def superseded(self, before: int) -> Iterator[Point]:
         """Yield the points before an index that are superseded, in order."""
-        for first, end in overlapping(0, before, self._superseded):
-            index = first
-            while index < end:
-                items, index = self._read(index, min(end - index, 1000))
-                yield from (item for item in items if isinstance(item, Point))
+        index, superseded = 0, self._superseded
+        while index < before and (spans := overlapping(index, before, superseded)):
+            first = spans[0][0]
+            items, index = self._read(first, min(before - first, 1000))
+            hidden = mask(first, index, superseded).tolist()
+            yield from (item for item, out in zip(items, hidden, strict=False) if out and isinstance(item, Point))
 
-    def indices_from(self, step: int) -> list[Range]:
-        """Return the ranges of indices of the points and media at a step or after it, ascending."""
-        found: list[Range] = []
-        index, end = 0, self.end
-        while index < end:
-            items, after = self._read(index, CHUNK_ITEMS)
-            for place, item in enumerate(items, index):
-                if not isinstance(item, _OF_THE_RUN) and item.step >= step:
-                    first = found.pop()[0] if found and found[-1][1] == place else place
-                    found.append((first, place + 1))
-            index = after
+    def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, Series]:
+        """Return steps and indices of the points of each metric.
+
+        Args:
+            with_media: Media count as points of their name.
+            superseded: Return superseded points instead of shown ones.
+        """
+        parts: defaultdict[str, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = defaultdict(list)
+        for columns in self._columns():
+            keep = mask(columns.first, columns.end, self._superseded) == superseded
+            for offset, data in columns.operations.items() if with_media else ():
+                if keep[offset] and isinstance(medium := from_bytes(data), Medium):
+                    parts[medium.name].append((np.array([medium.step]), np.array([columns.first + offset])))
+            keep[list(columns.operations)] = False
+            rows = np.flatnonzero(keep)
+            rows = rows[np.argsort(columns.name_codes[rows], kind="stable")]
+            for part in np.split(rows, np.flatnonzero(np.diff(columns.name_codes[rows])) + 1) if len(rows) else ():
+                name = columns.names[columns.name_codes[part[0]]]
+                parts[name].append((columns.steps[part], columns.first + part))
+        parts.pop(BLANK.metric, None)
+        found: dict[str, Series] = {}
+        for name, pairs in parts.items():
+            steps, indices = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+            order = np.argsort(indices, kind="stable")
+            found[name] = Series(steps[order], indices[order])
         return found
+
+    def _columns(self) -> Iterator[Columns]:
+        """Yield all items, also superseded ones, in order."""
+        index = 0
+        while index < self._stored_end:
+            found = self._store.load(index)
+            if isinstance(found, Columns):
+                yield found.part(max(found.first, index), found.end)
+            index = self._stored_end if found is None else found.end if isinstance(found, Columns) else found[1]
+        with self._lock:
+            recent = self._items[self._stored_end - self._first :]
+        if recent:
+            yield Columns.from_items(self._stored_end, recent)
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return the index before which a sink has every item, and the position it gave then; None for a new sink.
@@ -252,3 +306,7 @@ class History:
             JournalFullError: There is no room for it now.
         """
         self._journal.set_cursor(sink, *cursor)
+
+
+def _branch_of(superseded: Sequence[Range]) -> int:
+    return zlib.crc32(repr(superseded).encode()) if superseded else 0

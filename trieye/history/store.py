@@ -183,7 +183,7 @@ class Store:
             self._journal.set_superseded(self.superseded())
         for segment in self._survey.adopted:
             logger.warning("%s was not known to the journal, and is part of the history again", segment.name)
-            if not overlapping(*segment[:2], known):  # else it only fills gaps, and is found again next time
+            if not overlapping(*segment[:2], merged(known)):  # else it only fills gaps, and is found again next time
                 self._journal.replace_chunks(segment)
                 known.append(segment[:2])
         for path in [*self._survey.superfluous, *(self._directory.glob(LEFTOVERS) if self._has_directory else ())]:

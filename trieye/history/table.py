@@ -18,7 +18,7 @@ from trieye.history.store import Store
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal
 from trieye.journal.look import connect_read_only
-from trieye.journal.ranges import Range, overlapping
+from trieye.journal.ranges import Range, mask
 from trieye.journal.witness import witness_path
 
 if TYPE_CHECKING:
@@ -62,10 +62,8 @@ def iter_history(
                 index = found[1]
                 continue
             index = found.end
-            keep = np.ones(len(found), bool)
+            keep = ~mask(found.first, found.end, superseded)
             keep[list(found.operations)] = False
-            for first, end in overlapping(found.first, found.end, superseded):
-                keep[first - found.first : end - found.first] = False
             if metrics is not None:
                 keep &= np.isin(found.name_codes, [code for code, name in enumerate(found.names) if name in metrics])
             if keep.any():

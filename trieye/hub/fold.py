@@ -12,15 +12,17 @@ from trieye.config import StatsConfig
 from trieye.history.history import History
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, packed, place_of
 from trieye.hub.processor import LogContext, RawMetricEvent, row_of
+from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import Record
+from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.drops import Drops
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
-Kind = Literal["events", "rows", "drops", "operation", "pass", "points"]
+Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
 """Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
 
 EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
@@ -212,10 +214,13 @@ class Fold:
         has_news: Whether a pass may find windows that are complete.
         next_index: Index of the next item. The history holds an item before its end already: a hub that died had
             applied the record that this one replays.
+        supersession: Which older points the attempt supersedes; None: it supersedes none.
     """
 
     def __init__(self, config: StatsConfig, history: History, queue: ActorState) -> None:
         self.queue = queue
+        self.supersession: Supersession | None = None
+        self._changed_from: int | None = None
         self.num_accepted = self.num_processed = 0
         self.has_news = False
         self.next_index = history.end
@@ -238,6 +243,7 @@ class Fold:
         self.queue.take()
         self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
         self.stats.restore(state.aggregator)
+        self.continue_from(state.continuation)
         self.has_news = True
         for kind, payload in state.pending:
             self._take(kind, payload)
@@ -253,7 +259,35 @@ class Fold:
             pending=[],
             num_accepted=num_accepted,
             num_processed=self.num_processed,
+            continuation=self.continuation,
         )
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """The decisions about older points so far; None: nothing supersedes them."""
+        return None if self.supersession is None else self.supersession.state
+
+    def continue_from(self, continuation: Continuation | None) -> None:
+        """Supersede older points from now on; None: never."""
+        self.supersession = None if continuation is None else Supersession(continuation, self._history)
+
+    def continue_behind(self, index: int) -> None:
+        """Let points from an index on supersede those before it."""
+        self.continue_from(Continuation(index) if self._history.end else None)
+
+    def take_change(self) -> int | None:
+        """Return the lowest index superseded since the last call, or None."""
+        changed, self._changed_from = self._changed_from, None
+        return changed
+
+    def _supersede(self, points: Sequence[Point]) -> None:
+        """Supersede older points before a reader sees the new ones."""
+        if self.supersession is not None and (superseded := self.supersession.of(points)):
+            before = self._history.superseded_ranges
+            self._history.set_superseded(merged([*before, *superseded]))
+            first = first_difference(before, self._history.superseded_ranges)
+            if first is not None:
+                self._changed_from = first if self._changed_from is None else min(first, self._changed_from)
 
     def rewound(
         self, state: Mapping[str, Any], own: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
@@ -286,7 +320,12 @@ class Fold:
             case "operation":
                 self.write([from_bytes(payload)])
             case "points":
-                self.write([Point.from_row(row) for row in msgspec.msgpack.decode(payload)])
+                points = [Point.from_row(row) for row in msgspec.msgpack.decode(payload)]
+                self._supersede(points)
+                self.write(points)
+            case "stepless":
+                if self.supersession is not None:
+                    self.supersession.state.stepless.add(payload.decode())
 
     def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
         """Queue the events of a record, and count what was dropped."""
@@ -306,6 +345,10 @@ class Fold:
             batches: What was queued when the record of the pass was stored; others may be queued by now.
         """
         self.skip_to(asked.index)
+        if self.supersession is not None and (steps := self.supersession.first_steps(batches)):
+            older = self.stats.begin_again(steps, at=at)
+            self.write(older)
+            self.supersession.note_older({point.metric for point in older}, self.next_index)
         for batch in batches:
             self.num_processed += len(batch)
             self.stats.ingest(batch, at=at)
@@ -315,6 +358,7 @@ class Fold:
         self.has_news = asked.step is not None  # beyond that step, later ones may have completed windows, too
         close = self.stats.flush if asked.force else self.stats.advance
         points = close(at=at, step=asked.step)
+        self._supersede(points)
         self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
         self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.latest())
 
@@ -336,7 +380,7 @@ def counts_again(record: Record) -> bool:
     Parameters, tags and files are not taken back in the first place.
     """
     is_medium = record.kind == "operation" and isinstance(from_bytes(record.payload), Medium)
-    return is_medium or record.kind in {"events", "rows", "drops"}
+    return is_medium or record.kind in {"events", "rows", "drops", "stepless"}
 
 
 def points_payload(points: Sequence[Point]) -> bytes:

@@ -18,6 +18,7 @@ from trieye.history.history import History
 from trieye.hub.fold import ActorState, Fold, Kind, counts_again, points_payload
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
 from trieye.hub.requests import request
+from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
 from trieye.journal.journal import Journal, Record, Snapshot
 from trieye.journal.ranges import first_difference, merged
@@ -136,6 +137,7 @@ class Ledger:
             self._fold.next_index = passes[0].index if passes[0].index >= 0 else self._history.end
         self._catch_up()
         self._fold.skip_to(self._history.end)  # what came after it was lost
+        self._fold.take_change()  # no sink is open yet, and each compares the branch
 
     def _catch_up(self) -> None:
         for record in self._journal.records(self._applied):
@@ -148,8 +150,8 @@ class Ledger:
         self._undecided_bytes += num_bytes + RECORD_BYTES
 
     def _begin(self, attempt: int, created: float, earlier: AttemptMark | None, run_id: str) -> None:
-        if len(self._queue):
-            self.ingest()
+        if len(self._queue) or self._fold.has_news:
+            self._append_pass(Pass())  # complete windows belong to the attempt before
         self._mark = AttemptMark.begin(
             attempt,
             run_id=run_id,
@@ -162,6 +164,7 @@ class Ledger:
             config=self._config,
         )
         self._fold.adopt(self._config, self._mark)
+        self._fold.continue_behind(self._mark.index)
         self._settle()
         self._save_snapshot(self._fold.state(self._settled.num_accepted), discontinuous=True)
 
@@ -210,6 +213,11 @@ class Ledger:
         with self._folding:
             self._append("operation", to_bytes(operation), key, while_open=True)
 
+    def note_stepless(self, metric: str) -> None:
+        """Note that a metric is logged without a step: its points at step 0 supersede nothing in this attempt."""
+        with self._folding:
+            self._append("stepless", metric.encode("utf-8", "surrogatepass"), while_open=True)
+
     def add_points(self, points: Sequence[Point]) -> None:
         """Put points into the history that no event stands for."""
         with self._folding:
@@ -226,8 +234,7 @@ class Ledger:
             JournalFullError: Nothing was done.
         """
         with self._folding:
-            has_news = bool(len(self._queue)) or self._fold.has_news or step is not None or force
-            if has_news or self._fold.stats.waits_for_time:
+            if step is not None or force or len(self._queue) or self._fold.has_news or self._fold.stats.waits_for_time:
                 self._append_pass(Pass(step=step, force=force))
 
     def finish(self, *, force: bool) -> None:
@@ -329,7 +336,7 @@ class Ledger:
             snapshot,
             chunks=self._history.pending(),
             keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
-            superseded=superseded,
+            superseded=self._history.pending_superseded if superseded is None else superseded,
             meta={"attempt": self._mark.to_bytes()},
             discontinuous=discontinuous,
         )
@@ -371,6 +378,8 @@ class Ledger:
         """Go on from where the last attempt ended: this one begins with its very last state."""
         with self._folding:
             self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+            self._fold.continue_from(None)
+            self.snapshot()
 
     def rewind(self, state: Mapping[str, Any], *, key: str = "") -> int | None:
         """Go on from a state of `to_state`; what came after it is superseded, except the events of this attempt.
@@ -398,10 +407,9 @@ class Ledger:
             superseded = merged([*before_it, (min(index, first), end), *dead])
             rewound = self._fold.rewound(state, own, self._mark, at=self._mark.at if own else self._at())
             self._settle()
-            before = self._mark
-            self._mark = msgspec.structs.replace(before, decided=True, resumed=True, key=key, dead=tuple(merged(dead)))
-            try:
-                # a journal that lost its end: no index before the checkpoint's may go to another item
+            before, changes = self._mark, {"decided": True, "resumed": True, "key": key, "dead": tuple(merged(dead))}
+            self._mark = msgspec.structs.replace(before, **changes)
+            try:  # a journal that lost its end: no index before the checkpoint's may go to another item
                 self._save_snapshot(rewound, index=index, superseded=superseded, discontinuous=True)
             except BaseException:
                 self._mark = before
@@ -412,33 +420,40 @@ class Ledger:
             self._history.set_superseded(superseded)
             return first_difference(ranges, superseded)
 
-    def supersede(self, step: int) -> int | None:
-        """Go on as the run is, but for the points and media at a step or after it, which are superseded.
+    def open_again(self, choose: Choice, *, resumed_at: int | None = None) -> int | None:
+        """Begin another opening, with other points superseded; open windows are closed first.
 
-        It is for programs that save their own state; open windows are closed before, since nothing brings them back.
+        Args:
+            choose: Returns the superseded ranges.
+            resumed_at: The step at which a program resumes that restores its own state.
 
         Returns:
-            The first index whose item is superseded now; None if there is none.
-
-        Raises:
-            JournalFullError: Nothing was superseded.
+            The lowest index that is shown or superseded from now on; None if nothing changes.
         """
         with self._folding, self._lock:
             self._append_pass(Pass(force=True))
-            ranges = self._history.superseded_ranges
-            superseded = merged([*ranges, *self._history.indices_from(step)])
-            before, stats = self._mark, self._fold.stats.to_state()
-            self._mark = msgspec.structs.replace(before, decided=True, resumed=True)
+            before, stats, continuation = self._mark, self._fold.stats.to_state(), self._fold.continuation
+            ranges, superseded = self._history.superseded_ranges, choose(self._history, before.openings)
+            self._mark = before.opened_again(self._history.end, self._wall_clock())
             try:
-                self._fold.stats.go_back(step)
+                if resumed_at is not None:
+                    self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+                    self._fold.stats.go_back(resumed_at)
+                self._fold.continue_behind(self._history.end)
                 state = self._fold.state(self._settled.num_accepted)
                 self._save_snapshot(state, superseded=superseded, discontinuous=True)
             except BaseException:
                 self._mark = before
                 self._fold.stats.restore(stats)
+                self._fold.continue_from(continuation)
                 raise
             self._history.set_superseded(superseded)
             return first_difference(ranges, superseded)
+
+    def take_change(self) -> int | None:
+        """Return the lowest index superseded by new points since the last call, or None."""
+        with self._folding:
+            return self._fold.take_change()
 
     def is_under_way(self, state: Mapping[str, Any]) -> bool:
         """Tell whether this attempt went on from a state before, or made this one itself."""
@@ -466,7 +481,7 @@ class Ledger:
         return self._fold.stats
 
     def read(self, what: Callable[[Aggregator], Seen]) -> Seen:
-        """Return what a function finds in windows and summary; nothing changes there meanwhile."""
+        """Call a function with windows and summary, which do not change meanwhile."""
         with self._folding:
             return what(self._fold.stats)
 

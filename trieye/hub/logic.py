@@ -5,6 +5,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
 from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import Restored, Saved
 from trieye.hub.status import HubStatus
+from trieye.hub.supersession import after_restore, with_opening
 from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
+from trieye.process.progress import say
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
@@ -77,7 +80,7 @@ class ActorLogic:
         self._state = actor_state or ActorState()
         self.files = HubFiles(config, path_manager, serializer or Serializer())
         self._given: dict[str, Any] = {"mlflow_client": mlflow_client, "tb_writer": tb_writer, "own": sinks}
-        self._last_asked, self._closed = clock(), False
+        self._last_asked, self._closed, self._has_told = clock(), False, False
 
     def open(
         self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
@@ -159,7 +162,7 @@ class ActorLogic:
 
     def _record(self, operation: Operation, *, key: str = "") -> None:
         self._ledger.record(operation, key=key)
-        self._sinks.wake()
+        self._show()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -213,7 +216,7 @@ class ActorLogic:
     def _pass(self, *, step: int | None, force: bool = False) -> None:
         if not self._closed:
             self._ledger.advance(step=None if step is None else plain_step(step), force=force)
-            self._sinks.wake()
+            self._show()
 
     @request("save")
     def save_checkpoint(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Saved:
@@ -324,7 +327,7 @@ class ActorLogic:
     def _state_of_hub(self, complete_step: int | None, *, pack: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
         self._check_open()
         state = self._ledger.to_state(complete_step, pack=pack)
-        self._sinks.wake()
+        self._show()
         return state
 
     @request("ingest")
@@ -336,19 +339,39 @@ class ActorLogic:
         self._check_open()
         kept = self._ledger.rewind(state, key=key)
         self._state.restore_from_state(dict(state))
-        if kept is not None:
-            self._sinks.rewind(kept)
+        self._show(kept)
+
+    def _show(self, changed_from: int | None = None) -> None:
+        """Let the sinks show what is new, and no longer what was superseded from an index on."""
+        superseded = self._ledger.take_change()
+        if superseded is not None and not self._has_told:
+            self._has_told = True
+            name = self.config.run_name
+            say(
+                f"run {name!r}: earlier points of the same steps are superseded; `trieye attempts {name}` restores them"
+            )
+        changed = min((index for index in (changed_from, superseded) if index is not None), default=None)
+        if changed is None:
+            self._sinks.wake()
+        else:
+            self._sinks.rewind(changed)
 
     @request("ingest", is_slow=True)
-    def supersede(self, step: int) -> None:
-        """Go on as the run is, without what was logged at a step or after it.
-
-        By that a program that keeps its own state says from where it goes on.
-        """
+    def supersede(self, step: int | None) -> None:
+        """Continue as the run is, in a program that keeps its own state; see `Run.supersede`."""
         self._check_open()
-        kept = self._ledger.supersede(step)
-        if kept is not None:
-            self._sinks.rewind(kept)
+        self._show(self._ledger.open_again(partial(after_restore, step=step), resumed_at=step))
+
+    @request("ingest")
+    def note_stepless(self, metric: str) -> None:
+        """Note that a program logs a metric without a step: its points at step 0 supersede nothing."""
+        self._check_open()
+        self._ledger.note_stepless(metric)
+
+    @request("ingest", is_slow=True)
+    def restore_opening(self, number: int) -> None:
+        """Show the superseded points of an attempt again, in place of all others from their first step on."""
+        self._show(self._ledger.open_again(partial(with_opening, number=number)))
 
     @request()
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
@@ -403,6 +426,7 @@ class ActorLogic:
             self._ledger.note_final(final)
         self.status.publish()
         self._ledger.snapshot()
+        self._show()
 
     def _close(self, status: RunStatus, *, patient: bool) -> None:
         try:

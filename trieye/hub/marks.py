@@ -7,6 +7,7 @@ import msgspec
 from pydantic import ValidationError
 
 from trieye.config import StatsConfig
+from trieye.hub.supersession import Continuation, Opening
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -47,12 +48,14 @@ class LedgerState(_Stored, frozen=True):
         pending: Kind and payload of event records that are in no window yet.
         num_accepted: Events accepted before, over all attempts; those that are pending not counted.
         num_processed: Events put into windows.
+        continuation: Which older points the attempt has superseded; None: it supersedes none.
     """
 
     aggregator: dict[str, Any]
     pending: list[tuple[str, bytes]]
     num_accepted: int
     num_processed: int
+    continuation: Continuation | None = None
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
@@ -93,6 +96,7 @@ class AttemptMark(_Stored, frozen=True):
         run_id: Identity of the run.
         key: Key of the call that said from which state the attempt goes on.
         dead: Indices that no checkpoint brings back: the journal had lost them when the run went on from a checkpoint.
+        openings: All of them so far.
     """
 
     number: int
@@ -107,6 +111,7 @@ class AttemptMark(_Stored, frozen=True):
     run_id: str = ""
     key: str = ""
     dead: tuple[tuple[int, int], ...] = ()
+    openings: tuple[Opening, ...] = ()
 
     @classmethod
     def begin(  # noqa: PLR0913 - all of them are stored
@@ -138,6 +143,8 @@ class AttemptMark(_Stored, frozen=True):
             config: The metrics.
         """
         lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
+        openings = () if earlier is None else earlier.openings or (earlier.as_opening(),)
+        number_of_opening = max(number, openings[-1].number + 1 if openings else 1)
         return cls(
             number=number,
             pos=pos,
@@ -150,7 +157,19 @@ class AttemptMark(_Stored, frozen=True):
             config=config.model_dump_json(),
             run_id=run_id,
             dead=() if earlier is None else earlier.dead,
+            openings=(*openings, Opening(number_of_opening, index, now)),
         )
+
+    def as_opening(self) -> Opening:
+        """Return the attempt as the only opening that its version knew."""
+        return Opening(self.number, self.index, self.started)
+
+    def opened_again(self, index: int, now: float) -> Self:
+        """Return the mark of an attempt in which another opening begins, unless the last one has no items yet."""
+        if self.openings and self.openings[-1].index == index:
+            return self
+        openings = self.openings or (self.as_opening(),)
+        return msgspec.structs.replace(self, openings=(*openings, Opening(openings[-1].number + 1, index, now)))
 
     def is_of(self, run_id: str, number: int) -> bool:
         """Tell whether this is the mark of an attempt."""

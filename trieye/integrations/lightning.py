@@ -55,7 +55,6 @@ class RunLogger(Logger):
         self._dir = run_dir_of(name, app=app, root=self._root)
         self._adopted: AdoptedRun | None = None
         self._told_at: tuple[int, frozenset[str]] = (-1, frozenset())
-        self.is_resumed_by_callback = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_adopted": None}  # another process opens the run again, if it is process 0
@@ -103,11 +102,8 @@ class RunLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values at a step; None: the last one."""
-        adopted = self.adopted
-        run, before = adopted.run, f"{self._prefix}/" if self._prefix else ""
+        run, before = self.adopted.run, f"{self._prefix}/" if self._prefix else ""
         at = run.step if step is None else step
-        if not self.is_resumed_by_callback:
-            adopted.goes_on_at(at)
         known_step, known = self._told_at
         told = {f"{before}{name}": value for name, value in metrics.items()}
         run.log({name: value for name, value in told.items() if at != known_step or name not in known}, step=at)
@@ -166,37 +162,37 @@ class RunLogger(Logger):
     def goes_on_after(self, step: int) -> None:
         """Leave out what was logged after a step, and what comes again at it; for process 0."""
         adopted = self.adopted
-        adopted.goes_on_at(step + 1, exactly=True)
+        adopted.resumes_at(step + 1)
         self._told_at = step, frozenset(name for name, last in adopted.run.last_steps().items() if last == step)
 
 
 class ResumeRun(Callback):
-    """Makes the run go on where `trainer.fit(ckpt_path=...)` goes on: what was logged after that is superseded.
+    """Resumes the run where `trainer.fit(ckpt_path=...)` resumes: what was logged after that is superseded.
 
-    Without a `ckpt_path`, or where there is no checkpoint yet, the training and so its curves begin anew.
+    Without a `ckpt_path`, or where there is no checkpoint yet, metrics replace their older points as they are logged.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take over from the loggers, which would guess it from the first step."""
+        """Make sure that there is a logger to tell.
+
+        Raises:
+            ConfigurationError: The trainer has no `RunLogger`.
+        """
         del pl_module, stage
-        loggers = _run_loggers(trainer)
-        if not loggers:
+        if not _run_loggers(trainer):
             kinds = [type(logger).__name__ for logger in trainer.loggers]
             hint = did_you_mean("RunLogger", kinds)
             raise ConfigurationError(f"ResumeRun: the trainer's loggers are {kinds}; give it a RunLogger{hint}")
-        for logger in loggers:
-            logger.is_resumed_by_callback = True
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the loggers where it goes on."""
+        """Tell the loggers from which step the training resumes."""
         del pl_module
+        if trainer.ckpt_path is None:
+            return
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the step that Lightning logs with
         for logger in _run_loggers(trainer):
-            if trainer.ckpt_path is not None:
-                logger.goes_on_after(step)
-            else:
-                logger.adopted.goes_on_at(step)
+            logger.goes_on_after(step)
 
 
 def _run_loggers(trainer: Trainer) -> list[RunLogger]:

@@ -23,8 +23,6 @@ ROOT, APP = "TRIEYE_ROOT", "TRIEYE_APP"
 """Environment variables: directory of all runs, and the app that runs belong to."""
 
 _UNSAFE = re.compile(r"[^\w.,=+@()\[\]-]+")
-_EARLY = 20
-"""A program that begins within the first twentieth of what was done before begins anew."""
 
 BEFORE_CLOSE: list[Callable[[RunStatus], None]] = []
 """Called with the status of the program before its runs are closed at exit, for loggers that still have values."""
@@ -75,24 +73,22 @@ class AdoptedRun:
 
     Attributes:
         run: The run, open until `close`.
-        is_new_attempt: Whether this process has not had the run before.
     """
 
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
-    _seen: ClassVar[set[Path]] = set()
 
     def __init__(self, name: str, app: str, given: Mapping[str, Any]) -> None:
         self.run = Run(adopted_config(name, app, given)).open()
-        self.is_new_attempt = self.run.dir not in self._seen and self.run.attempt > 1
-        self._decided = not self.is_new_attempt
         self._users = 0
         self._open[self.run.dir] = self
-        self._seen.add(self.run.dir)
         _Ending.watch()
 
     @classmethod
     def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **given: Any) -> "AdoptedRun":
         """Open a run, or share the one of that name that this process has open; `leave` it as often.
+
+        What is logged through a run that was open counts as logged by another attempt, so that a cell of a notebook
+        which is executed again shows each step once.
 
         Args:
             name: Name of the run.
@@ -103,8 +99,13 @@ class AdoptedRun:
         app = app or app_of_program()
         given = given if root is None else {**given, "root": root}
         config = adopted_config(name, app, given)
-        held = cls._open.get(config.persistence.get_run_base_dir()) or cls(name, app, given)
-        held._users += 1  # noqa: SLF001 - its own
+        held = cls._open.get(config.persistence.get_run_base_dir())
+        if held is None:
+            held = cls(name, app, given)
+        else:
+            held.run.flush()
+            held.run.supersede(None)
+        held._users += 1
         return held
 
     def leave(self, status: RunStatus = "FINISHED") -> None:
@@ -128,25 +129,12 @@ class AdoptedRun:
         if self._open.pop(self.run.dir, None) is not None:
             self.run.close(status)
 
-    def goes_on_at(self, step: int, *, exactly: bool = False) -> None:
-        """Take note of the first step that this attempt logs: what earlier ones logged from there on is superseded.
-
-        Only the first call counts. A step within the first twentieth of what there is means a start from nothing.
-
-        Args:
-            step: The step.
-            exactly: Take it as it is, whenever it comes: the program says so.
-        """
-        if self._decided and not exactly:
-            return
-        self._decided = True
+    def resumes_at(self, step: int) -> None:
+        """Supersede what was logged at a step or later, because the program has restored its state before that step."""
         last = self.last_step
-        if last is None or step > last:
-            return
-        begins_anew = not exactly and step * _EARLY <= last
-        self.run.supersede(min(step, 0) if begins_anew else step)
-        where = "from the beginning" if begins_anew else f"at step {step}"
-        say(f"run {self.run.name!r} goes on {where}: what it had logged from there to step {last} is superseded")
+        if last is not None and step <= last:
+            self.run.supersede(step)
+            say(f"run {self.run.name!r} resumes at step {step}: what it had logged from there on is superseded")
 
 
 def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:

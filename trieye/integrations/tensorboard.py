@@ -2,14 +2,14 @@
 
     from trieye.integrations.tensorboard import SummaryWriter     # the one line that changes
 
-What is logged survives the death of the program, comes into MLflow, TensorBoard and the history once, and a program
-that is started again with the same `log_dir` goes on in the same run; what that had from there on is superseded.
+What is logged survives the death of the program and appears in MLflow, TensorBoard and the history once. A program that
+is started again with the same `log_dir` continues the same run, and what it logs again replaces the older points.
 `log_dir` becomes a link to the directory of the run, so `tensorboard --logdir runs` shows what it always did.
 """
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,8 @@ from trieye.files.run_record import RunStatus
 from trieye.integrations import media
 from trieye.integrations.opening import SHARED, AdoptedRun, safe_name
 from trieye.process.progress import say
-from trieye.run.media import array_of, number_of
+from trieye.run.media import array_of
+from trieye.run.run import Run
 
 _ONLY_TENSORBOARD = frozenset(
     {
@@ -55,7 +56,7 @@ class SummaryWriter:
     Args:
         log_dir: Names the run: `runs/NAME` is the run NAME. None: `runs/<time>_<host><comment>`.
         comment: See above; it is ignored where there is a `log_dir`.
-        purge_step: What was logged at this step or later is superseded. None: at the first step that is logged.
+        purge_step: What was logged at this step or later is superseded; None: each metric replaces what it logs again.
         max_queue: Ignored: nothing waits for a queue.
         flush_secs: Ignored: `runtime.flush_interval_s` is 0.2.
         filename_suffix: Ignored: event files have names of their own.
@@ -85,7 +86,7 @@ class SummaryWriter:
         self.log_dir = os.fspath(log_dir)
         self._purge_step = purge_step
         self._held: AdoptedRun | None = None
-        self._later: list[Callable[[], None]] = []
+        self._stepless: set[str] = set()
         self._others: dict[str, Any] = {}
         self._open()
 
@@ -94,35 +95,16 @@ class SummaryWriter:
         if self._held is None:
             self._held = AdoptedRun.join(**SHARED or {"name": _run_name(Path(self.log_dir))})
             self.run = self._held.run
-            self._is_decided = not self._held.is_new_attempt
+            self._stepless.clear()
             _link(Path(self.log_dir), self.run.dir)
             if self._purge_step is not None:
-                self._held.goes_on_at(self._purge_step, exactly=True)
-                self._purge_step, self._is_decided = None, True
+                self._held.resumes_at(self._purge_step)
+                self._purge_step = None
         return self._held
 
-    def _step(self, step: Any) -> int:
-        """Return the step of a call, which says where this attempt goes on if it is the first one."""
-        number = 0 if step is None else int(step)
-        held = self._open()
-        if step is not None and not self._is_decided:
-            self._is_decided = True
-            held.goes_on_at(number)
-            self._catch_up()
-        return number
-
-    def _catch_up(self) -> None:
-        later, self._later = self._later, []
-        for call in later:
-            call()
-
-    def _do(self, step: Any, call: Callable[[int], None]) -> None:
-        """Make a call; one without a step waits until it is known where the attempt goes on."""
-        number = self._step(step)
-        if self._is_decided:
-            call(number)
-        else:
-            self._later.append(lambda: call(number))
+    def _at(self, step: Any) -> tuple[Run, int]:
+        """Return the run, opened if it is closed, and the step of a call."""
+        return self._open().run, 0 if step is None else int(step)
 
     # numbers
 
@@ -137,11 +119,14 @@ class SummaryWriter:
     ) -> None:
         """Log a number, NumPy scalar or tensor with one element."""
         del new_style, double_precision
-        if self._held is not None and self._is_decided and global_step.__class__ is int:
+        if self._held is not None and global_step.__class__ is int:
             self.run.log(tag, _squeezed(scalar_value), step=global_step, wall_time=walltime)
             return
-        value = number_of(tag, _squeezed(scalar_value))  # as it is now, should the call wait
-        self._do(global_step, lambda step: self.run.log(tag, value, step=step, wall_time=walltime))
+        run, step = self._at(global_step)
+        if global_step is None and tag not in self._stepless:
+            run.note_stepless(tag)
+            self._stepless.add(tag)
+        run.log(tag, _squeezed(scalar_value), step=step, wall_time=walltime)
 
     def add_scalars(
         self,
@@ -185,7 +170,8 @@ class SummaryWriter:
         del walltime
         array = array_of(f"add_histogram({tag!r})", values).astype(np.float64).reshape(-1)
         borders = _borders(array, bins, max_bins)
-        self._do(global_step, lambda step: self.run.log_histogram(tag, array, step, borders))
+        run, step = self._at(global_step)
+        run.log_histogram(tag, array, step, borders)
 
     # pictures
 
@@ -200,7 +186,8 @@ class SummaryWriter:
         """Log a picture: uint8, or numbers of which 1 is the brightest."""
         del walltime
         picture = media.picture(f"add_image({tag!r})", img_tensor, dataformats)
-        self._do(global_step, lambda step: self.run.log_image(tag, picture, step))
+        run, step = self._at(global_step)
+        run.log_image(tag, picture, step)
 
     def add_images(
         self,
@@ -224,7 +211,8 @@ class SummaryWriter:
         """Log a figure of matplotlib, or a list of them as one picture, and close them."""
         del walltime
         drawn = media.drawn(f"add_figure({tag!r})", figure, close=close)
-        self._do(global_step, lambda step: self.run.log_image(tag, drawn, step))
+        run, step = self._at(global_step)
+        run.log_image(tag, drawn, step)
 
     def add_video(
         self,
@@ -237,7 +225,8 @@ class SummaryWriter:
         """Log videos `[videos, time, channels, height, width]` side by side as one."""
         del walltime
         frames = media.frames(f"add_video({tag!r})", vid_tensor)
-        self._do(global_step, lambda step: self.run.log_video(tag, frames, step, fps=fps))
+        run, step = self._at(global_step)
+        run.log_video(tag, frames, step, fps=fps)
 
     # the rest
 
@@ -246,7 +235,8 @@ class SummaryWriter:
     ) -> None:
         """Log a text; the table of `hyperparameters` that CleanRL writes becomes the parameters of the run, too."""
         del walltime
-        self._do(global_step, lambda step: media.log_text(self.run, f"{tag}/text_summary", text_string, step))
+        run, step = self._at(global_step)
+        media.log_text(run, f"{tag}/text_summary", text_string, step)
         if tag == "hyperparameters":
             from trieye.sinks.tensorboard.reading import params_in_text
 
@@ -284,20 +274,13 @@ class SummaryWriter:
     def flush(self) -> None:
         """Return when everything that was logged is accepted, and survives whatever happens to this process."""
         if self._held is not None:
-            self._finish_calls()
             self.run.flush()
-
-    def _finish_calls(self) -> None:
-        """Make the calls without a step that waited for one: there was none."""
-        if not self._is_decided and self._later:
-            self._step(0)
-        for other in set(self._others.values()):
-            other.flush()
+            for other in set(self._others.values()):
+                other.flush()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; the next call opens it again."""
         if self._held is not None:
-            self._finish_calls()
             for other in set(self._others.values()):
                 other.close()
             self._others.clear()

@@ -38,7 +38,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # types are checked w
             step, is_first = state.global_step, self._adopted is None
             adopted = self._open(state)
             adopted.run.log_params(args.to_sanitized_dict())
-            adopted.goes_on_at(0 if is_first and not step else step + 1, exactly=True)
+            adopted.resumes_at(0 if is_first and not step else step + 1)
             self._told = {name: (last, None) for name, last in adopted.run.last_steps().items()}
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any, **_more: Any) -> None:

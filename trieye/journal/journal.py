@@ -30,7 +30,7 @@ from trieye.journal.schema import (
     row_crc,
     select,
 )
-from trieye.journal.witness import Expected, Witness, WitnessFile, read_witness
+from trieye.journal.witness import MAX_RANGES, Expected, Witness, WitnessFile, read_witness
 
 __all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
 
@@ -122,7 +122,8 @@ class Journal:
         if self._witness is not None:
             with self._witness.lock:
                 cursors = {sink: (index, position) for sink, index, position in self._rows("cursors")}
-                superseded = tuple(self.superseded())
+                ranges = self.superseded()
+                superseded = tuple(ranges) if len(ranges) <= MAX_RANGES else None
                 held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
                 self._witness.write(held)
 
@@ -188,7 +189,7 @@ class Journal:
             JournalFullError: The disk has no room now; the journal is as it was.
         """
         with self._transaction() as connection:
-            older = self._put_snapshot(connection, snapshot, alone=discontinuous or superseded is not None)
+            older = self._put_snapshot(connection, snapshot, alone=discontinuous)
             for chunk in chunks:
                 put(connection, "chunks", tuple(chunk))
             for key, value in (meta or {}).items():

@@ -1,6 +1,11 @@
 """Ranges of indices, as (first, end) without the end."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
 
 Range = tuple[int, int]
 
@@ -29,13 +34,28 @@ def uncovered(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
 
 
 def overlapping(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
-    """Return what [first, end) has in common with `ranges`, in their order."""
-    return [(max(first, low), min(end, high)) for low, high in ranges if low < end and high > first]
+    """Return the parts of the ascending, disjoint `ranges` that lie in [first, end)."""
+    low = bisect_right(ranges, first, key=itemgetter(1))
+    high = bisect_left(ranges, end, low, key=itemgetter(0))
+    return [(max(first, start), min(end, stop)) for start, stop in ranges[low:high]]
 
 
-def is_in(index: int, ranges: Iterable[Range]) -> bool:
-    """Tell whether an index lies in one of the ranges."""
-    return any(first <= index < end for first, end in ranges)
+def mask(first: int, end: int, ranges: Sequence[Range]) -> NDArray[np.bool_]:
+    """Return for each index of [first, end) whether it lies in one of the ascending, disjoint `ranges`."""
+    inside = np.zeros(end - first, np.bool_)
+    for low, high in overlapping(first, end, ranges):
+        inside[low - first : high - first] = True
+    return inside
+
+
+def of_indices(indices: NDArray[np.int64]) -> list[Range]:
+    """Return indices in any order as ascending ranges that neither overlap nor touch."""
+    ordered = np.unique(indices)
+    if not ordered.size:
+        return []
+    gaps = np.flatnonzero(np.diff(ordered) > 1)
+    firsts, lasts = ordered[np.append(0, gaps + 1)], ordered[np.append(gaps, ordered.size - 1)]
+    return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
 
 
 def first_difference(one: Sequence[Range], other: Sequence[Range]) -> int | None:

@@ -20,6 +20,9 @@ from trieye.journal.schema import owner_of
 MAX_BYTES = 64 << 10
 """Beyond this the file begins anew."""
 
+MAX_RANGES = 1000
+"""Of more superseded ranges the witness says nothing: it is written about once a second."""
+
 
 class Witness(msgspec.Struct, frozen=True):
     """What a journal held at a moment.

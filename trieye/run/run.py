@@ -451,15 +451,20 @@ class Run(Recorder):
         """Return the last value logged under each name, those for the progress bar only, the objective first."""
         return key_metrics(dict(self.latest()), self.config.loop.objective)
 
-    def supersede(self, step: int) -> None:
-        """Leave out what was logged at a step or after it, for a program that keeps its own state and goes on there.
+    def supersede(self, step: int | None) -> None:
+        """Say at which step a program resumes that restores its own state; `restore` does it by itself.
 
-        `restore` does it by itself. MLflow, which cannot delete points, keeps those that come out differently now.
+        Points and media from that step on are superseded; MLflow, which cannot delete points, keeps those that differ.
 
         Args:
-            step: Global step from which the program goes on; 0: the very beginning.
+            step: The first step that comes again; 0: the very beginning; None: unknown, so that each metric replaces
+                its older points as it is logged, as in every attempt that restores nothing.
         """
         self._opened().hub.ask(ActorLogic.supersede, step)
+
+    def note_stepless(self, metric: str) -> None:
+        """Note that the program logs a metric without a step: its points at step 0 replace no older ones."""
+        self._opened().hub.ask(ActorLogic.note_stepless, metric)
 
     def last_steps(self) -> dict[str, int]:
         """Return the step of the last point of each metric, over all attempts; windows that are open end here."""

@@ -216,6 +216,24 @@ class Aggregator:
         """Return points of all windows, open ones too, up to a step (None: all)."""
         return self._noted([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
+    def begin_again(self, first_steps: Mapping[str, int], *, at: float) -> list[Point]:
+        """Let events of an attempt be in time although an earlier one had logged later steps.
+
+        Args:
+            first_steps: The first step of the attempt by the name of its events.
+            at: Journal time in seconds.
+
+        Returns:
+            Points of the windows that were open, of those metrics that begin again.
+        """
+        points: list[Point] = []
+        for name, step in first_steps.items():
+            for windows in self._readers.get(name, ()):
+                if windows.highest is not None and step <= windows.highest:
+                    points += windows.flush(at=at)
+                    windows.go_back(step)
+        return self._noted(points, at) if points else []
+
     def go_back(self, step: int) -> None:
         """Let events at a step or after it be in time again, after a `flush`."""
         for windows in self._windows.values():

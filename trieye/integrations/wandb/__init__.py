@@ -194,8 +194,8 @@ def _begun(
         raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has that run open already")
     held = AdoptedRun.join(directory.name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **given)
     is_resumed = exists is not None and resume in {"allow", "must", "auto"}
-    if exists is not None:
-        held.goes_on_at((held.last_step or 0) + 1 if is_resumed else 0, exactly=True)
+    if exists is not None and not is_resumed:
+        held.resumes_at(0)
     say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {held.run.dir}")
     return Run(held, id=chosen, name=name or chosen, project=project, resumed=is_resumed)
 

@@ -1,0 +1,220 @@
+"""Supersession: new points replace older ones, logged by earlier attempts, metric by metric.
+
+The rules and their reasons are in `tests/history/supersession_model.py`. A first attempt supersedes nothing.
+`Ledger.rewind` handles attempts that resume from a trieye checkpoint.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.history.history import History, Series
+from trieye.journal.ranges import Range, mask, merged, of_indices
+from trieye.stats.batch import EventBatch
+from trieye.stats.point import Point
+
+_NOWHERE = -(1 << 63)
+_NOTHING: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class Curve(msgspec.Struct, array_like=True):
+    """The new curve of a metric.
+
+    Attributes:
+        start: Its presumed first step.
+        last: Its highest step.
+        range_start: All older points from this step on are superseded; None: not decided yet.
+    """
+
+    start: int
+    last: int
+    range_start: int | None = None
+
+
+class Continuation(msgspec.Struct):
+    """The decisions of an attempt, as a snapshot stores them.
+
+    Attributes:
+        boundary: Points with a lower index are older.
+        boundaries: The same for metrics with windows that the attempt had to close first.
+        curves: The new curves of metrics that have older points.
+        logged: Names of the events logged so far.
+        stepless: Metrics that are logged without a step: their points at step 0 supersede nothing.
+    """
+
+    boundary: int
+    boundaries: dict[str, int] = {}
+    curves: dict[str, Curve] = {}
+    logged: set[str] = set()
+    stepless: set[str] = set()
+
+
+class Supersession:
+    """Decides which older points the points of an attempt supersede.
+
+    The same points in the same order lead to the same decisions, however they are split into calls, and after any
+    restart from `state`.
+
+    Args:
+        state: The decisions so far.
+        history: Where the older points are.
+
+    Attributes:
+        state: As above.
+    """
+
+    def __init__(self, state: Continuation, history: History) -> None:
+        self.state = state
+        self._history = history
+        self._older: dict[str, Series] = {}  # by step; without metrics that are decided
+        self._is_loaded = False
+        self._floors = {name: c.range_start for name, c in state.curves.items() if c.range_start is not None}
+
+    def first_steps(self, batches: Iterable[EventBatch]) -> dict[str, int]:
+        """Return the lowest step of each name that the attempt has not logged before."""
+        steps: dict[str, int] = {}
+        logged = self.state.logged
+        for batch in batches:
+            for code, name in enumerate(batch.names):
+                if name not in logged and (of_name := batch.steps[batch.codes == code]).size:
+                    steps[name] = min(int(of_name.min()), steps.get(name, int(of_name[0])))
+        logged.update(steps)
+        return steps
+
+    def note_older(self, metrics: Iterable[str], end: int) -> None:
+        """Count all points of some metrics before an index as older."""
+        self.state.boundaries.update(dict.fromkeys(metrics, end))
+        self._is_loaded = False
+
+    def of(self, points: Sequence[Point]) -> list[Range]:
+        """Return the indices superseded by new points; the points of each metric are in logging order."""
+        found: list[NDArray[np.int64]] = []
+        floors = self._floors
+        for point in points:
+            floor = floors.get(point.metric)
+            if floor is None or point.step < floor:
+                found.append(self._of(point.metric, point.step))
+        return of_indices(np.concatenate(found)) if found else []
+
+    def _of(self, metric: str, step: int) -> NDArray[np.int64]:
+        if step == 0 and metric in self.state.stepless:
+            return _NOTHING
+        older = self._older_of(metric)
+        if older is None or not older.steps.size:
+            self._floors[metric] = _NOWHERE
+            return _NOTHING
+        curve = self._follow(metric, step, older)
+        if curve.range_start is not None:
+            self._floors[metric] = curve.range_start
+            del self._older[metric]
+            return older.indices[np.searchsorted(older.steps, curve.range_start) :]
+        self._floors.pop(metric, None)
+        first, end = np.searchsorted(older.steps, [step, step + 1]).tolist()
+        if first < end:
+            self._older[metric] = Series(*(np.delete(array, slice(first, end)) for array in older))
+        return older.indices[first:end]
+
+    def _follow(self, metric: str, step: int, older: Series) -> Curve:
+        curve = self.state.curves.get(metric)
+        if curve is None or curve.range_start is not None or step < curve.last:
+            curve = self.state.curves[metric] = Curve(step, step)
+        elif step > curve.last:
+            before, curve.last = curve.last, step
+            if before > curve.start:  # a jump over older points: is the next one about as far?
+                if 2 * (step - before) > before - curve.start:
+                    curve.range_start = curve.start
+                    return curve
+                curve.start = before
+            first, end = np.searchsorted(older.steps, [curve.start + 1, step]).tolist()
+            if first == end:
+                curve.range_start = curve.start
+        return curve
+
+    def _older_of(self, metric: str) -> Series | None:
+        if not self._is_loaded or (metric not in self._older and metric in self._floors):
+            self._load(metric)
+        return self._older.get(metric)
+
+    def _load(self, metric: str) -> None:
+        """Read the older points of undecided metrics, and of a decided one that logs an earlier step."""
+        self._older, self._is_loaded = {}, True
+        for name, (steps, indices) in self._history.series().items():
+            if name == metric or name not in self._floors:
+                num = int(np.searchsorted(indices, self.state.boundaries.get(name, self.state.boundary)))
+                order = np.argsort(steps[:num], kind="stable")
+                self._older[name] = Series(steps[order], indices[order])
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the history: an attempt, or its remainder after the process opened or restored the run again.
+
+    Attributes:
+        number: 1, 2, 3 and so on.
+        index: Its first index.
+        started: Unix time in seconds.
+    """
+
+    number: int
+    index: int
+    started: float
+
+
+Choice = Callable[[History, Sequence[Opening]], list[Range]]
+"""Returns all superseded ranges, given the openings so far."""
+
+
+def after_restore(history: History, openings: Sequence[Opening], step: int | None) -> list[Range]:
+    """Return all superseded ranges after a restore.
+
+    Args:
+        history: The history.
+        openings: The openings so far.
+        step: The first step that comes again; None: unknown.
+    """
+    before = history.superseded_ranges
+    if step is None:
+        return before
+    if step <= 0:
+        return merged([*before, (0, history.end)])
+    series = history.series(with_media=True)
+    reached = {name: int(one.indices[hit[0]]) for name, one in series.items() if (hit := _from(one.steps, step)).size}
+    if not reached:
+        return before
+    end = max(reached.values())
+    begin = max((opening.index for opening in openings if opening.index <= end), default=0)
+    limit = 2 * max(int(one.steps[one.indices == end].max(initial=0)) for one in series.values())
+
+    def is_finer(one: Series) -> bool:
+        first, stop = np.searchsorted(one.indices, [begin, end]).tolist()
+        return bool((one.steps[first:stop] > limit).any())
+
+    coarse = [one for name in reached if not is_finer(one := series[name])]
+    return merged([*before, *of_indices(np.concatenate([one.indices[_from(one.steps, step)] for one in coarse]))])
+
+
+def with_opening(history: History, openings: Sequence[Opening], number: int) -> list[Range]:
+    """Return all superseded ranges after an opening replaces the others from its first superseded step on.
+
+    Args:
+        history: The history.
+        openings: The openings so far.
+        number: That of the opening.
+    """
+    first = next(opening.index for opening in openings if opening.number == number)
+    end = next((opening.index for opening in openings if opening.number > number), history.end)
+    superseded = mask(0, history.end, history.superseded_ranges)
+    shown = history.series(with_media=True)
+    for name, (steps, indices) in history.series(with_media=True, superseded=True).items():
+        inside = (indices >= first) & (indices < end)
+        if inside.any():
+            superseded[indices[inside]] = False
+            if name in shown:
+                others = shown[name].indices[_from(shown[name].steps, int(steps[inside].min()))]
+                superseded[others[(others < first) | (others >= end)]] = True
+    return of_indices(np.flatnonzero(superseded))
+
+
+def _from(steps: NDArray[np.int64], step: int) -> NDArray[np.intp]:
+    return np.flatnonzero(steps >= step)
