@@ -10,7 +10,7 @@ import pytest
 from tests import warm
 
 SOAK = Path(__file__).parents[1] / "soak"
-OF_THEIR_OWN = ("hub_kills", "driver_kills", "replay_server_kills", "disk_full")
+OF_THEIR_OWN = ("hub_kills", "driver_kills", "replay_server_kills", "disk_full", "relaunch_kills")
 """Scripts that are no forks of a warm process: Ray starts programs, and on a full disk there is no room for output."""
 
 
@@ -62,6 +62,8 @@ LONGER = {
         ("journal_damage --stride 0 --live 0.5 --runs 1", lambda told: told["acknowledged"] > 0),
     "short runs at once have all their points in one MLflow store when the last of them has ended":
         ("short_runs --runs 3 --busy 0 --seconds 0.2 --fork", lambda told: told["points"] > 3 * 5),
+    "a sweep whose driver is killed and relaunched at once completes each job once":
+        ("relaunch_kills --jobs 4 --kills 1 --kinds grid", lambda told: told["grid"]["completed"] == 4),
     "killing the driver and all that is his loses and doubles nothing":
         ("driver_kills --kills 1 --calm 0.5 --rate 3000", lambda told: told["kills"] == 1),
 }  # fmt: skip

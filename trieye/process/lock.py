@@ -117,7 +117,7 @@ class RunLock:
 
         Returns:
             The fields of its `ProcessIdentity`, `started` (Unix time in seconds of the acquisition), and what it said
-            of itself in `describe_process`; None if nobody has it, or the record cannot be read.
+            of itself in `describe_process`; None if the lock is free, or the record is unreadable.
         """
         try:
             found = json.loads(self._holder_path.read_bytes())
@@ -162,15 +162,15 @@ class RunLock:
 
 
 def is_alive(run_dir: Path) -> bool:
-    """Tell whether a process writes to a run."""
+    """Return whether a process writes to a run."""
     try:
-        # not run.lock: a run that starts at this very moment does not wait for that one
+        # not run.lock: a run that starts at this moment does not wait for it
         RunLock.check(run_dir / "hub.lock")
         lock = RunLock(run_dir / "run.lock")
         if (holder := lock.holder()) is None:
             return False
         liveness = ProcessIdentity.of_mapping(holder).liveness
-        if liveness == "unknown":  # the kernel, or the file server, knows whether another machine holds it
+        if liveness == "unknown":  # of another machine: the file server has the answer
             RunLock.check(lock.path)
     except RunLockedError:
         return True

@@ -223,7 +223,7 @@ class RunningJob:
             must not run the job then.
 
         Raises:
-            JobElsewhereError: Another process still runs the job after `ORPHAN_WAIT_S`.
+            JobElsewhereError: Another process still runs the job after `ORPHAN_WAIT_S`, or began it with other values.
         """
         try:
             self._run_lock.acquire(ORPHAN_WAIT_S)
@@ -235,6 +235,8 @@ class RunningJob:
                 self._record = now
                 yield now
                 return
+            if now is not None and now != self._before and now.overrides != self._record.overrides:
+                raise JobElsewhereError(f"another process began it with {' '.join(now.overrides)!r} meanwhile")
             self._follow(now)
             with self._kept():
                 yield None

@@ -54,7 +54,7 @@ class Watch:
         self.given_up_early: set[int] = set()
 
     def started(self, trial: Any) -> None:
-        """Take note that a trial has begun, or goes on."""
+        """Record that a trial has started or resumed."""
         record = self._record_of(trial)
         record.overrides = _overrides_of(trial)
         job = Job(record.index, tuple(record.overrides))
