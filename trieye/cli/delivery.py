@@ -65,18 +65,27 @@ def is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool
     return held.last_pos <= pos and all(held.cursors.get(name, 0) >= end for name in sinks)
 
 
-def deliver(config: TrieyeConfig, timeout_s: float, *, anew: Sequence[str] = ()) -> int:
+def deliver(
+    config: TrieyeConfig,
+    timeout_s: float,
+    *,
+    anew: Sequence[str] = (),
+    change: Callable[[ActorLogic], None] | None = None,
+) -> int:
     """Deliver with a progress bar, say what came of it, and return the exit code.
 
     Args:
         config: The config of a run that nobody writes to.
         timeout_s: Seconds in which no sink takes anything, after which nobody waits any more.
         anew: Sinks that begin at the beginning of the history.
+        change: Changes the history first.
     """
     began, console = time.monotonic(), Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"delivering {config.run_name}", total=None)
         with _hub(config, anew) as hub:
+            if change is not None:
+                change(hub)
             _wait(hub, timeout_s, lambda done, total: bar.update(task, completed=done, total=total))
     for finding in hub.files.journal.damage:
         print(f"warning: {finding}", file=sys.stderr)
