@@ -38,6 +38,14 @@ def test_an_iteration_is_an_evaluation_and_the_last_one_says_that_it_is_done(wal
     assert {value for _, value in curve(trial, "tune/walk.pace")} == {1.0}
 
 
+def test_hyperparameters_are_logged_at_every_evaluation_also_after_a_restore(walks_config):
+    for number in range(1, 4):
+        trial = Trial(Walk, walks_config(), {"walk.pace": 1.0})
+        assert trial.iterate()["training_iteration"] == number
+        trial.close()
+    assert curve(trial, "tune/walk.pace") == [(5, 1.0), (10, 1.0), (15, 1.0)]
+
+
 def test_the_curve_of_a_trial_is_that_of_a_run_with_its_config(walks_config):
     trial = Trial(Walk, walks_config())
     while not trial.iterate()["done"]:

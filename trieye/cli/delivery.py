@@ -65,16 +65,25 @@ def is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool
     return held.last_pos <= pos and all(held.cursors.get(name, 0) >= end for name in sinks)
 
 
-def deliver(config: TrieyeConfig, timeout_s: float, *, anew: Sequence[str] = ()) -> int:
+def deliver(
+    config: TrieyeConfig,
+    timeout_s: float,
+    *,
+    anew: Sequence[str] = (),
+    change: Callable[[ActorLogic], None] | None = None,
+) -> int:
     """Deliver with a progress bar, say what came of it, and return the exit code.
 
     Args:
         config: The config of a run that nobody writes to.
         timeout_s: Seconds in which no sink takes anything, after which nobody waits any more.
         anew: Sinks that begin at the beginning of the history.
+        change: Changes the history first.
     """
     began, what = time.monotonic(), f"delivering {config.run_name}"
     with Terminal(stderr=True).status(what) as spinner, _hub(config, anew) as hub:
+        if change is not None:
+            change(hub)
         _wait(hub, timeout_s, lambda done, total: spinner.update(Text(f"{what}: {done:,} of {total:,}")))
     for finding in hub.files.journal.damage:
         print(f"warning: {finding}", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,21 @@ class Loop:
     `drive` does all of it; whoever wants to look in between calls `begin`, `advance` and `end`, as a trial
     of a study does.
 
+    Args:
+        experiment: The experiment.
+        run: Its run, which is open.
+        constants: Values to log with each evaluation, before it is saved, so that they belong to its checkpoint.
+
     Attributes:
         reason: Which limit is reached; None as long as there is something left to do.
     """
 
-    def __init__(self, experiment: Experiment[Any], run: Run) -> None:
+    def __init__(
+        self, experiment: Experiment[Any], run: Run, *, constants: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self._experiment = experiment
         self._run = run
+        self._constants = constants
         self._limits = run.config.loop
         self._at = Progress()
         self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
@@ -248,9 +257,7 @@ class Loop:
         if self._at.evaluated_step == self._run.step:
             return
         values = self._experiment.evaluate()
-        self._note(values)
-        self._run.log(values)
-        self._run.flush()  # an evaluation is complete and rare: its points are shown now
+        self._note(values, self._run.step)
         self._at.evaluated_step = self._run.step
         self._objective = self._objective_in(values, self._run.step)
         if self._objective is not None and self._is_better(self._objective):
@@ -277,9 +284,7 @@ class Loop:
             return
         step, values = found
         self._at.evaluating = None
-        self._note(values)
-        self._run.log(values, step=step)
-        self._run.flush()
+        self._note(values, step)
         if self._rating is not None:
             self._rating.result()  # long noted; what went wrong is raised
         objective = self._objective_in(values, step)
@@ -297,9 +302,11 @@ class Loop:
             self._at.evaluating = step
             self._beside.begin(step, checkpoint)
 
-    def _note(self, values: Mapping[str, float]) -> None:
+    def _note(self, values: Mapping[str, float], step: int) -> None:
         self._at.evaluations += 1
         self._found = values
+        self._run.log({**values, **self._constants}, step=step)
+        self._run.flush()  # an evaluation is complete and rare: its points are shown now
 
     def _objective_in(self, values: Mapping[str, float], step: int) -> float | None:
         name = self._limits.objective

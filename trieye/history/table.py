@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 def read_history(
-    run_dir: Path, metrics: Collection[str] | None = None, *, lost: list[Range] | None = None
+    run_dir: Path,
+    metrics: Collection[str] | None = None,
+    *,
+    lost: list[Range] | None = None,
+    superseded: bool = False,
 ) -> "pa.Table":
     """Return the points of a run in order, without those that a rewind has superseded.
 
@@ -36,6 +40,7 @@ def read_history(
         run_dir: Directory of the run.
         metrics: Return only these.
         lost: Takes the ranges of items that are missing or damaged, of whatever metric.
+        superseded: Return superseded points instead.
 
     Returns:
         Columns index, metric, value, step, wall_time (Unix time in seconds), count (events it summarizes).
@@ -46,23 +51,27 @@ def read_history(
     import pyarrow as pa
 
     nothing = _points(Columns.from_items(0, []), np.zeros(0, bool))
-    return pa.concat_tables([nothing, *iter_history(run_dir, metrics, lost=lost)])
+    return pa.concat_tables([nothing, *iter_history(run_dir, metrics, lost=lost, superseded=superseded)])
 
 
 def iter_history(
-    run_dir: Path, metrics: Collection[str] | None = None, *, lost: list[Range] | None = None
+    run_dir: Path,
+    metrics: Collection[str] | None = None,
+    *,
+    lost: list[Range] | None = None,
+    superseded: bool = False,
 ) -> Iterator["pa.Table"]:
     """Yield what `read_history` returns in tables of some ten thousand points, in bounded memory."""
     with _copied_journal(Path(run_dir)) as journal:
         store = Store(journal, Path(run_dir) / HISTORY)
-        superseded = store.superseded()
+        ranges = store.superseded()
         index = 0
         while (found := store.load(index)) is not None:
             if not isinstance(found, Columns):
                 index = found[1]
                 continue
             index = found.end
-            keep = ~mask(found.first, found.end, superseded)
+            keep = mask(found.first, found.end, ranges) == superseded
             keep[list(found.operations)] = False
             if metrics is not None:
                 keep &= np.isin(found.name_codes, [code for code, name in enumerate(found.names) if name in metrics])

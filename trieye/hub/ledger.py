@@ -433,7 +433,7 @@ class Ledger:
         with self._folding, self._lock:
             self._append_pass(Pass(force=True))
             before, stats, continuation = self._mark, self._fold.stats.to_state(), self._fold.continuation
-            ranges, superseded = self._history.superseded_ranges, choose(self._history, before.openings)
+            ranges, superseded = self._history.superseded_ranges, choose(self._history, before.all_openings)
             self._mark = before.opened_again(self._history.end, self._wall_clock())
             try:
                 if resumed_at is not None:

@@ -143,7 +143,7 @@ class AttemptMark(_Stored, frozen=True):
             config: The metrics.
         """
         lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
-        openings = () if earlier is None else earlier.openings or (earlier.as_opening(),)
+        openings = () if earlier is None else earlier.all_openings
         number_of_opening = max(number, openings[-1].number + 1 if openings else 1)
         return cls(
             number=number,
@@ -160,15 +160,16 @@ class AttemptMark(_Stored, frozen=True):
             openings=(*openings, Opening(number_of_opening, index, now)),
         )
 
-    def as_opening(self) -> Opening:
-        """Return the attempt as the only opening that its version knew."""
-        return Opening(self.number, self.index, self.started)
+    @property
+    def all_openings(self) -> tuple[Opening, ...]:
+        """The openings so far; an earlier version knew only its own attempt."""
+        return self.openings or (Opening(self.number, self.index, self.started),)
 
     def opened_again(self, index: int, now: float) -> Self:
         """Return the mark of an attempt in which another opening begins, unless the last one has no items yet."""
-        if self.openings and self.openings[-1].index == index:
+        openings = self.all_openings
+        if openings[-1].index == index:
             return self
-        openings = self.openings or (self.as_opening(),)
         return msgspec.structs.replace(self, openings=(*openings, Opening(openings[-1].number + 1, index, now)))
 
     def is_of(self, run_id: str, number: int) -> bool:

@@ -104,12 +104,11 @@ class Trial:
             found = loop.advance() or found
         if loop.reason is not None:
             loop.end()
-        begun.run.log({f"{HYPERPARAMETERS}{key}": value for key, value in self._numbers().items()})
         return found
 
-    def _numbers(self) -> dict[str, float]:
-        is_number = {key: isinstance(value, int | float) for key, value in self._values.items()}
-        return {key: float(value) for key, value in self._values.items() if is_number[key]}
+    def _hyperparameters(self) -> dict[str, float]:
+        numbers = {key: value for key, value in self._values.items() if isinstance(value, int | float)}
+        return {f"{HYPERPARAMETERS}{key}": float(value) for key, value in numbers.items()}
 
     def _told(self, begun: _Begun, found: Mapping[str, float]) -> dict[str, Any]:
         at, limits = begun.loop.progress, self._config.loop
@@ -213,7 +212,7 @@ class Trial:
             if experiment is None:
                 self._drop_spare()
                 experiment = self._kind(self._config, run)
-            self._open = _Begun(run, experiment, Loop(experiment, run))
+            self._open = _Begun(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
             self._open.loop.begin(checkpoint)
         except BaseException as error:
             if self._open is None:

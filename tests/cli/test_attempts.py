@@ -1,0 +1,66 @@
+"""`trieye attempts`: superseded points are listed by attempt, and restored by number."""
+
+import json
+
+import pytest
+
+import trieye
+from tests.curves import curves_in_tensorboard
+from trieye.cli import main
+from trieye.history.history import read_history
+
+
+@pytest.fixture
+def run_dir(make_config):
+    """A run whose second attempt continued at step 5, and whose third one logged something else."""
+    config = make_config(stats={"undeclared": "each"}, sinks={"tensorboard": {"enabled": True}})
+    for value, metric, steps in ((1.0, "loss", range(10)), (2.0, "loss", range(5, 13)), (3.0, "[b]other", range(2))):
+        with trieye.Run(config) as run:
+            for step in steps:
+                run.log(metric, value, step=step)
+    return run.dir
+
+
+def curve(run_dir, metric="loss"):
+    table = read_history(run_dir, [metric])
+    return sorted(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+FIRST = [(step, 1.0) for step in range(10)]
+RESUMED = [*FIRST[:5], *((step, 2.0) for step in range(5, 13))]
+
+
+def test_attempts_are_listed_with_their_superseded_points(run_dir, capsys):
+    assert main(["attempts", str(run_dir), "--json"]) == 0
+    attempts = json.loads(capsys.readouterr().out)["attempts"]
+    assert [(each["number"], each["shown"], each["superseded"], each["metrics"]) for each in attempts] == [
+        (1, 5, 5, ["loss"]),
+        (2, 8, 0, []),
+        (3, 2, 0, []),
+    ]
+    assert main(["attempts", str(run_dir)]) == 0
+    assert "loss" in capsys.readouterr().out
+
+
+def test_a_restored_attempt_replaces_later_ones_and_can_be_superseded_again(run_dir, capsys):
+    assert curve(run_dir) == RESUMED
+    for number, shown in ((1, FIRST), (2, RESUMED), (1, FIRST)):
+        assert main(["attempts", str(run_dir), "--restore", str(number)]) == 0, capsys.readouterr().err
+        assert curve(run_dir) == shown
+        assert sorted(curves_in_tensorboard(run_dir)["loss"]) == shown
+    assert curve(run_dir, "[b]other") == [(0, 3.0), (1, 3.0)]
+
+
+def test_only_attempts_with_superseded_points_are_restored(run_dir, capsys):
+    for number in ("2", "7"):
+        assert main(["attempts", str(run_dir), "--restore", number]) != 0
+        assert "choose from: 1" in capsys.readouterr().err
+    assert curve(run_dir) == RESUMED
+
+
+def test_a_restored_attempt_stays_when_the_program_is_started_again(run_dir, make_config):
+    assert main(["attempts", str(run_dir), "--restore", "1"]) == 0
+    with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
+        run.log("loss", 4.0, step=8)
+        run.log("loss", 4.0, step=9)
+    assert curve(run_dir) == [*FIRST[:8], (8, 4.0), (9, 4.0)]
