@@ -44,7 +44,7 @@ def in_the_loop() -> float:
         config = trieye.TrieyeConfig(
             persistence={"root_data_dir": root, "checkpoint_save_freq_steps": 0},
             runtime={"kind": "local"},
-            sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+            sinks={},
             loop={"steps": STEPS},
         )
         trieye.run_experiment(Idle, config)

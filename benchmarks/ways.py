@@ -128,7 +128,7 @@ def config_of(root: Path) -> trieye.TrieyeConfig:
         run_name="run",
         runtime={"kind": "local"},
         persistence={"root_data_dir": str(root)},
-        sinks={"tensorboard": {"enabled": False}, "mlflow": {"enabled": True}},
+        sinks={"tensorboard": {"enabled": False}, "console": {"enabled": False}},
         stats={
             "metrics": [{"name": "value", "log_frequency_steps": 1}],
             "own_metrics_seconds": 0,

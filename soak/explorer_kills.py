@@ -45,7 +45,7 @@ def configure(root: Path, agent: str, env_steps: int) -> Any:
         runtime={"kind": "ray"},
         explorer={"num": 2, "steps": 32, "replay_snapshot_s": 2.0, "backoff_s": 0.2},
         sync={"style": "fully_async", "max_staleness": STALENESS},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 2000},
         loop={"axis": "env_steps", "env_steps": env_steps, "evaluate_every_steps": 100_000},
     )

@@ -92,7 +92,7 @@ def soak(root: Path, kind: str, *, outage_s: float, calm_s: float, limit: float)
         run_name=f"outage_{kind}",
         runtime={"kind": kind},
         persistence={"root_data_dir": str(root), "mlflow_tracking_uri": uri},
-        sinks={"mlflow": {"enabled": True}},
+        sinks={"mlflow": {"enabled": True}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
         stats={
             "metrics": [{"name": name, "aggregation": "mean", "log_frequency_steps": 10} for name in ("loss", "reward")]
         },

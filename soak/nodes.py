@@ -31,7 +31,7 @@ def configure(root: Path, address: str, time_s: float, transport: str = "auto") 
         runtime={"kind": "cluster", "address": address},
         explorer={"num": 2, "num_cpus": 1.0, "steps": 32, "backoff_s": 0.5, "max_restarts": 100},
         sync={"style": "fully_async", "max_staleness": STALENESS, "transport": transport},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 5000},
         loop={"axis": "env_steps", "time_s": time_s, "evaluate_every_steps": 100_000_000},
     )

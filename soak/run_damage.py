@@ -61,7 +61,11 @@ def config_of(root: Path, *, mlflow: bool) -> trieye.TrieyeConfig:
         runtime={"kind": "local", "flush_interval_s": 0.02},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": SAVE_EVERY, "keep_last": 3},
         replay={"capacity": 100_000},
-        sinks={"tensorboard": {"enabled": True, "flush_interval_s": 0.05}, "mlflow": {"enabled": mlflow}},
+        sinks={
+            "tensorboard": {"enabled": True, "flush_interval_s": 0.05},
+            "mlflow": {"enabled": mlflow},
+            "console": {"enabled": False},
+        },
         stats={
             "processing_interval_seconds": 0.05,
             "own_metrics_seconds": 0,

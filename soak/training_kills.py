@@ -72,7 +72,7 @@ def configure(root: Path, case: str, run_name: str, steps: int) -> Any:
         env={"eval_episodes": 1, **env},
         run_name=run_name,
         runtime={"kind": "local"},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 10},
         loop={"axis": "env_steps", "steps": steps, "evaluate_every_steps": 60},
     )

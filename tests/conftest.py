@@ -117,6 +117,9 @@ def make_config(tmp_path):
             "auto_resume_latest": False,
             **settings.pop("persistence", {}),
         }
+        if settings.get("sinks"):
+            off = {name: {"enabled": False} for name in ("mlflow", "tensorboard", "console")}
+            settings["sinks"] = off | settings["sinks"]
         defaults: dict[str, Any] = {"app_name": "app", "run_name": "run", "runtime": {"kind": "local"}, "sinks": {}}
         return trieye.TrieyeConfig(**{**defaults, **settings, "persistence": persistence})
 

@@ -412,6 +412,16 @@ def test_a_project_with_discrete_observations_trains(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_single_file_evaluates_a_budget_below_one_evaluation(project, tmp_path):
+    words = ["loop.steps=20", "eval_episodes=1", "sinks=[]", "run_name=short", f"persistence.root_data_dir={tmp_path}"]
+    done = run(project, "-m", f"{SLUG}.single_file", *words)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / SLUG / "runs" / "short" / "run.json").read_text())
+    assert record["status"] == "FINISHED"
+    assert record["summary"]["eval/return"]["step"] == 20
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agent", ["agent=dqn", pytest.param("agent=sac env=pendulum agent.learning_starts=100", marks=pytest.mark.long)]
 )

@@ -22,7 +22,11 @@ config = trieye.TrieyeConfig(
     run_name="first",
     runtime={"kind": "local"},
     persistence={"root_data_dir": sys.argv[1]},
-    sinks={"tensorboard": {"enabled": True, "flush_interval_s": 0.1}, "mlflow": {"enabled": "mlflow" in sys.argv}},
+    sinks={
+        "tensorboard": {"enabled": True, "flush_interval_s": 0.1},
+        "mlflow": {"enabled": "mlflow" in sys.argv},
+        "console": {"enabled": False},
+    },
     stats={
         "processing_interval_seconds": 0.1,
         "metrics": [{"name": "reward/mean", "raw_event_name": "reward", "log_frequency_steps": 70}],

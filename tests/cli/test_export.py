@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
         | {"engine": "tests.cli.test_export:Rated"},
         env={"id": "CartPole-v1", "eval_episodes": 1},
         runtime={"kind": "local"},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 1},
         loop={"steps": 3, "evaluate_every_steps": 1},
     )

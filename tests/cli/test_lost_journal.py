@@ -27,7 +27,11 @@ def goes_on(run):
         run_name="first",
         runtime={"kind": "local"},
         persistence={"root_data_dir": str(run.parents[2])},
-        sinks={"tensorboard": {"enabled": True, "flush_interval_s": 0.1}},
+        sinks={
+            "tensorboard": {"enabled": True, "flush_interval_s": 0.1},
+            "mlflow": {"enabled": False},
+            "console": {"enabled": False},
+        },
         stats={"processing_interval_seconds": 0.1},
     )
     with trieye.Run(config) as again:

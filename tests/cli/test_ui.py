@@ -39,7 +39,7 @@ def make_run(root, name, *, app="agents", sinks=("mlflow", "tensorboard"), group
         run_name=name,
         runtime={"kind": "local"},
         persistence={"root_data_dir": str(root), "auto_resume_latest": False},
-        sinks={sink: {"enabled": True} for sink in sinks},
+        sinks={sink: {"enabled": sink in sinks} for sink in ("mlflow", "tensorboard", "console")},
     )
     with trieye.Run(config, group=group) as run:
         run.log({"loss": 0.5}, step=1)

@@ -19,7 +19,7 @@ config = trieye.TrieyeConfig(
     run_name="first",
     runtime={"kind": "local"},
     persistence={"root_data_dir": sys.argv[1]},
-    sinks={"tensorboard": {"enabled": True}},
+    sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
     stats={"processing_interval_seconds": 0.01},
 )
 with trieye.Run(config) as run:

@@ -187,3 +187,19 @@ def test_an_unsafe_name_is_refused(name):
 @pytest.mark.parametrize("name", ["run_20260101_000000", "été", "東京-1", "a b", "lr=0.1,seed=3", "x" * 200, "3"])
 def test_a_safe_name_is_taken(name):
     assert TrieyeConfig(run_name=name).run_name == name
+
+
+@pytest.mark.parametrize(
+    ("sinks", "enabled"),
+    [
+        ({"mlflow": {"system_metrics": True}}, ["mlflow", "tensorboard", "console"]),
+        ({"tensorboard": {"enabled": False}}, ["mlflow", "console"]),
+        ({"config_params": False}, ["mlflow", "tensorboard", "console"]),
+        ({"wandb": {"enabled": True}}, ["mlflow", "tensorboard", "console", "wandb"]),
+        ({}, []),
+    ],
+)
+def test_a_sink_stays_on_in_python_unless_it_is_switched_off(sinks, enabled):
+    config = TrieyeConfig(sinks=sinks)
+    assert config.sinks.enabled == enabled
+    assert TrieyeConfig.model_validate(config.model_dump()).sinks == config.sinks

@@ -180,7 +180,7 @@ config = trieye.TrieyeConfig(
     app_name="my_app",
     persistence=trieye.PersistenceConfig(ROOT_DATA_DIR=sys.argv[2]),
     stats=trieye.StatsConfig(metrics=metrics),
-    sinks={"console": {"enabled": True}},
+    sinks={"console": {"enabled": True}, "mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
 )
 actor = trieye.TrieyeActor.remote(config=config)
 ray.get(actor.log_event.remote(trieye.RawMetricEvent(name="seen", value=2.5, global_step=4)))

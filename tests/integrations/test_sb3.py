@@ -523,7 +523,7 @@ def test_wrappers_above_the_moments_do_not_hinder_a_resume(config, make, steps):
 
 
 class Started(BaseCallback):
-    """Compares the moments at the start of a training with those that were saved."""
+    """Compares the moments at the start of a training with the saved ones."""
 
     def __init__(self, saved):
         super().__init__()

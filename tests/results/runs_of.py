@@ -27,7 +27,8 @@ class Config(trieye.TrieyeConfig):
 
 def config(root, name, *, app="app", **settings):
     """Return the config of a run below a root, in this process, without sinks."""
-    settings = {"runtime": {"kind": "local"}, "sinks": {}, **settings}
+    sinks = {sink: {"enabled": False} for sink in ("mlflow", "tensorboard", "console")} | settings.pop("sinks", {})
+    settings = {"runtime": {"kind": "local"}, "sinks": sinks, **settings}
     persistence = {"root_data_dir": str(root), "auto_resume_latest": False}
     return Config(app_name=app, run_name=name, persistence=persistence, **settings)
 

@@ -20,7 +20,7 @@ config = trieye.TrieyeConfig(
     run_name="first",
     runtime={"kind": "local"},
     persistence={"root_data_dir": sys.argv[1]},
-    sinks={"mlflow": {"enabled": True}},
+    sinks={"mlflow": {"enabled": True}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
     tags={"trieye.host": "mine"},
 )
 with trieye.Run(config) as run:

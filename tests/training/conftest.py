@@ -18,7 +18,7 @@ def train_config(tmp_path):
             "env": {"id": "CartPole-v1", "eval_episodes": 2},
             "run_name": "run",
             "runtime": {"kind": "local"},
-            "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+            "sinks": {},
             "persistence": {"root_data_dir": str(tmp_path)},
             "loop": {"axis": "env_steps"},
         }

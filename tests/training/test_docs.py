@@ -20,7 +20,7 @@ def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_
         env={"id": "CartPole-v1", "num": 2, "eval_episodes": 2},
         run_name="page",
         runtime={"kind": "local"},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(tmp_path)},
         loop={"axis": "env_steps", "steps": 200},
     )

@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
         | {"engine": "tests.training.test_loading:Watched"},
         env={"id": "Gone-v0", "normalize_observations": True},
         runtime={"kind": "local"},
-        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
+        sinks={},
         persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 30},
         loop={"axis": "env_steps", "steps": 90, "evaluate_every_steps": 30},
     )

@@ -55,7 +55,7 @@ def make_config(root, **changes):
             "agent": agent,
             "env": {"id": "CartPole-v1", "eval_episodes": 1, "max_episode_steps": 20},
             "runtime": {"kind": "local"},
-            "sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": True}, "console": {"enabled": False}},
+            "sinks": {"mlflow": {"enabled": False}, "console": {"enabled": False}},
             "persistence": {"root_data_dir": str(root)},
             "loop": {"axis": "env_steps", "steps": 40, "evaluate_every_steps": 20},
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from trieye.config.base import Marker, TolerantModel
 from trieye.config.loop import LoopConfig
@@ -40,7 +40,8 @@ class TrieyeConfig(TolerantModel):
     ] = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
     stats: StatsConfig = Field(default_factory=StatsConfig, description="Events to points.")
     sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
-        default_factory=SinksConfig.all_enabled, description="Where points go."
+        default_factory=SinksConfig.all_enabled,
+        description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
     loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
@@ -60,6 +61,12 @@ class TrieyeConfig(TolerantModel):
                         f"{cls.__name__}.{name}: trieye has a key of this name already, for something else "
                         f"({then.description}); choose another name"
                     )
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _unnamed_sinks_stay_on(cls, sinks: Any, info: ValidationInfo) -> Any:
+        is_complete = (info.context or {}).get("strict_keys")  # composed by Hydra
+        return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks and not is_complete else sinks
 
     @model_validator(mode="after")
     def _persistence_has_the_same_names(self) -> Self:

@@ -1,7 +1,8 @@
 """SinksConfig: where points go."""
 
 import importlib.util
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -101,8 +102,11 @@ class SinksConfig(StrictModel):
     @classmethod
     def all_enabled(cls) -> Self:
         """Return the config of a run made in Python: every sink that needs no account is on, and `log_to` decides."""
-        return cls(
-            mlflow=MlflowSinkConfig(enabled=True),
-            tensorboard=TensorboardSinkConfig(enabled=True),
-            console=ConsoleSinkConfig(enabled=True),
-        )
+        return cls.model_validate(cls.completed({}))
+
+    @classmethod
+    def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a user in Python, with every sink on that needs no account, unless they disable it."""
+        sinks = {name: values.get(name, {}) for name in ("mlflow", "tensorboard", "console")}
+        on = {name: {"enabled": True, **sink} for name, sink in sinks.items() if isinstance(sink, Mapping)}
+        return {**values, **on}

@@ -163,7 +163,7 @@ def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfi
         "runtime": {"kind": "local"},
         "persistence": persistence,
         "stats": {"undeclared": "each", "own_metrics_seconds": 0.0},
-        "sinks": {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}, "config_params": False},
+        "sinks": {"console": {"enabled": False}, "config_params": False},
     }
     for key, held in given.items():
         if key != "root":

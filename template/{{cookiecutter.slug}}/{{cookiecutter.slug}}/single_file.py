@@ -99,7 +99,8 @@ def train(cfg: Config) -> float:
             if step % cfg.target_update_interval == 0:
                 target.load_state_dict(q.state_dict())
 
-            if cfg.loop.evaluate_every_steps and step % cfg.loop.evaluate_every_steps == 0:
+            every = cfg.loop.evaluate_every_steps
+            if step == cfg.loop.steps or (every and step % every == 0):
                 run.log("eval/return", score := evaluate(q, cfg))
                 run.save(objective=score, **state)  # what is rated can be the best
             elif run.save_due:

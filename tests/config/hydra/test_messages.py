@@ -72,7 +72,7 @@ class TrainConfig(TrieyeConfig):
         ("stats.metrics.step_ms.nam=x", "'nam' of stats.metrics.step_ms|'name'?|aggregation, context_key"),
         ("stats.metrics.r.name=x", "'r' of stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
         ("+stats.metrics.r={name: R}", "'r' of stats.metrics|'+metric@stats.metrics.r=<option>'"),
-        ("stats.metrics=3", "stats.metrics=3|Cannot assign int"),
+        ("stats.metrics=3", "stats.metrics=3|keys with values, found 3"),
         ("+seed=3", "Either remove + prefix: 'seed=3'"),
         ("~seed=3", "'seed' is 0 and not 3"),
         ("persistence.run_name=x", "type run_name=<value>"),
@@ -227,3 +227,32 @@ def test_keys_of_a_project_are_named_like_those_of_trieye():
     for line, (key, allowed) in zip(lines, wanted, strict=True):
         assert line.startswith(key)
         assert allowed in line
+
+
+LISTED = """
+  metrics:
+    - name: loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "typed"),
+    [
+        ("train", None, []),
+        ("experiment/listed", f"# @package _global_\nstats:{LISTED}", ["experiment=listed"]),
+        ("stats/listed", LISTED.replace("\n  ", "\n"), ["stats=listed"]),
+    ],
+)
+def test_metrics_as_a_list_are_named_with_their_file_and_key(mistaken, project, config, text, typed):
+    primary = (project.conf / "train.yaml").read_text()
+    project.write(config, f"{primary}stats:{LISTED}" if text is None else text)
+    message = mistaken(*typed)
+    assert message.startswith(f"{config}.yaml: stats.metrics takes keys with values, found a list")
+    assert "{loss: {name: loss}}" in message
+    assert "ListConfig" not in message
+
+
+@pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
+def test_metrics_of_another_type_are_named_with_what_to_type(mistaken, value):
+    message = mistaken(f"stats.metrics={value}")
+    assert message.startswith(f"stats.metrics={value}: stats.metrics takes keys with values, found ")

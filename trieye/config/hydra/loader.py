@@ -24,7 +24,7 @@ from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
@@ -145,6 +145,19 @@ class Loader:
         """
         found = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
         return [str(default.config_path) for default in found.defaults]
+
+    def contents(self, overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the name of each config that overrides lead to, and its values at their place in the whole config."""
+        found = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
+        for default in found.defaults:
+            name = str(default.config_path)
+            loaded = self._repository.load_config(name)
+            if loaded is None or not isinstance(loaded.config, DictConfig) or loaded.provider == "trieye":
+                continue
+            values: Any = OmegaConf.to_container(loaded.config, resolve=False)
+            for key in reversed([key for key in (default.package or "").split(".") if key]):
+                values = {key: values}
+            yield name, values
 
     @property
     def directories(self) -> list[Path]:

@@ -4,12 +4,14 @@ Their own sentences stand where these say as much. Hydra's are not read: a messa
 and in the config that composes without it.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -256,6 +258,7 @@ class Diagnosis:
             error: What Hydra raised.
         """
         found = [complaint for choice in choices for complaint in self._about_choice(choice)]
+        found = found or list(self._about_lists([str(choice.input_line) for choice in choices]))
         return "\n".join(found) or self._in_hydras_words(error)
 
     def of_key(self, override: Override, config: DictConfig, error: Exception) -> str:
@@ -271,6 +274,14 @@ class Diagnosis:
             known = f"{did_you_mean(group, self._groups)} (groups: {', '.join(self._groups)})"
             return f"{override.input_line}: there is no group {group!r}{known}"
         return "\n".join(self._about_key(override, config)) or f"{override.input_line}: {self._in_hydras_words(error)}"
+
+    def _about_lists(self, overrides: Sequence[str]) -> Iterator[str]:
+        """Yield a line for each list in a config where keys with values belong."""
+        with contextlib.suppress(HydraException, OmegaConfBaseException):  # what failed has its own message
+            for name, values in self._loader.contents(overrides):
+                yield from (
+                    f"{name}.yaml: {_needs_keys(key, [])}" for key in _lists_for_keys(self._config_type, values)
+                )
 
     def _about_choice(self, override: Override) -> Iterator[str]:
         group, value, line = override.key_or_group, override.value(), override.input_line
@@ -295,6 +306,9 @@ class Diagnosis:
                 yield from self._about_absent(override, path, depth, node)
                 return
             node = node[name]
+        info = field_at(self._config_type, path)
+        if info is not None and models_in(info)[1] and not isinstance(override.value(), dict):
+            yield f"{override.input_line}: {_needs_keys('.'.join(path), override.value())}"
 
     def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
         """Yield the complaint about a key that its place lacks, if Hydra does not say how to add it."""
@@ -332,6 +346,24 @@ class Diagnosis:
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
                 lines.append(f"{key}: {unknown_key(key, holders, self._config_type)}")
         return "\n".join(lines)
+
+
+def _needs_keys(key: str, value: Any) -> str:
+    found = "a list" if isinstance(value, list) else _shown(value)
+    return (
+        f"{key} takes keys with values, found {found}; give each item a short name of your choice, as in "
+        f"{key}={{loss: {{name: loss}}}}"
+    )
+
+
+def _lists_for_keys(model: type[BaseModel], values: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Yield the keys whose items need names of their own, and that have a list."""
+    for name, info in model.model_fields.items():
+        (models, many), value, key = models_in(info), values.get(name), f"{place}{name}"
+        if many and isinstance(value, list):
+            yield key
+        elif not many and isinstance(value, Mapping):
+            yield from (found for inner in models for found in _lists_for_keys(inner, value, f"{key}."))
 
 
 def without_parser_words(text: str) -> str:
