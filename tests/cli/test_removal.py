@@ -238,6 +238,17 @@ def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tm
     assert (code, left(tmp_path)) == (0, {"first"}), output
 
 
+def test_prune_keeps_no_diverged_run_in_place_of_a_good_one(make_run, make_config, tmp_path, trieye_command):
+    make_run("good", 1.0, age_s=1e6)
+    with trieye.Run(make_config(app_name="agents", run_name="diverged")) as run:
+        for step, loss in enumerate([0.1, float("nan"), float("nan")]):
+            run.log("loss", loss, step=step)
+    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    assert "0.1 (diverged)" in trieye_command("runs", "agents", "--metric", "loss", "--mode", "min")[1]
+    code, output = trieye_command("prune", "agents", *words)
+    assert (code, left(tmp_path)) == (0, {"good"}), output
+
+
 def test_prune_keeps_runs_whose_objective_is_unknown(make_run, make_config, tmp_path, trieye_command):
     for name, loss in (("best", 1.0), ("worse", 2.0)):
         make_run(name, loss, age_s=1e6)

@@ -17,6 +17,7 @@ import msgspec
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.process.lock import is_alive
+from trieye.stats.drops import has_diverged
 
 CONFIGS = "configs.json"
 
@@ -83,6 +84,7 @@ class FoundRun:
         metric: What it is judged by; None if its config cannot be read.
         mode: Whether more or less of that is better.
         best: The best value of that; None if it was never logged.
+        diverged: Whether its last values were NaN or infinite.
         attempt: How often it was started.
         created: When it was started for the first time.
         took_s: Seconds of its last attempt, so far.
@@ -99,6 +101,7 @@ class FoundRun:
     metric: str | None
     mode: Literal["max", "min"]
     best: float | None
+    diverged: bool
     attempt: int
     created: float
     took_s: float
@@ -143,6 +146,7 @@ class FoundRun:
             metric=judged,
             mode=which,
             best=summary.get(judged or "", {}).get(which),
+            diverged=has_diverged(summary, judged or ""),
             attempt=record.attempt,
             created=record.created,
             took_s=max(until - record.started, 0.0),

@@ -28,6 +28,7 @@ from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
 from trieye.process.terminal import Table, Terminal
 from trieye.sinks.mlflow.run import delete_run, is_owned_by
+from trieye.stats.drops import has_diverged
 
 EXIT_REFUSED = 1
 
@@ -218,7 +219,7 @@ def idle_runs(app: str, root: Path) -> list[Removal]:
 
 
 def best_first(runs: Sequence[Removal], metric: str | None, mode: Literal["max", "min"] | None) -> list[Removal]:
-    """Return the runs whose objective is known, by its best value.
+    """Return the runs whose objective is known, by its best value; runs in which it diverged come last.
 
     Args:
         runs: The runs.
@@ -243,12 +244,12 @@ def best_first(runs: Sequence[Removal], metric: str | None, mode: Literal["max",
     (name, which), *_ = judged or {("", "max")}
     sign = 1.0 if which == "max" else -1.0
 
-    def goodness(run: Removal) -> float:
+    def goodness(run: Removal) -> tuple[bool, float]:
         value = run.metrics.get(name, {}).get(which)
-        return math.nan if value is None else sign * value
+        return not has_diverged(run.metrics, name), math.nan if value is None else sign * value
 
     _require(name, runs)
-    return sorted((run for run in runs if not math.isnan(goodness(run))), key=goodness, reverse=True)
+    return sorted((run for run in runs if not math.isnan(goodness(run)[1])), key=goodness, reverse=True)
 
 
 def _require(metric: str, runs: Sequence[Removal]) -> None:

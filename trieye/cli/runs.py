@@ -157,7 +157,9 @@ def _sorted(runs: "Sequence[FoundRun]", by: str, *, reverse: bool) -> "list[Foun
 
     def value(found: "FoundRun") -> float | None:
         if by == "objective":
-            return found.best if found.best is None or found.mode == "max" else -found.best
+            if found.best is None or found.diverged:
+                return None
+            return found.best if found.mode == "max" else -found.best
         held: float | None = {
             "created": found.created, "step": found.step, "took": found.took_s, "size": found.size_bytes,
         }[by]  # fmt: skip
@@ -170,7 +172,8 @@ def _sorted(runs: "Sequence[FoundRun]", by: str, *, reverse: bool) -> "list[Foun
 
 def _plain(found: "FoundRun") -> dict[str, Any]:
     held = asdict(found)
-    held["objective"] = {"name": held.pop("metric"), "mode": held.pop("mode"), "best": held.pop("best")}
+    keys = {"metric": "name", "mode": "mode", "best": "best", "diverged": "diverged"}
+    held["objective"] = {shown: held.pop(key) for key, shown in keys.items()}
     return {**held, "run_dir": str(found.run_dir), "age_s": time.time() - found.created}
 
 
@@ -228,7 +231,7 @@ def _lines(runs: "Sequence[FoundRun]") -> "Text":
     now, one = time.time(), str(next(iter(metrics))) if len(metrics) == 1 else None
     rows = [("run", "status", "step", one or "objective", "took", "age", "size")]
     for found in runs:
-        best = "" if found.best is None else f"{found.best:.6g}"
+        best = "" if found.best is None else f"{found.best:.6g}" + (" (diverged)" if found.diverged else "")
         rows.append(
             (
                 found.name if len(apps) == 1 else f"{found.app}/{found.name}",

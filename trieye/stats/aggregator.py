@@ -243,7 +243,12 @@ class Aggregator:
 
     def _noted(self, points: list[Point], at: float) -> list[Point]:
         self._carries = False
-        for point in points:
+        non_finite, self._non_finite = self._non_finite, {}
+        diverging = [
+            Point(f"{NON_FINITE_METRIC}{name}", float(count), x, time, count=0)
+            for name, (count, x, time) in sorted(non_finite.items())
+        ]
+        for point in [*points, *diverging]:
             self._summarize(point)
         dropped = self.drops.changed()
         step = max(self.highest_step, 0) if dropped else 0
@@ -251,11 +256,7 @@ class Aggregator:
             Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)
             for reason, total in sorted(dropped.items())
         ]
-        non_finite, self._non_finite = self._non_finite, {}
-        return points + [
-            Point(f"{NON_FINITE_METRIC}{name}", float(count), x, time, count=0)
-            for name, (count, x, time) in sorted(non_finite.items())
-        ]
+        return points + diverging
 
     def _summarize(self, point: Point) -> None:
         seen = self.summary.get(point.metric)

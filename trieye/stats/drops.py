@@ -33,6 +33,17 @@ MAX_SHOWN = 100
 """Characters of a name in a warning."""
 
 
+def has_diverged(summary: Mapping[str, Mapping[str, Any]], metric: str) -> bool:
+    """Return True if the last values of a metric were NaN or infinite.
+
+    Args:
+        summary: The `step` of the last point of each metric.
+        metric: Its name.
+    """
+    dropped, finite = summary.get(f"{NON_FINITE_METRIC}{metric}"), summary.get(metric)
+    return dropped is not None and (finite is None or dropped["step"] > finite["step"])
+
+
 class Drops:
     """Counts of events that were not logged, by reason; safe to use from several threads."""
 
