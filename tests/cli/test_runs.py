@@ -41,7 +41,7 @@ def changed(run_dir, **values):
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch, capsys):
-    """Return a function that runs `trieye runs` in a project, and returns what it said."""
+    """Return a function that runs `trieye runs` in a project, and returns its output."""
     monkeypatch.chdir(tmp_path)
 
     def command(*words):

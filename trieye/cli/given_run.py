@@ -22,15 +22,15 @@ def find_run(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) ->
 
 
 def find_entry(given: str, root: Path, *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
-    """Return the directory of a run, or a symbolic link to one, as it was named.
+    """Return the directory of a run, or the symbolic link to it that the user named.
 
     Args:
         given: Its directory, or its name below `root`.
         root: Directory of all apps.
-        marks: Files that identify the directory of a run: it has at least one of them.
+        marks: Files that identify the directory of a run: a run has at least one.
 
     Raises:
-        ConfigurationError: There is no such run, or there are several; the message names those that there are.
+        ConfigurationError: There is no such run, or there are several; the message lists the runs below `root`.
     """
     path = Path(given)
     if any((path / mark).exists() for mark in marks):
