@@ -79,7 +79,11 @@ def of_wandb():
 
     for seed in (1, 2):
         run = wandb.init(
-            mode="offline", project="tried", name=f"dqn {seed}", config={"seed": seed, "learning_rate": 0.001}
+            mode="offline",
+            project="tried",
+            name=f"dqn {seed}",
+            config={"seed": seed, "learning_rate": 0.001},
+            dir=str(Path.cwd()),  # wandb's process may have been started elsewhere, by another test
         )
         for step in STEPS:
             run.log({"charts/return": step * seed, "picture": wandb.Image(np.zeros((4, 4)))}, step=step)

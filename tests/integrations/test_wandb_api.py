@@ -125,6 +125,9 @@ def test_calls_without_an_effect_here_do_no_harm(capsys):
     run.alert("low", "accuracy", level=wandb.AlertLevel.WARN)
     run.alert("low", "accuracy", level="WARN", wait_duration=300)
     run.mark_preempting()
+    epoch = run.define_metric("epoch")
+    run.define_metric("acc", step_metric=epoch, summary="mean")
+    wandb.log({"epoch": 3, "acc": 0.5})
     assert run.display(height=3) is None
     assert (run.id, run.url, run.entity, run.offline, run.status().sync_time) == ("one", None, None, True, None)
     assert run.restore("nothing.pt") is None
@@ -137,10 +140,12 @@ def test_calls_without_an_effect_here_do_no_harm(capsys):
     assert logged["curve"].rows() == (["y_true", "preds", "class_names"], [[0, 1, "a"], [1, 1, "b"]])
     assert len(logged["series"].rows()[1]) == 4
     wandb.finish()
-    assert "media/audio/sound/0.wav" in kept_files()
+    assert "media/audio/sound/1.wav" in kept_files()
+    assert ("acc", 3, 0.5) in points("one")
     told = capsys.readouterr().err
     assert told.count("low: accuracy") == 1
     assert "entity, monitor_gym has no effect" in told
+    assert "summary='mean') is not available" in told
 
 
 def test_masks_boxes_and_images_in_tables_are_kept():

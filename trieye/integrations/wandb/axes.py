@@ -25,10 +25,12 @@ class Axes:
         self._on_fraction = on_fraction
         self._rules: list[tuple[str, str | None, str | None]] = []
         self._latest: dict[str, float] = {}
+        self._rule_by_name: dict[str, tuple[str | None, str | None]] = {}
 
     def define(self, pattern: str, step_metric: str | None, summary: str | None = None) -> None:
         """Add a rule; the latest rule that matches a name applies."""
         self._rules.append((pattern, step_metric, summary))
+        self._rule_by_name.clear()
 
     def update(self, values: Mapping[str, float]) -> None:
         """Take the values of a row; a step metric keeps its latest value in later rows."""
@@ -48,10 +50,12 @@ class Axes:
 
     def rule_of(self, name: str) -> tuple[str | None, str | None]:
         """Return the step metric and the summary of a metric."""
-        for pattern, axis, summary in reversed(self._rules):
-            if fnmatch.fnmatchcase(name, pattern) or name == pattern:
-                return (None if axis == name else axis), summary
-        return None, None
+        if name not in self._rule_by_name:
+            rules = reversed(self._rules)
+            matches = (rule[1:] for rule in rules if fnmatch.fnmatchcase(name, rule[0]) or name == rule[0])
+            axis, summary = next(matches, (None, None))
+            self._rule_by_name[name] = (None if axis == name else axis), summary
+        return self._rule_by_name[name]
 
     @property
     def step_metrics(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""Media as `wandb` has them: what a user makes, and how a run logs it."""
+"""The media types of `wandb`, and how a run logs each."""
 
 import io
 import json
@@ -122,7 +122,7 @@ class Video(Media):
         self._fps, self._format = fps or 4, format
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a video; a file is kept as it is."""
+        """Log it as a video; a file is copied."""
         if self._file:
             run.log_artifact(self._file, f"media/videos/{name}")
         else:
@@ -302,7 +302,7 @@ class Text(Media):
 
 
 def medium_of(name: str, value: Any) -> float | Media | None:
-    """Return a number as a float, what else there is as `Media`, and None for what is empty.
+    """Return a number as a float, an empty value as None, and everything else as `Media`.
 
     Raises:
         ValueError: It is an integer beyond the range of a float.
@@ -335,7 +335,7 @@ def _medium_of_object(value: Any) -> float | Media | None:
 
 
 def _picture(given: Any) -> Any:
-    """Return what a picture shows now, whatever becomes of what it is given as."""
+    """Return a copy of a picture, so that later changes do not show."""
     if hasattr(given, "getbands"):
         return given.copy()
     if callable(getattr(given, "savefig", None)):

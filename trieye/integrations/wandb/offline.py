@@ -1,4 +1,4 @@
-"""OfflineRuns: what wandb wrote offline; a log in LevelDB's format of its own records, one file for each run."""
+"""OfflineRuns: the offline files of wandb, one per run, with protobuf records in LevelDB's log format."""
 
 import json
 import math
@@ -26,11 +26,11 @@ class OfflineRuns:
     """The runs below a directory `wandb`, or in one file of it.
 
     Args:
-        path: The directory `wandb`, the one that holds it, that of a run, or its `.wandb` file.
+        path: The directory `wandb`, its parent, the directory of a run, or a `.wandb` file.
         problems: Takes what cannot be read.
 
     Raises:
-        ConfigurationError: There is none, or wandb is not installed, which knows what its records are.
+        ConfigurationError: There is none, or wandb, whose record classes are needed, is not installed.
     """
 
     def __init__(self, path: Path, problems: Problems) -> None:

@@ -38,7 +38,7 @@ def line_series(xs: Iterable[Any], ys: Iterable[Iterable[Any]], keys: Any = None
 
 
 def _of_labels(*names: str) -> Callable[..., Table]:
-    """Return a function that makes a table of labels and predictions, from which the chart can be drawn."""
+    """Return a function that makes the table of labels and predictions behind a chart."""
 
     def chart(*values: Any, **options: Any) -> Table:
         passed = {**dict(zip(names, values, strict=False)), **options}

@@ -141,7 +141,7 @@ class Run(FileCalls):
 
         Args:
             data: Numbers, media, texts; dicts inside become `a.b`.
-            step: Of the row; one that is over is refused with a warning, as wandb does. None: that of the next row.
+            step: Step of the row. Earlier steps are ignored with a warning, as in wandb. None: the next row.
             commit: Whether the row is complete; None: if there is no `step`.
         """
         if not isinstance(data, Mapping):
@@ -167,7 +167,7 @@ class Run(FileCalls):
             self.step += 1
 
     def _take(self, given: Mapping[str, float | Media | None]) -> None:
-        """Let numbers wait for the end of the row; media are logged as they are now."""
+        """Keep numbers until the end of the row; log media at once."""
         numbers = {key: value for key, value in given.items() if isinstance(value, float)}
         self._row |= numbers
         self._axes.update(numbers)
@@ -198,23 +198,27 @@ class Run(FileCalls):
     def define_metric(
         self,
         name: str,
-        step_metric: str | None = None,
+        step_metric: Any = None,
         step_sync: bool | None = None,
         hidden: bool | None = None,
         summary: str | None = None,
         goal: str | None = None,
         overwrite: bool | None = None,
-    ) -> None:
-        """Say what a metric is shown over, and what its summary is: `min`, `max`, `last`, `none`, `best` of a goal."""
+    ) -> SimpleNamespace:
+        """Set the step metric and the summary of a metric: `min`, `max`, `last`, `none`, or `best` with a goal."""
         del step_sync, hidden, overwrite
         chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
+        if chosen in {"mean", "first"} or "," in (chosen or ""):
+            say(f"define_metric({name!r}, summary={summary!r}) is not available; its summary is the last value")
+            chosen = "last"
         if chosen not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
-        self._axes.define(name, step_metric, chosen)
+        self._axes.define(name, getattr(step_metric, "name", step_metric), chosen)
         self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
         for metric, seen in self._extremes.items():
             if chosen in _EXTREMES and self._axes.rule_of(metric)[1] == chosen:
                 dict.update(self.summary, {metric: seen["max" if chosen == "max" else "min"]})
+        return SimpleNamespace(name=name, step_metric=step_metric, summary=summary)
 
     def _note_fraction(self, axis: str, x: float) -> None:
         say(
@@ -308,7 +312,7 @@ class Run(FileCalls):
             write_atomic(self.run.dir / _SUMMARY, json.dumps(items, indent=1).encode(), is_lasting=False)
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
-        """Write what is left, and close the run; an exit code other than 0 says that it failed."""
+        """Write the row under way and close the run; with an exit code other than 0 as FAILED."""
         del quiet
         self._end("FAILED" if exit_code else "FINISHED")
 
