@@ -48,6 +48,9 @@ SOAKS = {
         ("disk_full --full 1 --calm 0.5", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
     "a clock that jumps between attempts spoils no point":
         ("clock --steps 150", lambda told: told["points"] > 20),
+    "random processes of one run show the points that the reference model shows":
+        ("supersession --sequences 12 --loggers Run SummaryWriter wandb --sinks-every 12",
+         lambda told: told["sequences"] == 12),
     "no child that a run forks outlives SIGTERM, and no signal to the run is lost":
         ("forks --forks 12", lambda told: told["forks"] == 12),
 }  # fmt: skip

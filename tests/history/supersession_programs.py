@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ class Story:
 
     def play(self) -> None:
         """Let all attempts happen, killed ones in children of this process."""
+        if self.logger == "Lightning":
+            import_module("trieye.integrations.lightning")  # takes seconds, which a child does not have
         for number in range(len(self.attempts)):
             if number not in self.killed:
                 self._attempt(number)

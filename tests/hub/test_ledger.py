@@ -17,9 +17,9 @@ def play(hub, script, *, crashes):
     """Run a script of operations, with a death of the hub before each one that `crashes` names."""
     hub.start()
     for number, (action, argument) in enumerate(script):
-        if number in crashes:
+        if number in crashes or action == "again":
             hub.die()
-            hub.start(attempt=hub.attempt)
+            hub.start(attempt=None if action == "again" else hub.attempt)
         match action:
             case "log":
                 hub.log(*argument)
@@ -63,6 +63,15 @@ def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_facto
     killed, counts = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
     assert killed == calm
     assert counts == calm_counts
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=st.lists(st.one_of(ACTIONS, st.tuples(st.just("again"), st.none())), max_size=25), data=st.data())
+def test_attempts_whose_hub_is_killed_at_any_moment_supersede_the_same_points(tmp_path_factory, script, data):
+    crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
+    calm, _ = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
+    killed, _ = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
+    assert killed == calm
 
 
 @settings(max_examples=30, deadline=None)

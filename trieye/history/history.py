@@ -45,12 +45,18 @@ class Series(NamedTuple):
     """The points, or the media, of one name.
 
     Attributes:
-        steps: `[n]`, in logging order.
-        indices: `[n]`, ascending.
+        steps: `[n]`.
+        indices: `[n]`, ascending; those of one processing pass are ordered by step.
+        times: `[n]`, Unix time in seconds.
     """
 
     steps: NDArray[np.int64]
     indices: NDArray[np.int64]
+    times: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.intp]) -> "Series":
+        """Return some rows in their order."""
+        return Series(self.steps[rows], self.indices[rows], self.times[rows])
 
 
 class History:
@@ -258,24 +264,25 @@ class History:
             with_media: Media count as points of their name.
             superseded: Return superseded points instead of shown ones.
         """
-        parts: defaultdict[str, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = defaultdict(list)
+        parts: defaultdict[str, list[Series]] = defaultdict(list)
         for columns in self._columns():
             keep = mask(columns.first, columns.end, self._superseded) == superseded
             for offset, data in columns.operations.items() if with_media else ():
                 if keep[offset] and isinstance(medium := from_bytes(data), Medium):
-                    parts[medium.name].append((np.array([medium.step]), np.array([columns.first + offset])))
+                    place = np.array([columns.first + offset])
+                    parts[medium.name].append(Series(np.array([medium.step]), place, np.array([medium.wall_time])))
             keep[list(columns.operations)] = False
             rows = np.flatnonzero(keep)
             rows = rows[np.argsort(columns.name_codes[rows], kind="stable")]
             for part in np.split(rows, np.flatnonzero(np.diff(columns.name_codes[rows])) + 1) if len(rows) else ():
                 name = columns.names[columns.name_codes[part[0]]]
-                parts[name].append((columns.steps[part], columns.first + part))
+                parts[name].append(Series(columns.steps[part], columns.first + part, columns.times[part]))
         parts.pop(BLANK.metric, None)
         found: dict[str, Series] = {}
-        for name, pairs in parts.items():
-            steps, indices = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-            order = np.argsort(indices, kind="stable")
-            found[name] = Series(steps[order], indices[order])
+        for name, pieces in parts.items():
+            steps, indices, times = zip(*pieces, strict=True)
+            whole = Series(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
+            found[name] = whole.take(np.argsort(whole.indices, kind="stable"))
         return found
 
     def _columns(self) -> Iterator[Columns]:

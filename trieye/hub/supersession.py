@@ -113,7 +113,7 @@ class Supersession:
         self._floors.pop(metric, None)
         first, end = np.searchsorted(older.steps, [step, step + 1]).tolist()
         if first < end:
-            self._older[metric] = Series(*(np.delete(array, slice(first, end)) for array in older))
+            self._older[metric] = older.take(np.delete(np.arange(len(older.steps)), slice(first, end)))
         return older.indices[first:end]
 
     def _follow(self, metric: str, step: int, older: Series) -> Curve:
@@ -140,11 +140,10 @@ class Supersession:
     def _load(self, metric: str) -> None:
         """Read the older points of undecided metrics, and of a decided one that logs an earlier step."""
         self._older, self._is_loaded = {}, True
-        for name, (steps, indices) in self._history.series().items():
+        for name, series in self._history.series().items():
             if name == metric or name not in self._floors:
-                num = int(np.searchsorted(indices, self.state.boundaries.get(name, self.state.boundary)))
-                order = np.argsort(steps[:num], kind="stable")
-                self._older[name] = Series(steps[order], indices[order])
+                num = int(np.searchsorted(series.indices, self.state.boundaries.get(name, self.state.boundary)))
+                self._older[name] = series.take(np.argsort(series.steps[:num], kind="stable"))
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
@@ -179,19 +178,27 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
     if step <= 0:
         return merged([*before, (0, history.end)])
     series = history.series(with_media=True)
-    reached = {name: int(one.indices[hit[0]]) for name, one in series.items() if (hit := _from(one.steps, step)).size}
+    reached = {name: one for name, one in series.items() if (one.steps >= step).any()}
     if not reached:
         return before
-    end = max(reached.values())
-    begin = max((opening.index for opening in openings if opening.index <= end), default=0)
-    limit = 2 * max(int(one.steps[one.indices == end].max(initial=0)) for one in series.values())
+    # the order in time: the indices of one pass are ordered by step
+    time, limit, index = max(_first_passage(one, step) for one in reached.values())
+    begin = max((opening.index for opening in openings if opening.index <= index), default=0)
+    end = min((opening.index for opening in openings if opening.index > index), default=history.end)
 
     def is_finer(one: Series) -> bool:
-        first, stop = np.searchsorted(one.indices, [begin, end]).tolist()
-        return bool((one.steps[first:stop] > limit).any())
+        is_before = (one.indices >= begin) & (one.indices < end) & (one.times < time)
+        return bool((one.steps[is_before] > 2 * limit).any())
 
-    coarse = [one for name in reached if not is_finer(one := series[name])]
-    return merged([*before, *of_indices(np.concatenate([one.indices[_from(one.steps, step)] for one in coarse]))])
+    coarse = [one for one in reached.values() if not is_finer(one)]
+    return merged([*before, *of_indices(np.concatenate([one.indices[one.steps >= step] for one in coarse]))])
+
+
+def _first_passage(series: Series, step: int) -> tuple[float, int, int]:
+    """Return time, step and index of the earliest point at a step or later."""
+    places = np.flatnonzero(series.steps >= step)
+    place = places[np.argmin(series.times[places])]
+    return float(series.times[place]), int(series.steps[place]), int(series.indices[place])
 
 
 def with_opening(history: History, openings: Sequence[Opening], number: int) -> list[Range]:
@@ -206,15 +213,11 @@ def with_opening(history: History, openings: Sequence[Opening], number: int) -> 
     end = next((opening.index for opening in openings if opening.number > number), history.end)
     superseded = mask(0, history.end, history.superseded_ranges)
     shown = history.series(with_media=True)
-    for name, (steps, indices) in history.series(with_media=True, superseded=True).items():
+    for name, (steps, indices, _) in history.series(with_media=True, superseded=True).items():
         inside = (indices >= first) & (indices < end)
         if inside.any():
             superseded[indices[inside]] = False
             if name in shown:
-                others = shown[name].indices[_from(shown[name].steps, int(steps[inside].min()))]
+                others = shown[name].indices[shown[name].steps >= steps[inside].min()]
                 superseded[others[(others < first) | (others >= end)]] = True
     return of_indices(np.flatnonzero(superseded))
-
-
-def _from(steps: NDArray[np.int64], step: int) -> NDArray[np.intp]:
-    return np.flatnonzero(steps >= step)
