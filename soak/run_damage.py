@@ -25,6 +25,9 @@ from typing import Any
 import numpy as np
 from curves import Curve, curves_in_history, curves_in_mlflow, curves_in_tensorboard, repeated
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from moved import moved
+
 import trieye
 from trieye.cli import main as trieye_command
 from trieye.cli.inspect import check_run
@@ -151,6 +154,7 @@ class Original:
 def copied(root: Path, target: Path) -> Path:
     """Copy a run so that what its checkpoints share is shared in the copy, too."""
     subprocess.run(["cp", "-a", str(root), str(target)], check=True)
+    moved(config_of(target, mlflow=False).persistence.get_run_base_dir())
     return target
 
 

@@ -16,7 +16,9 @@ import yaml
 
 from tests import warm
 from tests.waiting import wait_until
+from trieye.checkpoints.manifest import read_manifest, rewrite_manifest
 from trieye.cli.new import TEMPLATE, answers_of, bake, questions
+from trieye.files.checksum import sums_of
 
 ROOT = Path(__file__).parents[1]
 SLUG = "my_agent"
@@ -471,10 +473,13 @@ def test_a_finished_run_says_so_and_loads_nothing_heavy(project, trained):
 @pytest.mark.slow
 def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, trained, tmp_path, monkeypatch):
     root = f"persistence.root_data_dir={shutil.copytree(trained, tmp_path, dirs_exist_ok=True)}"
-    configs = tmp_path / SLUG / "runs" / "one" / "configs.json"
-    held = json.loads(configs.read_text())
-    held["env"]["id"], held["***"] = "***", {"env.id": "GAME"}  # as if it were a secret
-    configs.write_text(json.dumps(held))
+    (checkpoint,) = (tmp_path / SLUG / "runs" / "one" / "checkpoints").glob("checkpoint_step_*")
+    state, manifest = json.loads((checkpoint / "state.json").read_text()), read_manifest(checkpoint)
+    state["config"]["env"]["id"], state["config"]["***"] = "***", {"env.id": "GAME"}  # as if it were a secret
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    size_bytes, crc32, _ = sums_of(checkpoint / "state.json")
+    entry = manifest.files["state.json"].model_copy(update={"size_bytes": size_bytes, "crc32": crc32})
+    rewrite_manifest(checkpoint, manifest.model_copy(update={"files": {**manifest.files, "state.json": entry}}))
     done = run(project, "-m", f"{SLUG}.evaluate", "one", root)
     assert (done.returncode, "env.id is a secret" in done.stderr, "GAME" in done.stderr) == (2, True, True)
     monkeypatch.setenv("GAME", "CartPole-v1")

@@ -15,6 +15,7 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 
 import trieye
+from tests.moved import moved
 from tests.results.runs_of import config, make_run
 from trieye.cli import main
 from trieye.integrations.opening import adopted_config
@@ -463,7 +464,7 @@ def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_com
     with trieye.Run(config(root, "open", seed=1)) as run:
         run.log({"eval/return": 3.0}, step=7)
         run.flush()
-        killed = shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*"))
+        killed = moved(shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*")))
     shutil.rmtree(run.dir)
     code, _, err = results("table", "--metric", "eval/return", place=root)
     assert code == 2

@@ -25,7 +25,6 @@ def _working_directory(tmp_path, monkeypatch):
     wandb.finish()
     for held in list(opening.AdoptedRun._open.values()):
         held.close()
-    opening.AdoptedRun._seen.clear()
 
 
 def points(name, project="p"):
@@ -198,7 +197,6 @@ def test_cleanrl_with_track_is_one_run():
     expected = [("charts/return", 100 * step, float(step)) for step in range(5)]
     assert sorted(points("dqn", "cleanRL")) == [*expected, ("extra", 0, 1.0)]
     assert any(Path("runs/CartPole__dqn__1").glob("*tfevents*"))
-    opening.AdoptedRun._seen.clear()
     with wandb.init(project="cleanRL", id="dqn", resume="must", sync_tensorboard=True) as run:
         assert run.step == 1
         assert run.config["learning_rate"] == 2.5e-4

@@ -220,6 +220,7 @@ def test_what_retention_keeps_comes_back_in_the_background(make_config, tmp_path
 
     train(config("first"), 25)
     with trieye.Run(config("second")) as run:
+        run.flush()  # the attempt begins with the first use of the run
         checkpoints = run.dir / "checkpoints"
         wait_until(lambda: len(list(checkpoints.glob("checkpoint_step_*"))) == 3)
         assert sorted(path.name[-2:] for path in checkpoints.glob("checkpoint_step_*")) == ["15", "20", "25"]

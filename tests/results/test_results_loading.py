@@ -290,7 +290,7 @@ def many(made, tmp_path):
     for number in range(24):
         copy = shutil.copytree(made / "app/runs/ppo0", app / f"runs/r{number:02}")
         for name, changes in (
-            ("run.json", {"run_id": f"id{number}", "run_name": copy.name}),
+            ("run.json", {"run_id": f"id{number}", "run_name": copy.name, "owner": None}),
             ("configs.json", {"seed": number}),
         ):
             held = json.loads((copy / name).read_text())

@@ -282,7 +282,9 @@ class Fold:
 
     def _supersede(self, points: Sequence[Point]) -> None:
         """Supersede older points before a reader sees the new ones."""
-        if self.supersession is not None and (superseded := self.supersession.of(points)):
+        if self.supersession is None:
+            return
+        if superseded := self.supersession.of([p for p in points if not self.stats.is_over_time(p.metric)]):
             before = self._history.superseded_ranges
             self._history.set_superseded(merged([*before, *superseded]))
             first = first_difference(before, self._history.superseded_ranges)

@@ -386,11 +386,11 @@ class ActorLogic:
         return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
 
     @request("ingest", is_slow=True)
-    def last_steps(self) -> dict[str, int]:
-        """Return the step of the last point of each metric, of all that was accepted: open windows are closed first."""
+    def final_summary(self) -> dict[str, MetricSummary]:
+        """Close the open windows and return `summary`, which then covers all accepted events."""
         self._check_open()
         self._pass(step=None, force=True)
-        return {name: seen["step"] for name, seen in self.summary().items()}
+        return self.summary()
 
     @request()
     def health(self) -> dict[str, Any]:

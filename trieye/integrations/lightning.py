@@ -163,7 +163,7 @@ class RunLogger(Logger):
         """Leave out what was logged after a step, and what comes again at it; for process 0."""
         adopted = self.adopted
         adopted.resumes_at(step + 1)
-        self._told_at = step, frozenset(name for name, last in adopted.run.last_steps().items() if last == step)
+        self._told_at = step, frozenset(name for name, seen in adopted.run.summary().items() if seen["step"] == step)
 
 
 class ResumeRun(Callback):

@@ -117,7 +117,7 @@ class AdoptedRun:
     @property
     def last_step(self) -> int | None:
         """The highest step that was logged over all attempts; None before the first."""
-        return max(self.run.last_steps().values(), default=None)
+        return max((seen["step"] for seen in self.run.summary().values()), default=None)
 
     @property
     def is_closed(self) -> bool:

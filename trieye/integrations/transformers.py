@@ -39,7 +39,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # types are checked w
             adopted = self._open(state)
             adopted.run.log_params(args.to_sanitized_dict())
             adopted.resumes_at(0 if is_first and not step else step + 1)
-            self._told = {name: (last, None) for name, last in adopted.run.last_steps().items()}
+            self._told = {name: (seen["step"], None) for name, seen in adopted.run.summary().items()}
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any, **_more: Any) -> None:
         """Log numbers and texts, but for what was told at this step before, such as the epoch."""

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from trieye.config.hydra.launch import (
     note_run,
     publish_records,
 )
-from trieye.config.redaction import recorded, redacted, redactor
+from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
@@ -301,10 +302,17 @@ class Attempt:
                     "what was logged is kept, and the next start delivers it"
                 )
 
-    def keep_output(self, text: str) -> None:
-        """Keep a text, such as a traceback that is not printed yet, with what the program prints."""
+    def keep_traceback(self, error: BaseException) -> None:
+        """Write the traceback of an error that ends the attempt to the log directory, without secrets."""
+        with noted(error, f"writing the traceback of run {self._name!r}"):
+            text = redacted_text("".join(traceback.format_exception(error)))
+            path = self._paths.log_dir / f"failure_of_attempt_{self.number}.txt"
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+    def keep_output(self, error: BaseException) -> None:
+        """Add the traceback of an error, which is not printed yet, to the output of the program."""
         if self._output is not None:
-            self._output.keep(text)
+            self._output.keep("".join(traceback.format_exception(error)))
 
     def _close_output(self) -> None:
         if self._output is not None:

@@ -4,7 +4,6 @@ import atexit
 import math
 import os
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
-from trieye.config.redaction import redacted, redacted_text
+from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunStatus
@@ -103,7 +102,7 @@ class Run(Recorder):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._attempt is not None and error is not None and not isinstance(error, RunInterrupted | SystemExit):
-            self._attempt.keep_output("".join(traceback.format_exception(error)))
+            self._attempt.keep_output(error)
         if isinstance(error, RunInterrupted | KeyboardInterrupt):
             is_second = self.stop_requested and getattr(error, "is_told", True)  # what `steps` raises is not told yet
             self._close_after(error, "KILLED", at_once=is_second)
@@ -114,15 +113,15 @@ class Run(Recorder):
         elif issubclass(kind, SystemExit):
             self._close_after(error, "KILLED")
         else:
-            with noted(error, f"writing down the failure of run {self.name!r}"):
-                self._keep_traceback(error)
+            if self._attempt is not None and error is not None:
+                self._attempt.keep_traceback(error)
             self._close_after(error, "FAILED")
 
     def open(self) -> Self:
         """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
 
-        If there may be a checkpoint to restore, the attempt is counted when `restore` has succeeded, or at the first
-        use of the run without it, such as `log`. Until then the run directory stays as the last attempt left it.
+        If there may be a checkpoint to restore, the attempt is counted, and the run directory changed, after `restore`
+        has succeeded, or at the first use of the run without it, such as `log`.
 
         In the main thread SIGTERM, SIGUSR1 and SIGXCPU end the program from now on by `RunInterrupted`, so that the run
         is closed, unless the program has handlers of its own.
@@ -174,12 +173,6 @@ class Run(Recorder):
     def _close_at_exit(self) -> None:
         say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
         self.close("KILLED")
-
-    def _keep_traceback(self, error: BaseException | None) -> None:
-        if self._attempt is not None and error is not None:
-            path = self.dir / self.config.persistence.log_dir_name / f"failure_of_attempt_{self.attempt}.txt"
-            text = redacted_text("".join(traceback.format_exception(error)))
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
         with noted(error, f"closing run {self.name!r}"):
@@ -452,13 +445,12 @@ class Run(Recorder):
         return key_metrics(dict(self.latest()), self.config.loop.objective)
 
     def supersede(self, step: int | None) -> None:
-        """Say at which step a program resumes that restores its own state; `restore` does it by itself.
+        """Tell at which step a program resumes that restores its own state; `restore` does so itself.
 
         Points and media from that step on are superseded; MLflow, which cannot delete points, keeps those that differ.
 
         Args:
-            step: The first step that comes again; 0: the very beginning; None: unknown, so that each metric replaces
-                its older points as it is logged, as in every attempt that restores nothing.
+            step: The first step that is repeated; None: unknown, as in an attempt that restores nothing.
         """
         self._opened().hub.ask(ActorLogic.supersede, step)
 
@@ -466,13 +458,9 @@ class Run(Recorder):
         """Note that the program logs a metric without a step: its points at step 0 replace no older ones."""
         self._opened().hub.ask(ActorLogic.note_stepless, metric)
 
-    def last_steps(self) -> dict[str, int]:
-        """Return the step of the last point of each metric, over all attempts; windows that are open end here."""
-        return self._opened().hub.ask(ActorLogic.last_steps)
-
     def summary(self) -> dict[str, MetricSummary]:
-        """Return last, min, max and step of the points of each metric, over all attempts."""
-        return self._opened().hub.ask(ActorLogic.summary)
+        """Close the open windows, and return last, min, max and step of each metric over all attempts."""
+        return self._opened().hub.ask(ActorLogic.final_summary)
 
     @property
     def was_interrupted(self) -> bool:

@@ -216,6 +216,11 @@ class Aggregator:
         """Return points of all windows, open ones too, up to a step (None: all)."""
         return self._noted([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
+    def is_over_time(self, metric: str) -> bool:
+        """Return True if the steps of a metric are seconds, which no attempt repeats."""
+        windows = self._windows.get(metric)
+        return windows is not None and windows.config.x_axis == "wall_time"
+
     def begin_again(self, first_steps: Mapping[str, int], *, at: float) -> list[Point]:
         """Let events of an attempt be in time although an earlier one had logged later steps.
 

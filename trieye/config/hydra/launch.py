@@ -65,9 +65,9 @@ def note_run(name: str) -> None:
     _runs_begun.append(name)
 
 
-def has_begun_run() -> bool:
-    """Return whether this process has begun a run."""
-    return bool(_runs_begun)
+def num_runs_begun() -> int:
+    """Return the number of runs that this process has begun."""
+    return len(_runs_begun)
 
 
 def launch_info() -> Launch | None:

@@ -28,7 +28,7 @@ from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, has_begun_run, launch_info
+from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_runs_begun
 from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
@@ -78,6 +78,7 @@ def run_command_line(
     Raises:
         SystemExit: It did not end well; the message is on stderr.
     """
+    num_begun = num_runs_begun()
     try:
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
@@ -94,9 +95,9 @@ def run_command_line(
             argv += ["--config-path", source.directory] if arguments.config_path is not None else []
             _hand_over(source, _job_of(task, config_type, prepared.pinned), argv)
     except TrieyeError as error:
-        _leave(error)
+        _leave(error, is_mistake=num_runs_begun() == num_begun)
     except RefusedError as refusal:
-        _leave(refusal.error)
+        _leave(refusal.error, is_mistake=num_runs_begun() == num_begun)
     except RunInterrupted as interrupt:
         if interrupt.is_told:
             raise
@@ -358,9 +359,9 @@ def _argv(arguments: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _leave(error: Exception) -> NoReturn:
-    is_mistake = not (isinstance(error, ConfigurationError) and has_begun_run())
-    code = error.exit_code if isinstance(error, TrieyeError) and is_mistake else _FAILED
+def _leave(error: Exception, *, is_mistake: bool) -> NoReturn:
+    has_own_code = is_mistake or not isinstance(error, ConfigurationError)
+    code = error.exit_code if isinstance(error, TrieyeError) and has_own_code else _FAILED
     _stop(_words(error), code, is_error=True)
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
+from yaml import YAMLError
 
 from trieye.config.base import STRICT, did_you_mean, models_in, nearest, set_by
 from trieye.config.hydra.keys import (
@@ -277,7 +278,7 @@ class Diagnosis:
 
     def _about_lists(self, overrides: Sequence[str]) -> Iterator[str]:
         """Yield a line for each list in a config where keys with values belong."""
-        with contextlib.suppress(HydraException, OmegaConfBaseException):  # what failed has its own message
+        with contextlib.suppress(HydraException, OmegaConfBaseException, YAMLError):  # what failed has its own message
             for name, values in self._loader.contents(overrides):
                 yield from (
                     f"{name}.yaml: {_needs_keys(key, [])}" for key in _lists_for_keys(self._config_type, values)

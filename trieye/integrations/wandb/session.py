@@ -85,13 +85,14 @@ class Run(FileCalls):
 
         A summary file is complete if the last attempt finished. After a kill, its numbers come from the points.
         """
-        last = self.run.last_steps()
-        self.counts_rows = ROWS in last
-        self.step = last.get(ROWS, max(last.values(), default=-1)) + 1
+        extremes = self.run.summary()
+        steps = {name: seen["step"] for name, seen in extremes.items()}
+        self.counts_rows = ROWS in steps
+        self.step = steps.get(ROWS, max(steps.values(), default=-1)) + 1
         record = RunRecord.read(self.run.dir / RUN_RECORD)
         summary = _items_in(self.run.dir / _SUMMARY)
         if record is None or record.status_before not in {"FINISHED", "FAILED"}:
-            self._extremes = {name: seen for name, seen in self.run.summary().items() if not name.startswith("trieye/")}
+            self._extremes = {name: seen for name, seen in extremes.items() if not name.startswith("trieye/")}
             summary |= {name: seen["last"] for name, seen in self._extremes.items()}
         return _items_in(self.run.dir / _CONFIG), summary
 
