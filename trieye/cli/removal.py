@@ -165,13 +165,13 @@ class Removal:
         why = self.refusal or "it does not name this directory as its owner"
         if self.record is not None and self.owns_mlflow_run is False:
             run_id = self.record.mlflow_run_id
-            yield f"{self.name}: MLflow run {run_id} is not deleted: {why}; `mlflow runs delete --run-id {run_id}` does"
+            yield f"{self.name}: MLflow run {run_id} is not deleted: {why}"
         may_be_mirrored = self.config is None or self.config.persistence.mirror is not None
         if self.record is not None and self.refusal is not None and may_be_mirrored:
             yield f"{self.name}: the mirror of the run, if it has one, is not deleted: {why}"
         for store, objects in self.mirrors:
             if objects is None:
-                yield f"{self.name}: the mirror {store.address} is not deleted: {why}; use the tools of its store"
+                yield f"{self.name}: the mirror {store.address} is not deleted: {why}"
 
     def delete(self) -> None:
         """Delete the MLflow run, the mirror and the directory in this order, so that a retry finds what an error left.
