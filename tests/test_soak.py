@@ -44,8 +44,6 @@ SOAKS = {
         ("replay_kills --kills 3 --calm 0.2", bool),
     "a damaged run shows nothing wrong, says what is lost and goes on from its model":  # its log, and a shared part
         ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda told: told["damages"] == 4),
-    "a full disk costs nothing that was accepted":
-        ("disk_full --full 1 --calm 0.5", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
     "a clock that jumps between attempts spoils no point":
         ("clock --steps 150", lambda told: told["points"] > 20),
     "random processes of one run show the points that the reference model shows":
@@ -56,6 +54,8 @@ SOAKS = {
 }  # fmt: skip
 """What no other test shows."""
 LONGER = {
+    "a full disk costs nothing that was accepted":
+        ("disk_full --full 1 --calm 0.5", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
     "killing the hub and a producer loses and doubles nothing":
         ("hub_kills --kills 1 --calm 0.5 --rate 2000 --rss-limit 3",
          lambda told: told["kills"] == 1 and told["events"] > 3_000),

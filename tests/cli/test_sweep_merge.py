@@ -59,6 +59,7 @@ def node(disk, job):
     return subprocess.Popen(command, env=os.environ | {"DISK": str(disk)})
 
 
+@pytest.mark.long
 def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, capfd):
     one, two = tmp_path / "one", tmp_path / "two"
     first = node(one, 0)

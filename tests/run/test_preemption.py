@@ -288,11 +288,9 @@ def signal_everything(process, number):
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [pytest.param(signal.SIGTERM, (), marks=pytest.mark.long), (signal.SIGUSR1, ["with a worker"])],
-    ids=["SIGTERM", "SIGUSR1"],
+    ("number", "words"), [(signal.SIGTERM, ()), (signal.SIGUSR1, ["with a worker"])], ids=["SIGTERM", "SIGUSR1"]
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, start, number, words):
     chosen = settings(tmp_path, "ray", sinks={})
     process = start(chosen, 0, *words)

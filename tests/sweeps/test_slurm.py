@@ -182,7 +182,7 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     assert "nothing to do" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, number):
     plan("seed=0,1", "+tags.slow=yes")
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2"]) == 0

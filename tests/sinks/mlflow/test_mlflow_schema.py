@@ -65,6 +65,7 @@ def execute(path, *statements):
         return [connection.execute(statement).fetchall() for statement in statements]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_tables_of_its_own")
 def test_a_process_killed_amid_the_migrations_leaves_no_database(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True)
