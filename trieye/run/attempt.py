@@ -1,4 +1,4 @@
-"""Attempt: one start of a run, from taking its lock to recording how it ended."""
+"""Attempt: one start of a run, from its lock to its end; recorded once its checkpoint is accepted."""
 
 import os
 import socket

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
-from yaml import YAMLError
 
 from trieye.config.base import STRICT, did_you_mean, models_in, nearest, set_by
 from trieye.config.hydra.keys import (
@@ -33,7 +31,7 @@ from trieye.config.hydra.keys import (
     paths_below,
     tag_of,
 )
-from trieye.config.hydra.loader import Loader
+from trieye.config.hydra.loader import NOT_COMPOSED, Loader
 
 _BOUNDS = {
     "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
@@ -278,7 +276,7 @@ class Diagnosis:
 
     def _about_lists(self, overrides: Sequence[str]) -> Iterator[str]:
         """Yield a line for each list in a config where keys with values belong."""
-        with contextlib.suppress(HydraException, OmegaConfBaseException, YAMLError):  # what failed has its own message
+        with contextlib.suppress(*NOT_COMPOSED):  # what failed has its own message
             for name, values in self._loader.contents(overrides):
                 yield from (
                     f"{name}.yaml: {_needs_keys(key, [])}" for key in _lists_for_keys(self._config_type, values)
