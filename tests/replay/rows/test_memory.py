@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import subprocess
@@ -50,13 +51,14 @@ def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_pa
     memory = opened(kind, tmp_path)
     array = memory.allocate("x", (10,), np.int64)
     descriptor = memory.handle.arrays["x"][0]
+    file = os.fstat(descriptor)
     if how == "close":
         memory.close()
         assert memory.handle is None
     del memory
     gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
+    with contextlib.suppress(OSError):  # another thread may have the number by now
+        assert not os.path.samestat(os.fstat(descriptor), file)
     array[:] = 7
     assert array.sum() == 70
 
