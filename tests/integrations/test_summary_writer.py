@@ -335,6 +335,20 @@ def test_an_error_in_its_block_is_the_end_of_the_run():
     assert RunRecord.read(run_dir() / "run.json").status == "FAILED"
 
 
+def test_purge_step_finds_points_and_texts_beyond_the_last_logged_step():
+    with SummaryWriter("runs/first") as writer:
+        for step in (60, 78, 65):
+            writer.add_scalar("lr", 1.0, step)
+        writer.add_text("note", "far", 90)
+    assert "note/text_summary" in read("runs/first").Tags()["tensors"]
+    with SummaryWriter("runs/first", purge_step=80) as writer:
+        writer.run.flush()
+    assert "note/text_summary" not in read("runs/first").Tags()["tensors"]
+    with SummaryWriter("runs/first", purge_step=73) as writer:
+        writer.run.flush()
+    assert [step for name, step, _ in points() if name == "lr"] == [60, 65]
+
+
 def test_the_environment_names_root_and_app(tmp_path, monkeypatch):
     monkeypatch.setenv(opening.ROOT, str(tmp_path / "elsewhere"))
     monkeypatch.setenv(opening.APP, "cartpole")

@@ -357,10 +357,12 @@ class ActorLogic:
             self._sinks.rewind(changed)
 
     @request("ingest", is_slow=True)
-    def supersede(self, step: int | None) -> None:
+    def supersede(self, step: int | None) -> bool:
         """Continue as the run is, in a program that keeps its own state; see `Run.supersede`."""
         self._check_open()
-        self._show(self._ledger.open_again(partial(after_restore, step=step), resumed_at=step))
+        changed = self._ledger.open_again(partial(after_restore, step=step), resumed_at=step)
+        self._show(changed)
+        return changed is not None
 
     @request("ingest")
     def note_stepless(self, metric: str) -> None:

@@ -115,11 +115,6 @@ class AdoptedRun:
             self.close(status)
 
     @property
-    def last_step(self) -> int | None:
-        """The highest step that was logged over all attempts; None before the first."""
-        return max((seen["step"] for seen in self.run.summary().values()), default=None)
-
-    @property
     def is_closed(self) -> bool:
         """Whether the run is no more open."""
         return self._open.get(self.run.dir) is not self
@@ -131,9 +126,7 @@ class AdoptedRun:
 
     def resumes_at(self, step: int) -> None:
         """Supersede what was logged at a step or later, because the program has restored its state before that step."""
-        last = self.last_step
-        if last is not None and step <= last:
-            self.run.supersede(step)
+        if self.run.supersede(step):
             say(f"run {self.run.name!r} resumes at step {step}: what it had logged from there on is superseded")
 
 

@@ -444,15 +444,15 @@ class Run(Recorder):
         """Return the last value logged under each name, those for the progress bar only, the objective first."""
         return key_metrics(dict(self.latest()), self.config.loop.objective)
 
-    def supersede(self, step: int | None) -> None:
-        """Tell at which step a program resumes that restores its own state; `restore` does so itself.
+    def supersede(self, step: int | None) -> bool:
+        """Tell at which step a program resumes that restores its own state; return whether anything is superseded.
 
         Points and media from that step on are superseded; MLflow, which cannot delete points, keeps those that differ.
 
         Args:
             step: The first step that is repeated; None: unknown, as in an attempt that restores nothing.
         """
-        self._opened().hub.ask(ActorLogic.supersede, step)
+        return self._opened().hub.ask(ActorLogic.supersede, step)
 
     def note_stepless(self, metric: str) -> None:
         """Note that the program logs a metric without a step: its points at step 0 replace no older ones."""
