@@ -141,6 +141,15 @@ def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose,
     assert num_trained == (6 if agent == "ppo" else 73)
 
 
+@pytest.mark.parametrize("overrides", [["agent.rollout_steps=1"], ["agent.rollout_steps=8", "agent.batch_size=1"]])
+def test_ppo_learns_from_single_rows(compose, overrides):
+    engine = made(compose("ppo", *overrides))
+    while engine.updates < 20:
+        engine.advance()
+    assert all(weights.isfinite().all() for weights in engine.policy.parameters())
+    engine.cleanup()
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(compose, agent):
     engine = made(compose(agent, "agent.precision=bfloat16"))

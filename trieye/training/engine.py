@@ -197,7 +197,9 @@ class TrainEngine(Experiment[ConfigT]):
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the valid rows in random order, `agent.batch_size` at a time, several times; see `Rows.minibatches`.
+        """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
+
+        How many batches they make depends on the size of the rollout alone; see `Rows.minibatches`.
 
         Each counts as an update when the next one is asked for.
         """

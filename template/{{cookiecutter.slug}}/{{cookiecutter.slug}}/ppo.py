@@ -100,7 +100,8 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
         """Make one update."""
         advantages = batch["advantages"]
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)  # detail 7: in each minibatch
+        if len(advantages) > 1:  # detail 7: in each minibatch; a single row has no standard deviation
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         with self.autocast():
             features = self.policy.features(batch["obs"])
             output, value = self.policy.actor(features).float(), self.policy.critic(features)[:, 0].float()
