@@ -8,6 +8,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
+from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
 from trieye.experiment.loop import run_alone as run_experiment
@@ -104,6 +105,12 @@ def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_th
     rows = [{"loss": torch.tensor([2.0], requires_grad=True), "n": 1}, {"loss": torch.tensor(4.0), "n": 2.0, "late": 5}]
     assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5, "late": 5.0}
     assert trieye.mean([]) == {}
+
+
+def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
+    rows = [{"loss": Elsewhere(torch.tensor(2.0)), "n": 1}, {"loss": 4.0, "n": torch.tensor(2.0)}]
+    with AsTensor():
+        assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5}
 
 
 def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():

@@ -344,19 +344,21 @@ class TrainEngine(Experiment[ConfigT]):
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it, as numbers fetched from the device once.
+    """Return the mean of each metric over the updates that have it, as numbers fetched once from each device.
 
     Args:
         metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
     """
-    columns: dict[str, list[torch.Tensor]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
-    if not columns:
-        return {}
-    means = torch.stack([torch.stack(column).mean() for column in columns.values()])
-    return dict(zip(columns, means.tolist(), strict=True))
+    values = [
+        (name, torch.as_tensor(value).detach().float().reshape(())) for row in metrics for name, value in row.items()
+    ]
+    columns: dict[str, list[float]] = {name: [] for name, _ in values}
+    for device in {value.device for _, value in values}:
+        there = [(name, value) for name, value in values if value.device == device]
+        numbers = torch.stack([value for _, value in there]).cpu().tolist()
+        for (name, _), number in zip(there, numbers, strict=True):
+            columns[name].append(number)
+    return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
