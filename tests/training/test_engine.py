@@ -65,6 +65,27 @@ def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_
     engine.cleanup()
 
 
+def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_all_of_its_rows(train_config):
+    """At CleanRL's settings for CartPole, where each rollout has ends of episodes."""
+
+    class Counting(PPO):
+        rows_seen = 0
+
+        def train_step(self, batch):
+            self.rows_seen += len(batch["action"])
+            return super().train_step(batch)
+
+    engine = Counting(train_config(agent={"kind": "ppo", "rollout_steps": 128, "batch_size": 128}, env={"num": 4}))
+    num_resets = 0
+    for rollout in range(1, 6):
+        engine.advance()
+        assert engine.updates == rollout * 10 * 4
+        num_resets += rollout * 512 - engine.env_steps
+    assert num_resets > 0
+    assert engine.rows_seen == 10 * engine.env_steps
+    engine.cleanup()
+
+
 def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine = PPO(config().model_copy(update={"agent": PPOConfig(rollout_steps=5)}))
     with pytest.raises(trieye.ConfigurationError, match="PPOConfig is no ReplayAgentConfig"):

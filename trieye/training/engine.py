@@ -14,6 +14,7 @@ from trieye.config.agent import ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
+from trieye.process.progress import say
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
 from trieye.training.attributes import Attributes
@@ -30,6 +31,7 @@ from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import Spaces, as_data
+from trieye.training.update_ratio import UpdateRatio
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
 _OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
@@ -125,6 +127,9 @@ class TrainEngine(Experiment[ConfigT]):
         self._evaluation = Evaluation(config.env)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
+        self._update_ratio = UpdateRatio(
+            getattr(config.agent, "updates_per_env_step", 0.0), getattr(config.agent, "learning_starts", 0)
+        )
         self._counted, self._version = (0, 0), 0
         self._shown: int | None = None
         self._newest: Minibatch | dict[str, Any] | None = None
@@ -156,6 +161,12 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.env_steps
 
     @property
+    def schedule_step(self) -> int:
+        """What schedules are called with: environment steps, or updates with `mode=train`, which makes none."""
+        steps: int = getattr(self, self.config.schedule_axis)
+        return steps
+
+    @property
     def generator(self) -> torch.Generator:
         """A random generator on the device, which is saved; the policy explores with another one."""
         return self._generator
@@ -178,8 +189,9 @@ class TrainEngine(Experiment[ConfigT]):
     def due_batches(self) -> Iterator[Minibatch]:
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
-        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. Each counts as an
-        update when the next one is asked for.
+        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. A resume without
+        the replay (`persistence.save_buffer=false`) collects `agent.learning_starts` environment steps before the next
+        update. Each counts as an update when the next one is asked for.
         """
         if self.replay is None:
             kind = type(self.agent).__name__
@@ -187,9 +199,10 @@ class TrainEngine(Experiment[ConfigT]):
                 f"due_batches(): {kind} is no ReplayAgentConfig, so there is no replay to draw from"
             )
         agent: ReplayAgentConfig = self.agent
-        due = int((self.env_steps - agent.learning_starts) * agent.updates_per_env_step)
+        due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
+            self._update_ratio.start(self.env_steps, due)
         while self.updates < due:
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             self._newest = batch
@@ -197,7 +210,9 @@ class TrainEngine(Experiment[ConfigT]):
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the valid rows in random order, `agent.batch_size` at a time, several times; see `Rows.minibatches`.
+        """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
+
+        How many batches they make depends on the size of the rollout alone; see `Rows.minibatches`.
 
         Each counts as an update when the next one is asked for.
         """
@@ -252,7 +267,7 @@ class TrainEngine(Experiment[ConfigT]):
         env = self.config.env
         with_frames = env.eval_video and self._run is not None
         episodes = self._evaluation.play(
-            self.policy, env.eval_episodes, env_steps=self.env_steps, with_frames=with_frames
+            self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
             self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
@@ -276,6 +291,8 @@ class TrainEngine(Experiment[ConfigT]):
             "collector": self._source,
             "generator": self._generator,
             "version": self._version,
+            "update_ratio": self._update_ratio.state_dict(),
+            "data": self.config.data if self.config.mode == "train" else None,
             "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -289,10 +306,19 @@ class TrainEngine(Experiment[ConfigT]):
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
+        if "update_ratio" in checkpoint:
+            self._update_ratio.load_state_dict(checkpoint["update_ratio"], self.env_steps, self.updates)
         if self.replay is None:
             return
-        if "replay" in checkpoint:
+        is_offline = self.config.mode == "train"
+        if "replay" in checkpoint and not (is_offline and self.config.data != checkpoint.get("data", self.config.data)):
             self.replay.load_state_dict(checkpoint["replay"])
+        elif not is_offline:
+            self._update_ratio.restart(self.env_steps, self.updates)
+            say(
+                "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts again after "
+                f"agent.learning_starts={self.agent.learning_starts} environment steps"
+            )
         if not is_whole:
             self.replay.interrupt()
 
@@ -306,7 +332,7 @@ class TrainEngine(Experiment[ConfigT]):
             # no deep copy: it would share the normalizer, and what was compiled
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())
-            return export_policy(policy.eval(), export_dir, env_steps=self.env_steps)
+            return export_policy(policy.eval(), export_dir, env_steps=self.schedule_step)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""

@@ -20,7 +20,7 @@ class Context:
 
     Attributes:
         explore: Whether to explore; False in evaluations.
-        env_steps: Environment steps made so far, for schedules.
+        env_steps: What schedules are called with: environment steps made so far, or updates with `mode=train`.
         generator: Random generator on the policy's device, for all that is random in `act`: saved, so that a run that
             was killed goes on with the same numbers.
     """
