@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.process.progress import say
 from trieye.snapshot.environments import EnvState, stateful
-from trieye.training.policy import Act, Context, Moments, Normalizer, Obs, Policy, mapped, merge_moments
+from trieye.training.policy import (
+    Act,
+    Acting,
+    Context,
+    Moments,
+    Normalizer,
+    Obs,
+    Policy,
+    chosen_actions,
+    mapped,
+    merge_moments,
+)
 from trieye.training.rows import Array, Rows, nested
 
 _PICTURE_AXES = 3  # environments, height and width
@@ -75,13 +86,13 @@ class Collector:
         resets[0] = self._done
         for name, item in self._obs.items():
             seen[name][0] = item
-        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
+        acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
                 before_step()
-            with inference:
+            with acting:
                 act = self._policy.act(self._seen_at(t, seen, device), self._state, ctx)
-                action = act.action.cpu().numpy()
+                action = chosen_actions(self._policy, act)
             found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
             self._see(found, seen, t + 1)
             self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])

@@ -21,7 +21,7 @@ from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
+_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
 
 
@@ -136,8 +136,14 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         raise ConfigurationError(f"env.vector=own: {config.id} has no vector form of its own; take env.vector=sync")
     try:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
-    except _TROUBLES as error:
+    except Exception as error:  # the border to the user's environment
         raise _cannot_be_made(config, error) from error
+    if not isinstance(envs, VectorEnv):
+        kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} makes a {kind}, which is no gymnasium.vector.VectorEnv; pools such as "
+            "EnvPool need an adapter of that class, or take env.vector=sync"
+        )
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()
@@ -150,17 +156,29 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 def spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment, or of one member of a vector."""
+    """Return the spaces of an environment, or of one member of a vector; continuous actions are float32."""
     of_vector = isinstance(env, VectorEnv)
     observation = env.single_observation_space if of_vector else env.observation_space
-    return Spaces(observation, env.single_action_space if of_vector else env.action_space)
+    return Spaces(observation, _in_float32(env.single_action_space if of_vector else env.action_space))
+
+
+def _in_float32(space: Any) -> Any:
+    """Return a Box of other floats as one of float32, the dtype of networks, whose bounds lie within those given."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
+        return space
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+    low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+    return gym.spaces.Box(np.minimum(low, high), high, dtype=np.float32)
 
 
 def action_kind(space: Any) -> ActionKind | None:
-    """Return what an action is: `discrete`, indices from 0 on; `continuous`, numbers within bounds; None otherwise."""
+    """Return what an action is: `discrete`, indices from 0 on; `continuous`, floats within bounds; None otherwise."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else None
-    return "continuous" if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
+    is_continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
+    return "continuous" if is_continuous else None
 
 
 @functools.cache
@@ -168,12 +186,40 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it makes pictures, what it does wrong; once for a sweep over seeds."""
     config = EnvConfig.model_validate_json(made)
     if config.vector == "own":
-        with contextlib.closing(_own_vector(config.model_copy(update={"num": 1}))) as envs:
-            return spaces_of(envs), True, None
+        _check_own_vector(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
+
+
+def _check_own_vector(config: EnvConfig) -> None:
+    """Refuse a vector form that single environments, in which policies are evaluated, do not agree with."""
+    with contextlib.closing(_own_vector(config)) as envs:
+        of_vector = spaces_of(envs)
+    spec = gym.registry.get(config.id)
+    if spec is not None and spec.entry_point is None:
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} has no single form, which evaluations step; register it with an entry_point, "
+            "too"
+        )
+    with contextlib.closing(make_env(config)) as env:
+        of_single = spaces_of(env)
+    for name, one, other in zip(Spaces._fields, of_vector, of_single, strict=True):
+        if not _are_alike(one, other):
+            raise ConfigurationError(
+                f"env.vector=own: {config.id} has the {name} space {one} in its vector form and {other} in its single "
+                "form, which evaluations step"
+            )
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Tell whether a policy for one space fits the other; bounds may differ."""
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        return list(one) == list(other) and all(_are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return bool(one == other)
 
 
 def spaces_of_config(config: EnvConfig) -> Spaces:
