@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,19 @@ def seed_all(value: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(value)
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leave Python's, NumPy's and torch's global generators as they are, whatever the block draws.
+
+    What other threads draw meanwhile, they draw again.
+    """
+    state = capture_all()
+    try:
+        yield
+    finally:
+        restore_all(state)
 
 
 def capture_all() -> dict[str, Any]:
