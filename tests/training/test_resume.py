@@ -147,3 +147,30 @@ def test_learning_that_has_not_started_waits_for_the_learning_starts_of_the_resu
     learn_until(engine, 50)
     assert engine.updates == engine.env_steps - 30
     engine.cleanup()
+
+
+@pytest.mark.parametrize("explorers", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 1}),
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 3}),
+        ({"gamma": 0.99, "n_step": 3}, {"gamma": 0.9, "n_step": 2}),
+    ],
+)
+def test_the_replay_survives_another_discount_or_number_of_steps(train_config, before, after, explorers):
+    """As population-based training varies them."""
+
+    def config(gamma, n_step):
+        return train_config(agent={"gamma": gamma}, replay={"n_step": n_step}, explorer={"num": explorers})
+
+    engine = DQN(config(**before))
+    learn_until(engine, 40)
+    engine = resumed(engine, config(**after))
+    batch = engine.replay.minibatch(64, torch.device("cpu"))
+    n = batch.data.get("n", torch.ones(64))
+    assert n.max() <= after["n_step"]
+    assert torch.allclose(batch["discount"], (~batch["terminated"]) * after["gamma"] ** n.float())
+    learn_until(engine, 80)
+    assert all(weights.isfinite().all() for weights in engine.policy.parameters())
+    engine.cleanup()
