@@ -77,6 +77,22 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
         gym.Wrapper.__init__(self, env)
 
 
+class Sampling(gym.Env):
+    """Draws its observations from its own space, and its first one from its space of actions."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, self.action_space.sample() / 1000, np.float32), {}
+
+    def step(self, action):
+        obs = self.observation_space.sample()
+        return obs, float(obs.sum()), bool(obs[0] > 0.5), False, {}
+
+
 class Troubled(gym.Wrapper):
     """CartPole with a fault: `once` after 50 steps in the whole process, `later` after 50 of each, or a hang."""
 
@@ -108,6 +124,7 @@ class Particular(gym.Wrapper):
 
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

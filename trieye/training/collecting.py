@@ -25,6 +25,7 @@ from trieye.training.policy import (
     merge_moments,
 )
 from trieye.training.rows import Array, Rows, nested
+from trieye.training.seeds import training_seed
 
 _PICTURE_AXES = 3  # environments, height and width
 
@@ -231,7 +232,7 @@ class Collector:
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
             cut = int(np.count_nonzero(~done))
-            self._begin(self._seed + self.env_steps)
+            self._begin(training_seed(self._seed, self.env_steps))
             self.interrupted += cut
             if cut:
                 self._ended["episode/interrupted"] = [float(self.interrupted)]

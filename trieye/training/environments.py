@@ -10,13 +10,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as vector_wrappers
 
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.exceptions import ConfigurationError
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
@@ -25,7 +26,7 @@ _ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of float
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
 
 
-def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
+def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
     """Make one environment with its wrappers.
 
     Observations that are neither a `Box` nor a `Dict` of such come out flat: discrete ones as one-hot vectors.
@@ -33,6 +34,7 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
     Args:
         config: What to make.
         render_mode: `rgb_array` for pictures; None for none.
+        seed: Of its spaces, from which some environments draw; None leaves them unseeded.
 
     Raises:
         ConfigurationError: There is no such environment or wrapper, or it cannot be made.
@@ -55,7 +57,20 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box | gym.spaces.Dict) and space.is_np_flattenable:
         env = gym.wrappers.FlattenObservation(env)
+    if seed is not None:
+        seed_spaces(env, seed)
     return env
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed the action and observation spaces of an environment, or a vector, and of its wrappers."""
+    layer = env
+    while layer is not None:
+        for number, kind in enumerate(("action_space", "observation_space")):
+            for space in (getattr(layer, kind, None), getattr(layer, f"single_{kind}", None)):
+                if isinstance(space, gym.Space):
+                    space.seed(training_seed(seed, number))  # not that of `reset`: the draws would be correlated
+        layer = layer.env if isinstance(layer, gym.Wrapper | VectorWrapper) else None
 
 
 def _arguments(config: EnvConfig) -> dict[str, Any]:
@@ -115,15 +130,23 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
 
 
-def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, Any, Any]:
     """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
+
+    Args:
+        config: What to make.
+        seed: Of the spaces of the first environment, the others count on from it; None leaves them unseeded.
 
     Raises:
         ConfigurationError: They cannot be made, or their own vector form resets them in another way.
     """
     if config.vector == "own":
-        return _own_vector(config)
-    thunks = [functools.partial(make_env, config)] * config.num
+        envs = _own_vector(config)
+        if seed is not None:
+            seed_spaces(envs, seed)
+        return envs
+    seeds = [None if seed is None else seed + member for member in range(config.num)]
+    thunks = [functools.partial(make_env, config, seed=one) for one in seeds]
     if config.vector == "async":  # a fork would take the threads of this process with it, half alive
         return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.collecting import columns_of
-from trieye.training.environments import make_env
+from trieye.training.environments import make_env, seed_spaces
 from trieye.training.policy import Context, Policy, chosen_actions, mapped
 from trieye.training.rows import nested
+from trieye.training.seeds import FIRST_SEED
 
-FIRST_SEED = 1_000_000
-"""Far away from the seeds of training; evaluations after it have others still."""
 _MAX_AT_ONCE = 16
 
 
@@ -108,6 +107,7 @@ class Evaluation:
             begun = 0
             while waiting and free:
                 env, episode = free.pop(), waiting.pop()
+                seed_spaces(env, episode.seed)
                 obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
                 begun += 1

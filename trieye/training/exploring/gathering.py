@@ -129,7 +129,8 @@ class _Newer:
 def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, gathered: _Gathered) -> None:
     """Collect in this process."""
     policy, num = loaded.policy, config.env.num
-    collector = Collector(make_envs(config.env), policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+    envs = make_envs(config.env, seed=config.seed)
+    collector = Collector(envs, policy, config.env, gamma=config.agent.gamma, seed=config.seed)
     collector.env_steps = loaded.schedule_step
     try:
         while not gathered.is_enough:
