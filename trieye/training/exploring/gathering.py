@@ -140,7 +140,7 @@ def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, g
     on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
     envs = make_envs(config.env)
     collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
-    collector.env_steps = loaded.env_steps
+    collector.env_steps = loaded.schedule_step
     try:
         while not gathered.is_enough:
             if newer is not None and (weights := newer.weights()) is not None:
@@ -169,7 +169,7 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
-                env_steps = loaded.env_steps + gathered.num
+                env_steps = loaded.schedule_step + gathered.num
                 group.submit(slot, Grant(slot.produced, gathered.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
