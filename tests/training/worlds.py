@@ -115,6 +115,43 @@ class Troubled(gym.Wrapper):
         return super().step(action)
 
 
+class Spoiled(gym.Env):
+    """Episodes of 3 to 12 steps, of which one gives `value` as its `what`: a reward, an observation, that of a reset.
+
+    It happens once in the life of the environment, at its step (or its reset) number `at`, and again `every` so many.
+    """
+
+    observation_space, action_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32), gym.spaces.Discrete(3)
+
+    def __init__(self, what="reward", value=np.nan, at=20, every=None):
+        self.what, self.value, self.at, self.every = what, value, at, every
+        self.num_steps = self.num_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.num_resets += 1
+        self.left = int(self.np_random.integers(3, 13))
+        return self._obs(is_spoiled=self.what == "reset" and self._is_turn(self.num_resets)), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        self.left -= 1
+        is_turn = self._is_turn(self.num_steps)
+        reward = self.value if self.what == "reward" and is_turn else float(action == 1)
+        obs = self._obs(is_spoiled=self.what == "observation" and is_turn)
+        return obs, reward, self.left <= 0 and self.num_steps % 2 == 0, self.left <= 0 and self.num_steps % 2 == 1, {}
+
+    def _is_turn(self, number):
+        return number == self.at or (
+            self.every is not None and number > self.at and not (number - self.at) % self.every
+        )
+
+    def _obs(self, *, is_spoiled):
+        obs = self.np_random.normal(size=3).astype(np.float32)
+        obs[1] = self.value if is_spoiled else obs[1]
+        return obs
+
+
 class Particular(gym.Wrapper):
     """Goes around no environment, and does not say why."""
 
@@ -125,6 +162,7 @@ class Particular(gym.Wrapper):
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
+gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

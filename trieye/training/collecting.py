@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
+from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
 from trieye.snapshot.environments import EnvState, stateful
+from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, finite_members, first_nonfinite, is_finite
 from trieye.training.policy import (
     Act,
     Acting,
@@ -28,6 +30,7 @@ from trieye.training.rows import Array, Rows, nested
 from trieye.training.seeds import training_seed
 
 _PICTURE_AXES = 3  # environments, height and width
+_NEXT_STREAM = 1 << 32  # far above the number of any environment
 
 
 class Collector:
@@ -39,16 +42,26 @@ class Collector:
         config: Of the environments.
         gamma: Discount, for `normalize_rewards`.
         seed: Member `i` begins with `seed + i`.
+        on_nonfinite: Decides about observations and rewards that are NaN or infinite; None raises.
 
     Attributes:
         env_steps: Environment steps made in the whole run; a reset is none.
-        interrupted: Episodes that were cut on resume, because their environment could not be saved.
+        interrupted: Episodes that were cut: on resume, because their environment could not be saved, or because it gave
+            something that is not finite.
         generator: Of the policy's exploring, on its device; saved.
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], policy: Policy, config: EnvConfig, *, gamma: float, seed: int
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        policy: Policy,
+        config: EnvConfig,
+        *,
+        gamma: float,
+        seed: int,
+        on_nonfinite: OnNonfinite | None = None,
     ) -> None:
+        self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
         self._env_state = EnvState(envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
@@ -58,6 +71,8 @@ class Collector:
         self._ended: dict[str, list[float]] = defaultdict(list)
         self.generator = torch.Generator(policy.device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
+        self._streams = np.arange(envs.num_envs)  # the environments as the replay knows them; new after a cut
+        self._refusals: dict[int, int] = {}  # by environment, in a row
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
@@ -77,25 +92,22 @@ class Collector:
             steps: How many.
             before_step: Called before each; it may give the policy other weights.
         """
-        num, device = self._envs.num_envs, self._policy.device
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
+        num, device = self._envs.num_envs, self._policy.device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
-        seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
-        rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
-        terminated, truncated = np.empty((2, steps, num), bool)
-        resets = np.empty((steps + 1, num), bool)  # the environments that are reset in place of a step
-        resets[0] = self._done
-        for name, item in self._obs.items():
-            seen[name][0] = item
+        made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
+        resets, terminated, truncated = made.resets, made.terminated, made.truncated
         acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
                 before_step()
             with acting:
-                act = self._policy.act(self._seen_at(t, seen, device), self._state, ctx)
+                act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
                 action = chosen_actions(self._policy, act)
-            found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-            self._see(found, seen, t + 1)
+            found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+            made.see(found, t + 1)
+            if not made.is_finite(t):
+                self._refuse(t, made, action, ctx.env_steps)
             self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
             self._state = act.state if act.state is None else self._begun(act.state, resets[t])
             if self._has_own_metrics and self._done.any():
@@ -104,18 +116,97 @@ class Collector:
             actions.append(action)
             ctx.env_steps += num - int(np.count_nonzero(resets[t]))
         self.env_steps = ctx.env_steps
-        self._done, valid, done = resets[steps].copy(), ~resets[:-1], resets[1:]
-        self._obs = {name: item[steps] for name, item in seen.items()}
-        self._take_episodes(rewards, valid, done)
-        arrays = {name: item[:steps] for name, item in seen.items()} | {"action": np.stack(actions)}
-        arrays |= {"reward": self._learned_from(rewards, valid, done)}
-        arrays |= {"terminated": terminated, "truncated": truncated}
-        extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
-        last_state = mapped(self._state, torch.clone)
-        rows = Rows(arrays, self._obs, valid, extras, before, device, last_state)
-        if self._normalizers and valid.any():
-            self._moments.append(Moments.of(rows["obs"][torch.from_numpy(valid).to(device)]))
+        rows = self._rows_of(made, np.stack(actions), acts, before)
+        if self._normalizers and rows.valid.any():
+            self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
+
+    def _rows_of(self, made: "Steps", actions: Array, acts: list[Act], before: Any) -> Rows:
+        """Return the steps that were made as rows, and take note of where they ended."""
+        steps = len(actions)
+        self._done, valid, done = made.resets[steps].copy(), ~made.resets[:-1], made.resets[1:]
+        self._obs = {name: item[steps] for name, item in made.seen.items()}
+        if made.cuts:
+            self._note_cuts(made)
+        self._take_episodes(made.rewards, valid, done, made.cuts)
+        arrays = {name: item[:steps] for name, item in made.seen.items()} | {"action": actions}
+        arrays |= {"reward": self._learned_from(made.rewards, valid, done)}
+        arrays |= {"terminated": made.terminated, "truncated": made.truncated}
+        extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
+        self._check_policy(actions, extras)
+        last_state = mapped(self._state, torch.clone)
+        streams = self._streams.copy()
+        return Rows(arrays, self._obs, valid, extras, before, self._policy.device, last_state, streams)
+
+    def _refuse(self, t: int, made: "Steps", action: Array, env_steps: int) -> None:
+        """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
+
+        Raises:
+            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or an environment goes on so.
+        """
+        faults = made.faults(t)
+        if not faults:  # large numbers, and no more
+            return
+        members = np.zeros(self._envs.num_envs, bool)
+        members[list(faults)] = True
+        owner, at = self._on_nonfinite.owner, f"at environment step {env_steps}"
+        for n, what in faults.items():
+            if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
+                raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
+            in_a_row = not made.has_row_before(t, n)
+            self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
+            if self._refusals[n] >= MAX_IN_A_ROW:
+                raise NonFiniteError(f"{what} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
+        first, what = next(iter(faults.items()))
+        others = f", and others of {len(faults) - 1} more" if len(faults) > 1 else ""
+        consequence = "the row is left out, its episode cut, and the environment reset"
+        told = f"{what} of environment {first}{owner} {at}{others}"
+        made.cut(self._reset(members, made, t + 1), t)  # first, so that nothing of it is left whatever follows
+        self._on_nonfinite.found("rows", told, consequence, len(faults))
+
+    def _reset(self, members: NDArray[np.bool_], made: "Steps", t: int) -> NDArray[np.bool_]:
+        """Reset some environments, and see their first observations at `t`; return which ones it were."""
+        is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
+        members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
+        if isinstance(self._envs, SyncVectorEnv):
+            self._envs._rewards[members] = 0.0  # noqa: SLF001 - no public name, and saved with the environments
+        for _ in range(MAX_IN_A_ROW):
+            options = {"reset_mask": members.copy()} if is_of_gymnasium else None
+            made.see(self._envs.reset(options=options)[0], t)
+            if not (faulty := made.unseen(t)):
+                return members
+        n, what = next(iter(faulty.items()))
+        raise NonFiniteError(
+            f"{what} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
+        )
+
+    def _note_cuts(self, made: "Steps") -> None:
+        """Count episodes that were cut; what follows one that earlier rows belong to goes to another stream."""
+        for t, n in made.cuts:
+            if t == 0:
+                self._streams[n] += _NEXT_STREAM
+                self._returns[n], self._lengths[n] = 0.0, 0
+        self.interrupted += len(made.cuts)
+        self._ended["episode/interrupted"] = [float(self.interrupted)]
+        last = len(made.rewards) - 1
+        self._refusals = {n: num for n, num in self._refusals.items() if not made.has_row_before(last + 1, n)}
+
+    def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
+        """Refuse what a policy made of finite observations that is not finite; no row can be left out for it."""
+        what = None
+        if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
+            what = "action"
+        states = self._state if isinstance(self._state, dict) else {"": self._state}
+        given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
+        for name, tensor in given.items():
+            # -inf is the log of a forbidden action's probability
+            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                what = name
+        if what is not None:
+            raise NonFiniteError(
+                f"the policy's {what} is not finite{self._on_nonfinite.owner} before environment step "
+                f"{self.env_steps}, though what it saw is: look at its weights and at what it computes"
+            )
 
     def learned(self) -> None:
         """Let normalizers take into account what was collected; they had to see it in learning as `act` did."""
@@ -132,15 +223,6 @@ class Collector:
             return torch.from_numpy(seen["obs"][t]).to(device)
         found: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
         return found
-
-    @staticmethod
-    def _see(obs: Any, seen: dict[str, Array], t: int) -> None:
-        """Note observations, in the types of `columns_of`, which those of the first ones were."""
-        if "obs" in seen:
-            seen["obs"][t] = obs
-            return
-        for key, item in obs.items():
-            seen[f"obs/{key}"][t] = item
 
     def _begun(self, state: Any, begins: NDArray[np.bool_]) -> Any:
         """Return the state of a recurrent policy, with that of new episodes where one begins."""
@@ -160,12 +242,13 @@ class Collector:
             rewards = self._scale.scaled(rewards, valid, done)
         return rewards.astype(np.float32)
 
-    def _take_episodes(self, rewards: Array, valid: Array, done: Array) -> None:
+    def _take_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
         for n in np.flatnonzero(done.any(axis=0)).tolist():
             first = 0
             for end in (np.flatnonzero(done[:, n]) + 1).tolist():
-                self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
-                self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
+                if (end, n) not in cuts:
+                    self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
+                    self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
                 self._returns[n], self._lengths[n], first = 0.0, 0, end
             self._returns[n] -= rewards[:first, n].sum()  # they are added below
             self._lengths[n] -= valid[:first, n].sum()
@@ -204,6 +287,7 @@ class Collector:
             "interrupted": self.interrupted,
             "obs": self._obs,
             "done": self._done,
+            "streams": self._streams,
             "policy_state": self._state,
             "returns": self._returns,
             "lengths": self._lengths,
@@ -241,6 +325,7 @@ class Collector:
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
         self._state = mapped(state["policy_state"], lambda item: item.to(self._policy.device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
         return True
@@ -256,6 +341,86 @@ class Collector:
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
         return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
+
+
+class Steps:
+    """What some steps of environments gave, `[t, n, ...]`.
+
+    Args:
+        obs: The observations before the first one.
+        done: Which environments are reset in place of it.
+        steps: How many there will be.
+
+    Attributes:
+        seen: Observations by column; those after the last step, too.
+        rewards: float64.
+        terminated: Whether an episode ended there.
+        truncated: Likewise.
+        resets: Which environments were reset in place of a step, and will be in place of the next one.
+        cuts: (t, n) of steps that were left out, and with which an episode that was under way ended.
+    """
+
+    __slots__ = ("_flat", "cuts", "resets", "rewards", "seen", "terminated", "truncated")
+
+    def __init__(self, obs: Mapping[str, Array], done: NDArray[np.bool_], steps: int) -> None:
+        num = len(done)
+        self.seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in obs.items()}
+        self.rewards = np.empty((steps, num))
+        self.terminated, self.truncated = np.empty((2, steps, num), bool)
+        self.resets = np.empty((steps + 1, num), bool)
+        self.cuts: list[tuple[int, int]] = []
+        self._flat = [item.reshape(steps + 1, -1) for item in self.seen.values() if item.dtype.kind == "f"]
+        for name, item in obs.items():
+            self.seen[name][0] = item
+        self.resets[0] = done
+
+    def see(self, obs: Any, t: int) -> None:
+        """Note observations, in the types of `columns_of`, which those of the first ones were."""
+        if "obs" in self.seen:
+            self.seen["obs"][t] = obs
+            return
+        for key, item in obs.items():
+            self.seen[f"obs/{key}"][t] = item
+
+    def is_finite(self, t: int) -> bool:
+        """Tell whether the rewards of a step, and the observations after it, are; if False, `faults` knows."""
+        if not is_finite(self.rewards[t]):
+            return False
+        for flat in self._flat:  # noqa: SIM110 - all() takes longer, and this is done in each step
+            if not is_finite(flat[t + 1]):
+                return False
+        return True
+
+    def faults(self, t: int) -> dict[int, str]:
+        """Return what is not finite after a step, by environment."""
+        found = self.unseen(t + 1)
+        for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
+            found[n] = f"the reward {self.rewards[t, n]:g}"
+        return found
+
+    def unseen(self, t: int) -> dict[int, str]:
+        """Return which observation is not finite, by environment."""
+        found: dict[int, str] = {}
+        for name, item in self.seen.items():
+            if item.dtype.kind == "f":
+                label = name.replace("obs", "the observation", 1).replace("/", " ")
+                for n in np.flatnonzero(~finite_members(item[t])).tolist():
+                    found[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
+        return found
+
+    def has_row_before(self, t: int, n: int) -> bool:
+        """Tell whether the step before `t` is a row; False if it is not among these."""
+        return t > 0 and not self.resets[t - 1, n]
+
+    def cut(self, members: NDArray[np.bool_], t: int) -> None:
+        """Leave out a step of some environments, which were reset in its place: the row before is truncated."""
+        for n in np.flatnonzero(members & ~self.resets[t]).tolist():
+            self.cuts.append((t, n))
+            if self.has_row_before(t, n):
+                self.truncated[t - 1, n] = True
+        self.resets[t, members] = True
+        self.rewards[t, members] = 0.0
+        self.terminated[t, members] = self.truncated[t, members] = False
 
 
 class RewardScale:

@@ -27,6 +27,7 @@ from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
+from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
@@ -125,6 +126,7 @@ class TrainEngine(Experiment[ConfigT]):
         self.replay: Any = None
         self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env)
         self._evaluator = Evaluator(config, self.policy_class)
@@ -137,6 +139,10 @@ class TrainEngine(Experiment[ConfigT]):
         self._newest: Minibatch | dict[str, Any] | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
+        self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
+        if self.replay is not None:
+            self.replay.on_nonfinite = self._on_nonfinite
+        self._guard = UpdateGuard(self, self._on_nonfinite)
 
     @property
     def _evaluates_by_itself(self) -> bool:
@@ -148,14 +154,22 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None)
+            return make_explorers(config, self.policy, replay if has_replay else None, self._on_nonfinite)
         seed = training_seed(config.seed)
         self.envs = make_envs(config.env, seed=seed)
-        source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=seed)
+        source = Collector(
+            self.envs,
+            self.policy,
+            config.env,
+            gamma=config.agent.gamma,
+            seed=seed,
+            on_nonfinite=self._on_nonfinite,
+        )
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+        read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
+        make = read if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
 
     @property
@@ -241,12 +255,19 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
-        values = dict(self.step())
+        """Do `step`, and add what there is to say of the collecting, the episodes and the replay.
+
+        Raises:
+            NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
+                them are left out instead.
+        """
+        with self._guard:
+            values = dict(self.step())
+        self._guard.settle(values)
         self._source.learned()
         before, self._counted = self._counted, (self.env_steps, self.updates)
         found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
-        found |= self._source.metrics()
+        found |= self._source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
@@ -286,13 +307,19 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.can_save
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
-        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
+        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are.
+
+        Raises:
+            NonFiniteError: A weight or a moment of an optimizer is NaN or infinite.
+        """
+        self._guard.check_weights()
         return {
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
             "collector": self._source,
             "generator": self._generator,
+            "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
             "data": self.config.data if self.config.mode == "train" else None,
@@ -306,6 +333,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
+        self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])

@@ -3,18 +3,20 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from trieye.config.root import TrieyeConfig
+from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector
 from trieye.training.environments import make_envs
 from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
 from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
@@ -59,6 +61,8 @@ class Report:
         payload: The rows, as `Rows.as_payload` makes them; None if they went to the replay.
         interrupted: Episodes that were cut.
         seconds: How long it took.
+        refused: Rows that were left out since they were not finite.
+        remarks: What there is to say of that.
     """
 
     explorer: int
@@ -71,6 +75,8 @@ class Report:
     payload: dict[str, Array] | None
     interrupted: int
     seconds: float
+    refused: int = 0
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -122,6 +128,9 @@ class Explorer:
         device = torch.device("cuda" if config.explorer.num_gpus and torch.cuda.is_available() else "cpu")
         self._policy = (task.policy(config, task.spaces) if policy is None else policy).to(device)
         self._seed = training_seed(config.seed, *((index, incarnation) if index or incarnation else ()))
+        self._remarks: list[str] = []
+        mode, owner = config.loop.on_nonfinite, f" of explorer {index}"
+        self._on_nonfinite = OnNonfinite(mode, owner=owner, tell=self._remarks.append)
         self._collector = self._make_collector(self._seed)
         self._writer = None if task.make_writer is None else task.make_writer()
         self._version = -1
@@ -134,7 +143,8 @@ class Explorer:
 
     def _make_collector(self, seed: int) -> Collector:
         config, self._envs = self._config, make_envs(self._config.env, seed=seed)
-        return Collector(self._envs, self._policy, config.env, gamma=config.agent.gamma, seed=seed)
+        gamma, on_nonfinite = config.agent.gamma, self._on_nonfinite
+        return Collector(self._envs, self._policy, config.env, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
 
     def writer_name(self) -> str | None:
         """Return the name of its writer."""
@@ -149,7 +159,7 @@ class Explorer:
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._num_good < GOOD_RUN:
+            if self._is_cancelled or self._num_good < GOOD_RUN or isinstance(error, NonFiniteError):
                 raise
             self._num_good = 0
             say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
@@ -165,6 +175,8 @@ class Explorer:
             self._writer.extend(data, env_ids)
             self._writer.flush()
         cut, self._collector.interrupted = self._collector.interrupted, 0
+        refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
+        self._remarks.clear()
         return Report(
             explorer=self._index,
             number=grant.number,
@@ -176,6 +188,8 @@ class Explorer:
             payload=payload,
             interrupted=cut,
             seconds=time.perf_counter() - began,
+            refused=refused,
+            remarks=remarks,
         )
 
     def _collected(self, grant: Grant) -> Rows:

@@ -16,6 +16,7 @@ from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import Counts, Pace
 from trieye.training.exploring.places import Place
 from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.rows import Rows
 
@@ -30,6 +31,7 @@ class Explorers:
         board: Where versions are announced.
         policy: Of the learner.
         session: Names the attempt of the run.
+        on_nonfinite: Is told about rows that explorers left out.
         leave: Called with the name of the writer of an explorer that is gone.
 
     Attributes:
@@ -46,11 +48,13 @@ class Explorers:
         policy: Policy,
         *,
         session: str,
+        on_nonfinite: OnNonfinite | None = None,
         leave: Callable[[str], None] = lambda _: None,
     ) -> None:
         config: Any = task.config
         self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
         self._config, self._sync = config.explorer, config.sync
+        self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync)
@@ -123,6 +127,9 @@ class Explorers:
         for name, values in report.ended.items():
             self._ended[name] += values
         self._learned.append(report)
+        self._on_nonfinite.counts["rows"] += report.refused
+        for remark in report.remarks:
+            self._on_nonfinite.tell("rows", remark)
         self._lags[report.explorer] = self.version - report.version_min
 
     def learned(self) -> None:

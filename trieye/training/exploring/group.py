@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from trieye.config.explorer import ExplorerConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
@@ -339,6 +339,7 @@ class ExplorerGroup:
             self._leave(slot.client)
             slot.client = None
         is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
+        is_mistake |= isinstance(error, NonFiniteError)  # explorers begin again when a process fails, not a number
         slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
         slot.asks_until = None
         what = f"explorer {slot.index}: {_line(error)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
 from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import Worker
@@ -148,6 +148,8 @@ def _pass_on(done: "Future[Any]", call: "Future[Any]") -> None:
 def _meaning(error: BaseException) -> BaseException:
     """Return an error that means the same wherever an explorer is; one that it raised shows its traceback, too."""
     if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error.cause, NonFiniteError):  # its message says all
+            return error.cause
         cause: BaseException = error.as_instanceof_cause()
         return cause
     if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:

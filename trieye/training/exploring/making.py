@@ -20,11 +20,12 @@ from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.places import Place, ThreadPlace
 from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, Transport
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy
 
 
 def make_explorers(
-    config: Any, policy: Policy, replay: ReplayConfig | None
+    config: Any, policy: Policy, replay: ReplayConfig | None, on_nonfinite: OnNonfinite
 ) -> tuple[Explorers, RemoteExperience | None]:
     """Make explorers, which begin with the first `collect`, and the replay that they fill.
 
@@ -32,6 +33,7 @@ def make_explorers(
         config: Of the run, a `TrainingConfig`.
         policy: Of the learner; explorers have one of the same class.
         replay: What the replay keeps; None: rows come to the learner.
+        on_nonfinite: Is told about rows that explorers left out.
     """
     in_threads = config.runtime.kind == "local"
     place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
@@ -64,6 +66,7 @@ def make_explorers(
         board,
         policy,
         session=config.run_name,
+        on_nonfinite=on_nonfinite,
         leave=(lambda _: None) if experience is None else experience.leave,
     )
     return explorers, experience
