@@ -10,8 +10,12 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
+from trieye.exceptions import EnvironmentLostError
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted
 from trieye.snapshot.environments import EnvState, stateful
+from trieye.training.environments import close_envs, naming_lost_members
 from trieye.training.policy import Act, Context, Moments, Normalizer, Obs, Policy, mapped, merge_moments
 from trieye.training.rows import Array, Rows, nested
 
@@ -44,6 +48,8 @@ class Collector:
         self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
+        self._calls = watchdog.calls()
+        self._cut_by: BaseException | None = None
         self.generator = torch.Generator(policy.device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
         self._begin(seed)
@@ -51,7 +57,9 @@ class Collector:
     def _begin(self, seed: int) -> None:
         """Begin an episode in each environment."""
         num = self._envs.num_envs
-        self._obs = columns_of(self._envs.reset(seed=seed)[0])
+        with self._calls, naming_lost_members(self._envs, self._config):
+            obs = self._envs.reset(seed=seed)[0]
+        self._obs = columns_of(obs)
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
         self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
@@ -61,10 +69,28 @@ class Collector:
     def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
         """Make some steps of each environment, with the policy exploring.
 
+        If an environment raises, or is interrupted, the rows are lost and the episodes under way are cut.
+
         Args:
             steps: How many.
             before_step: Called before each; it may give the policy other weights.
+
+        Raises:
+            EnvironmentLostError: The process of a member of `env.vector=async` is gone.
+            StepInterrupted: The run was asked to stop, and an environment does not return.
         """
+        if self._cut_by is not None:
+            self.interrupted += self.num_open
+            self._begin(self._seed + self.env_steps)
+            self._cut_by = None
+        done, state = self._done, self._state
+        try:
+            return self._collected(steps, before_step)
+        except BaseException as error:
+            self._done, self._state, self._cut_by = done, state, error
+            raise
+
+    def _collected(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
         num, device = self._envs.num_envs, self._policy.device
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
@@ -75,6 +101,7 @@ class Collector:
         resets[0] = self._done
         for name, item in self._obs.items():
             seen[name][0] = item
+        lost = naming_lost_members(self._envs, self._config)
         inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
@@ -82,7 +109,8 @@ class Collector:
             with inference:
                 act = self._policy.act(self._seen_at(t, seen, device), self._state, ctx)
                 action = act.action.cpu().numpy()
-            found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+            with self._calls, lost:
+                found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
             self._see(found, seen, t + 1)
             self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
             self._state = act.state if act.state is None else self._begun(act.state, resets[t])
@@ -196,14 +224,15 @@ class Collector:
             "returns": self._returns,
             "lengths": self._lengths,
             "scale": None if self._scale is None else self._scale.state_dict(),
-            "envs": self._env_state,
+            "envs": None if self._cut_by is not None else self._env_state,
             "generator": self.generator,
         }
 
     def plain_state(self) -> dict[str, Any]:
         """Return what `state_dict` does as plain data, for another process to save."""
         state = self.state_dict()
-        return {**state, **{name: stateful(state[name]).state_dict() for name in ("envs", "generator")}}
+        held = {name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None}
+        return {**state, **held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
@@ -233,11 +262,15 @@ class Collector:
         return True
 
     def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
+        """Close the environments; those that were cut off in a call are not waited for."""
+        with self._calls:
+            hangs = isinstance(self._cut_by, StepInterrupted | EnvironmentLostError)
+            close_envs(self._envs, in_mid_call=hangs)
 
-    def _reason_to_cut(self, saved: Mapping[str, Any], done: NDArray[np.bool_]) -> str | None:
+    def _reason_to_cut(self, saved: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
         """Bring the environments back; return why their episodes cannot go on, if they cannot."""
+        if saved is None:
+            return "they were stopped in the middle of a step"
         self._env_state.load_state_dict(saved)
         resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):

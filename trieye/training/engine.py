@@ -14,6 +14,8 @@ from trieye.config.agent import ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
+from trieye.process import watchdog
+from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
 from trieye.training.attributes import Attributes
@@ -112,6 +114,10 @@ class TrainEngine(Experiment[ConfigT]):
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
         self.envs: Any = None
+        self.updates, self._run = 0, run
+        self._stop = StopRequest(self._stop_requested_at)
+        if run is not None:
+            watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
         self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
@@ -119,10 +125,9 @@ class TrainEngine(Experiment[ConfigT]):
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
         self._source, self.replay = self._make_source(config, replay, spaces)
-        self._evaluation = Evaluation(config.env)
+        self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._counted, self._version = (0, 0), 0
@@ -141,7 +146,7 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None)
+            return make_explorers(config, self.policy, replay if has_replay else None, self._stop)
         self.envs = make_envs(config.env)
         source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
         if not has_replay:
@@ -149,6 +154,9 @@ class TrainEngine(Experiment[ConfigT]):
         is_offline = config.mode == "train"
         make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
+
+    def _stop_requested_at(self) -> float | None:
+        return None if self._run is None else self._run.stop_requested_at
 
     @property
     def env_steps(self) -> int:
@@ -224,15 +232,23 @@ class TrainEngine(Experiment[ConfigT]):
 
     def advance(self) -> Mapping[str, float | None]:
         """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
-        values = dict(self.step())
-        self._source.learned()
-        before, self._counted = self._counted, (self.env_steps, self.updates)
-        found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
+        try:
+            values = dict(self.step())
+            self._source.learned()
+        except StepInterrupted as interruption:
+            interruption.made = self._made()
+            raise
+        found = self._made()
         found |= self._source.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
         return {**found, **values}
+
+    def _made(self) -> dict[str, float | None]:
+        """Return the environment steps and updates since the last call."""
+        before, self._counted = self._counted, (self.env_steps, self.updates)
+        return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
 
     def _show_sample(self, made: Mapping[str, float]) -> None:
         """Log a table of the newest batch if it is time; batches are not held any longer."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from trieye.config.replay import ReplayConfig
 from trieye.files.run_files import RunFiles
+from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
@@ -22,7 +23,7 @@ from trieye.training.policy import Policy
 
 
 def make_explorers(
-    config: Any, policy: Policy, replay: ReplayConfig | None
+    config: Any, policy: Policy, replay: ReplayConfig | None, stop: StopRequest | None = None
 ) -> tuple[Explorers, RemoteExperience | None]:
     """Make explorers, which begin with the first `collect`, and the replay that they fill.
 
@@ -30,6 +31,7 @@ def make_explorers(
         config: Of the run, a `TrainingConfig`.
         policy: Of the learner; explorers have one of the same class.
         replay: What the replay keeps; None: rows come to the learner.
+        stop: Whether the run was asked to stop.
     """
     in_threads = config.runtime.kind == "local"
     place, transport = place_and_transport(config)  # first, as it starts Ray
@@ -63,6 +65,7 @@ def make_explorers(
         policy,
         session=config.run_name,
         leave=(lambda _: None) if experience is None else experience.leave,
+        stop=stop,
     )
     return explorers, experience
 
