@@ -188,8 +188,8 @@ def test_dict_observations_come_by_key_with_the_mask_of_actions():
     batch = replay.minibatch(64, torch.device("cpu"))
     assert batch["obs"].keys() == batch["next_obs"].keys() == {"mask", "place"}
     assert torch.equal(batch["next_obs"]["place"], batch["obs"]["place"] + 1)
-    whole = next(rows.minibatches(10))
-    assert whole["obs"]["mask"].shape == (10, 3)
+    batch = next(rows.minibatches(10))
+    assert batch["obs"]["mask"].shape == (len(batch["action"]), 3)
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("picture", np.uint8), ("memory", np.float32), ("hidden", np.float32)])
@@ -259,6 +259,18 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     obs = torch.from_numpy(data[:50])
     assert torch.equal(other(obs), held(obs))
     assert held(obs).numpy() == pytest.approx(np.clip((data[:50] - data.mean(0)) / data.std(0), -10, 10), abs=1e-2)
+
+
+def test_the_moments_of_observations_are_kept_in_numbers_that_every_device_has():
+    normalizer = Normalizer((3,))
+    assert all(buffer.dtype != torch.float64 for buffer in normalizer.buffers())  # mps has none
+    data = np.random.default_rng(0).normal(100.0, 3.0, (20_000, 3)).astype(np.float32)
+    for part in np.split(data, 400):
+        normalizer.update(torch.from_numpy(part))
+    assert normalizer.mean.numpy() == pytest.approx(data.mean(0, np.float64), rel=1e-5)
+    assert normalizer.variance.numpy() == pytest.approx(data.var(0, dtype=np.float64), rel=1e-4)
+    normalizer.load_state_dict({**normalizer.state_dict(), "count": torch.tensor(5.0001, dtype=torch.float64)})
+    assert normalizer.count == 5  # of a checkpoint of an earlier version
 
 
 def test_exploring_draws_from_the_generator_of_the_context_alone():

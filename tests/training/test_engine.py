@@ -8,6 +8,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
+from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
 from trieye.experiment.loop import run_alone as run_experiment
@@ -64,6 +65,27 @@ def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_
     engine.cleanup()
 
 
+def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_all_of_its_rows(train_config):
+    """At CleanRL's settings for CartPole, where each rollout has ends of episodes."""
+
+    class Counting(PPO):
+        rows_seen = 0
+
+        def train_step(self, batch):
+            self.rows_seen += len(batch["action"])
+            return super().train_step(batch)
+
+    engine = Counting(train_config(agent={"kind": "ppo", "rollout_steps": 128, "batch_size": 128}, env={"num": 4}))
+    num_resets = 0
+    for rollout in range(1, 6):
+        engine.advance()
+        assert engine.updates == rollout * 10 * 4
+        num_resets += rollout * 512 - engine.env_steps
+    assert num_resets > 0
+    assert engine.rows_seen == 10 * engine.env_steps
+    engine.cleanup()
+
+
 def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine = PPO(config().model_copy(update={"agent": PPOConfig(rollout_steps=5)}))
     with pytest.raises(trieye.ConfigurationError, match="PPOConfig is no ReplayAgentConfig"):
@@ -83,6 +105,12 @@ def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_th
     rows = [{"loss": torch.tensor([2.0], requires_grad=True), "n": 1}, {"loss": torch.tensor(4.0), "n": 2.0, "late": 5}]
     assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5, "late": 5.0}
     assert trieye.mean([]) == {}
+
+
+def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
+    rows = [{"loss": Elsewhere(torch.tensor(2.0)), "n": 1}, {"loss": 4.0, "n": torch.tensor(2.0)}]
+    with AsTensor():
+        assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5}
 
 
 def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():

@@ -231,6 +231,7 @@ class Collector:
     def plain_state(self) -> dict[str, Any]:
         """Return what `state_dict` does as plain data, for another process to save."""
         state = self.state_dict()
+        state["policy_state"] = mapped(self._state, torch.Tensor.cpu)
         held = {name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None}
         return {**state, **held}
 

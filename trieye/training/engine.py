@@ -15,6 +15,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
 from trieye.process import watchdog
+from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
@@ -32,6 +33,7 @@ from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import Spaces, as_data
+from trieye.training.update_ratio import UpdateRatio
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
 _OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
@@ -130,6 +132,9 @@ class TrainEngine(Experiment[ConfigT]):
         self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
+        self._update_ratio = UpdateRatio(
+            getattr(config.agent, "updates_per_env_step", 0.0), getattr(config.agent, "learning_starts", 0)
+        )
         self._counted, self._version = (0, 0), 0
         self._shown: int | None = None
         self._newest: Minibatch | dict[str, Any] | None = None
@@ -164,6 +169,12 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.env_steps
 
     @property
+    def schedule_step(self) -> int:
+        """What schedules are called with: environment steps, or updates with `mode=train`, which makes none."""
+        steps: int = getattr(self, self.config.schedule_axis)
+        return steps
+
+    @property
     def generator(self) -> torch.Generator:
         """A random generator on the device, which is saved; the policy explores with another one."""
         return self._generator
@@ -186,8 +197,9 @@ class TrainEngine(Experiment[ConfigT]):
     def due_batches(self) -> Iterator[Minibatch]:
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
-        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. Each counts as an
-        update when the next one is asked for.
+        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. A resume without
+        the replay (`persistence.save_buffer=false`) collects `agent.learning_starts` environment steps before the next
+        update. Each counts as an update when the next one is asked for.
         """
         if self.replay is None:
             kind = type(self.agent).__name__
@@ -195,9 +207,10 @@ class TrainEngine(Experiment[ConfigT]):
                 f"due_batches(): {kind} is no ReplayAgentConfig, so there is no replay to draw from"
             )
         agent: ReplayAgentConfig = self.agent
-        due = int((self.env_steps - agent.learning_starts) * agent.updates_per_env_step)
+        due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
+            self._update_ratio.start(self.env_steps, due)
         while self.updates < due:
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             self._newest = batch
@@ -205,7 +218,9 @@ class TrainEngine(Experiment[ConfigT]):
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the valid rows in random order, `agent.batch_size` at a time, several times; see `Rows.minibatches`.
+        """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
+
+        How many batches they make depends on the size of the rollout alone; see `Rows.minibatches`.
 
         Each counts as an update when the next one is asked for.
         """
@@ -268,7 +283,7 @@ class TrainEngine(Experiment[ConfigT]):
         env = self.config.env
         with_frames = env.eval_video and self._run is not None
         episodes = self._evaluation.play(
-            self.policy, env.eval_episodes, env_steps=self.env_steps, with_frames=with_frames
+            self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
             self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
@@ -292,6 +307,8 @@ class TrainEngine(Experiment[ConfigT]):
             "collector": self._source,
             "generator": self._generator,
             "version": self._version,
+            "update_ratio": self._update_ratio.state_dict(),
+            "data": self.config.data if self.config.mode == "train" else None,
             "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -305,10 +322,19 @@ class TrainEngine(Experiment[ConfigT]):
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
+        if "update_ratio" in checkpoint:
+            self._update_ratio.load_state_dict(checkpoint["update_ratio"], self.env_steps, self.updates)
         if self.replay is None:
             return
-        if "replay" in checkpoint:
+        is_offline = self.config.mode == "train"
+        if "replay" in checkpoint and not (is_offline and self.config.data != checkpoint.get("data", self.config.data)):
             self.replay.load_state_dict(checkpoint["replay"])
+        elif not is_offline:
+            self._update_ratio.restart(self.env_steps, self.updates)
+            say(
+                "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts again after "
+                f"agent.learning_starts={self.agent.learning_starts} environment steps"
+            )
         if not is_whole:
             self.replay.interrupt()
 
@@ -322,7 +348,7 @@ class TrainEngine(Experiment[ConfigT]):
             # no deep copy: it would share the normalizer, and what was compiled
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())
-            return export_policy(policy.eval(), export_dir, env_steps=self.env_steps)
+            return export_policy(policy.eval(), export_dir, env_steps=self.schedule_step)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""
@@ -334,19 +360,21 @@ class TrainEngine(Experiment[ConfigT]):
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it, as numbers fetched from the device once.
+    """Return the mean of each metric over the updates that have it, as numbers fetched once from each device.
 
     Args:
         metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
     """
-    columns: dict[str, list[torch.Tensor]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
-    if not columns:
-        return {}
-    means = torch.stack([torch.stack(column).mean() for column in columns.values()])
-    return dict(zip(columns, means.tolist(), strict=True))
+    values = [
+        (name, torch.as_tensor(value).detach().float().reshape(())) for row in metrics for name, value in row.items()
+    ]
+    columns: dict[str, list[float]] = {name: [] for name, _ in values}
+    for device in {value.device for _, value in values}:
+        there = [(name, value) for name, value in values if value.device == device]
+        numbers = torch.stack([value for _, value in there]).cpu().tolist()
+        for (name, _), number in zip(there, numbers, strict=True):
+            columns[name].append(number)
+    return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

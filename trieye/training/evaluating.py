@@ -32,11 +32,11 @@ class CheckpointEvaluator:
         """Return what `TrainEngine.evaluate` would return in the state that was saved."""
         if self._config.agent.num_threads:
             torch.set_num_threads(self._config.agent.num_threads)
-        held = decode(load_state(Path(checkpoint)), copy=False)["objects"]
-        state = held["experiment"]["state"]
+        saved = decode(load_state(Path(checkpoint)), copy=False)["objects"]
+        state = saved["experiment"]["state"]
         policy = self._policy(self._config, from_data(state["spaces"]))
         policy.load_state_dict(state["policy"])
-        env_steps = int(state["collector"]["env_steps"])
+        env_steps = int(saved["loop"][self._config.schedule_axis])
         return summary(self._evaluation.play(policy, self._config.env.eval_episodes, env_steps=env_steps))
 
     def cancel(self) -> None:

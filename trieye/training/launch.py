@@ -88,7 +88,7 @@ def evaluate(
         played = evaluation.play(
             loaded.policy,
             episodes,
-            env_steps=loaded.env_steps,
+            env_steps=loaded.schedule_step,
             first_seed=first_seed,
             with_frames=video is not None,
         )

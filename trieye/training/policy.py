@@ -20,7 +20,7 @@ class Context:
 
     Attributes:
         explore: Whether to explore; False in evaluations.
-        env_steps: Environment steps made so far, for schedules.
+        env_steps: What schedules are called with: environment steps made so far, or updates with `mode=train`.
         generator: Random generator on the policy's device, for all that is random in `act`: saved, so that a run that
             was killed goes on with the same numbers.
     """
@@ -116,6 +116,10 @@ class Moments(NamedTuple):
         obs = obs.float()
         return cls(len(obs), obs.mean(0), obs.var(0, unbiased=False))
 
+    def cpu(self) -> Self:
+        """Return them with tensors on the CPU, in which they travel between processes."""
+        return self._replace(mean=self.mean.cpu(), variance=self.variance.cpu())
+
 
 class Normalizer(nn.Module):
     """Observations less their mean, over their standard deviation, of all that were collected so far.
@@ -138,7 +142,7 @@ class Normalizer(nn.Module):
         self.clip = clip
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
-        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(0))  # an integer, as some devices (mps) have no float64
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -155,13 +159,12 @@ class Normalizer(nn.Module):
     @torch.no_grad()
     def merge(self, found: Moments) -> None:
         """Take the moments of observations into account."""
-        n, mean, variance = found.num, found.mean.to(self.mean), found.variance.to(self.mean)
-        total = self.count + n
+        mean, variance = found.mean.to(self.mean), found.variance.to(self.mean)
+        self.count += found.num
+        weight = found.num / self.count  # of what is new
         delta = mean - self.mean
-        squares = self.variance * self.count + variance * n + delta.square() * self.count * n / total
-        self.mean += delta * (n / total)
-        self.variance.copy_(squares / total)
-        self.count.copy_(total)
+        self.variance.lerp_(variance, weight).add_(delta.square() * weight * (1 - weight))
+        self.mean.lerp_(mean, weight)
 
 
 def merge_moments(policy: nn.Module, found: Iterable[Moments]) -> None:

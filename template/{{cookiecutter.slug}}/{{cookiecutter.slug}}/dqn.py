@@ -52,9 +52,9 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the means of what the updates said."""
         self.replay.extend(self.collect())
-        trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
+        trieye.set_lr(self.optimizer, self.agent.lr(self.schedule_step))
         metrics = trieye.mean(self.train_step(batch) for batch in self.due_batches())
-        return metrics | {"epsilon": self.agent.epsilon(self.env_steps)}
+        return metrics | {"epsilon": self.agent.epsilon(self.schedule_step)}
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
         """Make one update; where it is time, the target becomes a copy of the policy."""

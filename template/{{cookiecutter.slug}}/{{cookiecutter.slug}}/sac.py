@@ -101,7 +101,7 @@ class SAC(trieye.TrainEngine[TrainConfig], policy=GaussianActor):
         """Collect, learn, and return the means of what the updates said."""
         self.replay.extend(self.collect())
         for optimizer in (self.actor_optimizer, self.critic_optimizer):
-            trieye.set_lr(optimizer, self.agent.lr(self.env_steps))
+            trieye.set_lr(optimizer, self.agent.lr(self.schedule_step))
         return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:

@@ -1,14 +1,18 @@
 """Training with explorers in threads: the same classes and the same rules as in processes."""
 
+import pickle
+
 import pytest
 import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO
+from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
 from trieye.training.exploring.explorer import Explorer, Grant, Task
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import LocalTransport
+from trieye.training.policy import Moments
 
 DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 64}}
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
@@ -86,6 +90,22 @@ def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config)
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
+
+
+def test_what_an_explorer_on_a_gpu_sends_can_be_read_without_one(train_config):
+    """Its moments of observations and the state of its recurrent policy are simulated as tensors of a GPU."""
+    config = train_config(**PPO_PARTS, env={"normalize_observations": True})
+    policy, board, transport = PPO(config).policy, Synchronizer(), LocalTransport()
+    explorer = Explorer(Task(config, type(policy), policy.spaces, transport, board), 0, 0)
+    on_gpu = Elsewhere(torch.ones(4))
+    explorer._collector._moments.append(Moments(3, on_gpu, on_gpu))
+    report = explorer.rollout(Grant(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
+    explorer._collector._state = {"hidden": on_gpu}
+    state = explorer.state_dict()
+    explorer.close()
+    arrived, state = pickle.loads(pickle.dumps((report, state)))
+    assert torch.equal(arrived.moments[0].mean, torch.ones(4))
+    assert torch.equal(state["policy_state"]["hidden"], torch.ones(4))
 
 
 def test_version_not_bumped_on_failed_publish(train_config):

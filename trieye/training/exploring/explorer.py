@@ -173,7 +173,7 @@ class Explorer:
             version_max=max(self._versions),
             env_steps=len(rows),
             ended=self._collector.take_ended(),
-            moments=self._collector.take_moments(),
+            moments=[moments.cpu() for moments in self._collector.take_moments()],
             payload=payload,
             interrupted=cut,
             seconds=time.perf_counter() - began,

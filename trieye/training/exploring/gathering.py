@@ -130,7 +130,7 @@ def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, g
     """Collect in this process."""
     policy, num = loaded.policy, config.env.num
     collector = Collector(make_envs(config.env), policy, config.env, gamma=config.agent.gamma, seed=config.seed)
-    collector.env_steps = loaded.env_steps
+    collector.env_steps = loaded.schedule_step
     try:
         while not gathered.is_enough:
             if newer is not None and (weights := newer.weights()) is not None:
@@ -159,7 +159,7 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
-                env_steps = loaded.env_steps + gathered.num
+                env_steps = loaded.schedule_step + gathered.num
                 group.submit(slot, Grant(slot.produced, gathered.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
