@@ -1,5 +1,6 @@
 """Environments whose episodes are known beforehand, and policies that are read off them."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -152,6 +153,42 @@ class Spoiled(gym.Env):
         return obs
 
 
+class Hangs(gym.Wrapper):
+    """CartPole; one environment of the process does not return from its 20th step until `released` is set.
+
+    Args:
+        longest_s: It returns after so long in any case.
+    """
+
+    released, taken = threading.Event(), threading.Event()
+
+    def __init__(self, longest_s=60.0):
+        super().__init__(gym.make("CartPole-v1"))
+        self.longest_s, self.own_steps = longest_s, 0
+
+    def step(self, action):
+        self.own_steps += 1
+        if self.own_steps == 20 and not Hangs.taken.is_set():
+            Hangs.taken.set()
+            Hangs.released.wait(self.longest_s)
+        return super().step(action)
+
+    @classmethod
+    def again(cls):
+        cls.released, cls.taken = threading.Event(), threading.Event()
+
+
+class Endless(gym.Wrapper):
+    """CartPole whose episodes never end."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1").unwrapped)
+
+    def step(self, action):
+        _, reward, _, _, info = super().step(action)
+        return self.unwrapped.reset()[0], reward, False, False, info
+
+
 class Particular(gym.Wrapper):
     """Goes around no environment, and does not say why."""
 
@@ -163,6 +200,8 @@ gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
+gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")
+gym.register("Endless-v0", "tests.training.worlds:Endless")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

@@ -16,11 +16,12 @@ from gymnasium.wrappers import vector as vector_wrappers
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, EnvironmentLostError
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
+_END_S = 2.0
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 _ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
@@ -150,6 +151,51 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
     if config.vector == "async":  # a fork would take the threads of this process with it, half alive
         return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class naming_lost_members:  # noqa: N801 - a context, which a generator would make cost ten times as much
+    """Say which member of a vector is gone, and how it ended, where Gymnasium raises an error of its pipe.
+
+    Args:
+        envs: The environments.
+        config: What they are.
+    """
+
+    def __init__(self, envs: Any, config: EnvConfig) -> None:
+        self._envs, self._config = envs, config
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise `EnvironmentLostError` in place of such an error."""
+        if isinstance(error, ConnectionError | EOFError) and isinstance(self._envs, AsyncVectorEnv):
+            raise EnvironmentLostError(self._what_happened()) from error
+
+    def _what_happened(self) -> str:
+        for process in self._envs.processes:
+            process.join(_END_S / len(self._envs.processes))  # its pipe is closed before it has ended
+        ended = {n: code for n, process in enumerate(self._envs.processes) if (code := process.exitcode) is not None}
+        said = [f"{n} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for n, code in ended.items()]
+        return (
+            f"{self._config.id}: the process of an environment is gone (env.vector=async): "
+            f"{', '.join(said) or 'its pipe is closed'}; an out-of-memory killer or a crash in C ends it without a word"
+        )
+
+
+def close_envs(envs: VectorEnv[Any, Any, Any], *, in_mid_call: bool) -> None:
+    """Close environments; `in_mid_call`: one of their calls was cut off, and may never end."""
+    if not (isinstance(envs, AsyncVectorEnv) and in_mid_call):
+        envs.close()
+        return
+    # Gymnasium would wait for the call, and for processes that block SIGTERM, as those that Ray's workers start do
+    for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
+        process.kill()
+        if pipe is not None:
+            pipe.close()
+    for process in envs.processes:
+        process.join(_END_S)
+    envs.closed = True
 
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:

@@ -229,7 +229,7 @@ class Explorer:
         cut = self._collector.num_open
         with_state = self._collector.generator
         try:
-            self._envs.close()
+            self._collector.close()
         except Exception as error:  # noqa: BLE001 - it may be what was wrong; nobody uses it any more
             say(f"explorer {self._index}: its environments did not close: {type(error).__name__}: {error}")
         self._collector = self._make_collector(training_seed(self._seed, grant.number))
@@ -271,6 +271,6 @@ class Explorer:
     def close(self) -> None:
         """Close the environments; what the writer holds has arrived."""
         self.cancel()
-        self._envs.close()
+        self._collector.close()
         if self._writer is not None:
             self._writer.close()

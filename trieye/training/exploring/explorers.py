@@ -9,6 +9,7 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
@@ -30,9 +31,9 @@ class Explorers:
         inbox: What waits to be learned from.
         board: Where versions are announced.
         policy: Of the learner.
-        session: Names the attempt of the run.
         on_nonfinite: Is told about rows that explorers left out.
         leave: Called with the name of the writer of an explorer that is gone.
+        stop: Whether the run was asked to stop.
 
     Attributes:
         env_steps: Environment steps of the whole run that the learner knows of.
@@ -47,12 +48,13 @@ class Explorers:
         board: Board,
         policy: Policy,
         *,
-        session: str,
         on_nonfinite: OnNonfinite | None = None,
         leave: Callable[[str], None] = lambda _: None,
+        stop: StopRequest | None = None,
     ) -> None:
         config: Any = task.config
-        self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
+        self._session = config.run_name
+        self._task, self._inbox, self._board, self._policy = task, inbox, board, policy
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
@@ -68,7 +70,16 @@ class Explorers:
         self._lags: dict[int, int] = {}
         self._told_interrupted = 0
         self._is_paused, self._is_waiting = True, False
-        self._group = ExplorerGroup(task, place, config.explorer, deliver=self._deliver, grant=self._grant, leave=leave)
+        self._stop = stop or StopRequest()
+        self._group = ExplorerGroup(
+            task,
+            place,
+            config.explorer,
+            deliver=self._deliver,
+            grant=self._grant,
+            leave=leave,
+            stop=self._stop,
+        )
         self._has_begun = False
 
     def begin(self) -> None:
@@ -85,6 +96,7 @@ class Explorers:
 
         Raises:
             ConfigurationError: Another number of steps is wanted than a fragment has.
+            StepInterrupted: The run was asked to stop, and the fragments do not come.
         """
         if steps not in {None, self._steps}:
             raise ConfigurationError(
@@ -95,8 +107,10 @@ class Explorers:
             self._announce(max(self.version, 0))
         self._is_paused, self._is_waiting = False, True
         self._group.poke()
-        self._group.wait(self._has_enough)
-        self._is_waiting = False
+        try:
+            self._group.wait(self._may_take)
+        finally:
+            self._is_waiting = False
         with self._group.lock:
             reports, rows = self._inbox.take(self._wanted)
             self._consumed += self._wanted
@@ -108,6 +122,12 @@ class Explorers:
     def _wanted(self) -> int:
         return len(self._group.alive)
 
+    def _may_take(self) -> bool:
+        if self._has_enough():
+            return True
+        self._stop.check("the fragments of this step")
+        return False
+
     def _has_enough(self) -> bool:
         if self._sync.style == "fixed":
             counts = self._inbox.counts()
@@ -115,7 +135,7 @@ class Explorers:
         waiting = self._inbox.versions()
         if len(waiting) < self._wanted:
             return False
-        under_way = [grant.published.version for slot in self._group.slots for grant in slot.grants]
+        under_way = [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
         if not under_way or not self._inbox.is_bounded:
             return True
         left = sorted(waiting)[self._wanted :] + under_way
@@ -169,7 +189,7 @@ class Explorers:
         if self._is_paused or published is None:
             return
         produced = self._consumed + self._inbox.counts().total()
-        produced += sum(len(slot.grants) for slot in self._group.slots)
+        produced += sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
@@ -208,11 +228,11 @@ class Explorers:
 
         So it is if it collects more than once in a step, or after explorers were given up.
         """
-        if not self._is_waiting or any(slot.grants for slot in self._group.slots) or self._has_enough():
+        if not self._is_waiting or any(slot.is_expected for slot in self._group.slots) or self._has_enough():
             return
         there = self._inbox.counts()
         for slot in self._group.alive:
-            if slot.is_there and not there[slot.index]:
+            if slot.is_there and not slot.grants and not there[slot.index]:
                 self._tell(slot, published)
 
     def metrics(self) -> dict[str, float]:
@@ -246,13 +266,17 @@ class Explorers:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`."""
+        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`.
+
+        Nobody waits for explorers that hang, nor long after a stop was requested: their fragments count as lost, and
+        their episodes as interrupted.
+        """
         self._is_paused = True
         timeout_s = self._config.timeout_s
         if not self._has_begun:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:
-            self._group.wait(lambda: not any(slot.grants for slot in self._group.slots), timeout_s)
+            self._group.wait(self._is_quiet, timeout_s)
             states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,
@@ -265,10 +289,14 @@ class Explorers:
                 for slot, state in zip(self._group.slots, states, strict=True)
             ],
             "restarts": self._group.restarts,
-            "lost": self._group.lost,
+            "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
             "inbox": self._inbox.state_dict(),
         }
+
+    def _is_quiet(self) -> bool:
+        is_late = self._stop.is_older_than(SAVE_PATIENCE_S)
+        return is_late or not any(slot.is_expected for slot in self._group.slots)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""

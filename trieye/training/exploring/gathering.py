@@ -166,7 +166,7 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
     def grant() -> None:
         for slot in group.alive:
             while slot.worker is not None and len(slot.grants) < config.explorer.in_flight:
-                promised = len(waiting) + sum(len(other.grants) for other in group.slots)
+                promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
                 env_steps = loaded.schedule_step + gathered.num
