@@ -196,6 +196,48 @@ class Particular(gym.Wrapper):
         assert env is None
 
 
+class Numbered(gym.Env):
+    """Shows the number of its episode in this process, and of the step in it; an episode has 50 steps.
+
+    Args:
+        fails_at: Steps of all of them in this process at which one raises; they are counted from `begin` on.
+    """
+
+    observation_space = gym.spaces.Box(0.0, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    num_episodes = num_steps = 0
+
+    def __init__(self, fails_at=()):
+        self.fails_at = fails_at
+
+    @classmethod
+    def begin(cls):
+        cls.num_episodes = cls.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Numbered.num_episodes += 1
+        self.episode, self.t = Numbered.num_episodes, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        Numbered.num_steps += 1
+        self.t += 1
+        if Numbered.num_steps in self.fails_at:
+            raise ZeroDivisionError("the world has a hole")
+        return self._obs(), 1.0, self.t >= 50, False, {}
+
+    def _obs(self):
+        return np.array([self.episode, self.t], np.float32)
+
+    @staticmethod
+    def num_joined(before, after, n_step):
+        """Return how many rows, by their observations before and after, are not one episode's next `n_step`."""
+        steps = after[:, 1] - before[:, 1]
+        return int(np.count_nonzero((after[:, 0] != before[:, 0]) | (steps < 1) | (steps > n_step)))
+
+
+gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)

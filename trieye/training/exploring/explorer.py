@@ -34,7 +34,7 @@ class Grant:
     """A fragment that an explorer is told to collect.
 
     Attributes:
-        number: Counts the fragments of the explorer over the whole run.
+        number: Counts the grants of the explorer over the whole run; never used twice.
         steps: Steps of each environment.
         env_steps: Environment steps of the whole run so far, for schedules.
         published: The weights to begin with, or newer ones that the explorer knows of.
@@ -52,7 +52,7 @@ class Report:
 
     Attributes:
         explorer: Number of the explorer.
-        number: Of the fragment.
+        number: That of its grant; from its delivery on, how many fragments of the explorer were delivered before.
         version_min: Version of the oldest weights that it was collected with.
         version_max: Version of the newest ones.
         env_steps: Environment steps made.
@@ -63,6 +63,7 @@ class Report:
         seconds: How long it took.
         refused: Rows that were left out since they were not finite.
         remarks: What there is to say of that.
+        lost: Fragments that were abandoned before this one, because an environment raised.
     """
 
     explorer: int
@@ -77,6 +78,7 @@ class Report:
     seconds: float
     refused: int = 0
     remarks: list[str] = field(default_factory=list)
+    lost: int = 0
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -153,17 +155,26 @@ class Explorer:
     def rollout(self, grant: Grant) -> Report:
         """Collect a fragment.
 
-        If the environments raise after `GOOD_RUN` fragments without a fault, they are made anew.
+        Environments that raise after `GOOD_RUN` fragments without a fault are rebuilt. Any other error ends the
+        explorer: the next fragment, which it may have been granted already, would follow a gap.
         """
-        began = time.perf_counter()
+        try:
+            return self._rolled_out(grant)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _rolled_out(self, grant: Grant) -> Report:
+        began, lost = time.perf_counter(), 0
         try:
             rows = self._collected(grant)
         except Exception as error:
             if self._is_cancelled or self._num_good < GOOD_RUN or isinstance(error, NonFiniteError):
                 raise
             self._num_good = 0
-            say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
+            say(f"explorer {self._index} rebuilds its environments: {type(error).__name__}: {error}")
             self._rebuild(grant)
+            lost = 1
             rows = self._collected(grant)
         self._num_good += 1
         payload = None
@@ -190,6 +201,7 @@ class Explorer:
             seconds=time.perf_counter() - began,
             refused=refused,
             remarks=remarks,
+            lost=lost,
         )
 
     def _collected(self, grant: Grant) -> Rows:
@@ -235,6 +247,8 @@ class Explorer:
         self._collector = self._make_collector(training_seed(self._seed, grant.number))
         self._collector.generator = with_state
         self._collector.interrupted = cut
+        if self._writer is not None:
+            self._writer.interrupt()
 
     def _follow(self, board: Board) -> None:
         pause = threading.Event()

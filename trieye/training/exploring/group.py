@@ -378,6 +378,7 @@ class ExplorerGroup:
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
         self.interrupted += report.interrupted
+        self.lost += report.lost
         slot.delivered += 1
         if not self._deliver(report):
             slot.delivered -= 1

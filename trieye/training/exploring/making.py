@@ -29,7 +29,7 @@ def make_explorers(
     config: Any,
     policy: Policy,
     replay: ReplayConfig | None,
-    on_nonfinite: OnNonfinite,
+    on_nonfinite: OnNonfinite | None = None,
     stop: StopRequest | None = None,
 ) -> tuple[Explorers, RemoteExperience | None]:
     """Make explorers, which begin with the first `collect`, and the replay that they fill.
