@@ -312,7 +312,7 @@ class TrainEngine(Experiment[ConfigT]):
             self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":

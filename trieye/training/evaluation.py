@@ -1,5 +1,7 @@
 """Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
 
+import os
+import traceback
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ class Episode:
         metrics: What `Policy.on_episode` returned.
         frames: uint8 `[h, w, 3]` each, where pictures were asked for.
         is_cut: Whether it was longer than `env.eval_max_steps`.
+        fps: Frames per second, `render_fps` of the environment.
     """
 
     seed: int
@@ -44,6 +47,7 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     frames: list[NDArray[np.uint8]] = field(default_factory=list)
     is_cut: bool = False
+    fps: float = 30.0
 
 
 class Evaluation:
@@ -97,6 +101,7 @@ class Evaluation:
         try:
             if with_frames:
                 with closing(make_env(self._config, render_mode="rgb_array")) as env:
+                    waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
                     self._play_some([waiting.pop()], [env], policy, ctx, done)
             while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
                 self._envs.append(make_env(self._config))
@@ -178,9 +183,22 @@ def _picture(env: Any) -> NDArray[np.uint8]:
         picture: Any = env.render()
     except (gym.error.Error, ImportError, NotImplementedError) as error:
         raise ConfigurationError(f"{env} makes no picture for a video: {error}") from error
+    except Exception as error:
+        if not _is_of_mujoco(error):
+            raise
+        backend = os.environ.get("MUJOCO_GL", "not set")
+        raise ConfigurationError(
+            f"{env} makes no picture for a video: {error}; without a display set the environment variable "
+            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (it is {backend})"
+        ) from error
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} makes no picture for a video: its render() returned {picture!r:.60}")
     return picture
+
+
+def _is_of_mujoco(error: BaseException) -> bool:
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any({"mujoco", "dm_control"} & set(name.split(".")) for name in modules)
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:
