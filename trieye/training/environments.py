@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as vector_wrappers
 
 from trieye.config.agent import ActionKind
@@ -20,6 +20,10 @@ from trieye.exceptions import ConfigurationError
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
+_WITH_STATISTICS = {
+    "NormalizeObservation": "env.normalize_observations",
+    "NormalizeReward": "env.normalize_rewards",
+}
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 _ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
@@ -44,12 +48,14 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
         env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
+    _refuse_own_statistics(env, f"env.id={config.id}")
     if config.atari:
         env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
             env = _wrapped(env, f"env.wrappers.{name}", make)
+            _refuse_own_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
     space = env.observation_space
@@ -115,6 +121,19 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
 
 
+def _refuse_own_statistics(env: Any, key: str) -> None:
+    """Refuse wrappers that normalize by moments of their own, which an evaluation and each explorer would not share."""
+    while isinstance(env, gym.Wrapper | VectorWrapper):
+        for name, instead in _WITH_STATISTICS.items():
+            if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
+                env.close()
+                raise ConfigurationError(
+                    f"{key}: {name} keeps moving statistics in each environment, and evaluations and explorers would "
+                    f"have others than the training; leave it out, and set {instead}=true"
+                )
+        env = env.env
+
+
 def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
 
@@ -138,6 +157,7 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
+    _refuse_own_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()
