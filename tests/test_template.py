@@ -11,7 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from tests import warm
@@ -304,6 +307,32 @@ def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
         for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "CartPole-v1"])
     ]
     assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", "")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "planes"),
+    [
+        *(((10, 10, channels), (channels, 10, 10)) for channels in (4, 6, 7, 10)),  # MinAtar
+        ((6, 10, 10), (6, 10, 10)),
+        ((4, 84, 84), (4, 84, 84)),  # a stack of grey frames
+        ((84, 84, 3), (3, 84, 84)),
+        ((210, 160, 3), (3, 210, 160)),
+        ((3, 64, 96), (3, 64, 96)),
+        ((2, 10, 10, 6), (12, 10, 10)),
+    ],
+)
+def test_the_convolutions_of_a_project_find_the_channels_of_pictures(shape, planes):
+    networks = runpy.run_path(str(TEMPLATE / "{{cookiecutter.slug}}" / "{{cookiecutter.slug}}" / "networks.py"))
+    encoder = networks["Encoder"](gym.spaces.Box(0, 1, shape, np.float32))
+    picture = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    convolutions = encoder.parts[0]
+    assert convolutions.planes == planes
+    seen = []
+    convolutions.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert encoder(torch.from_numpy(picture)[None]).shape == (1, encoder.size)
+    assert seen[0].shape == (1, *planes)
+    if planes[0] == shape[-1]:
+        assert np.array_equal(seen[0][0], picture.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

@@ -54,12 +54,43 @@ class Count(gym.Env):
         return np.full(space.shape, 0 if self.form == "hidden" else self.t, space.dtype)
 
 
+class Doubles(gym.Env):
+    """Actions and observations of float64, as dm_control has them; it refuses actions out of bounds."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float64)
+    action_space = gym.spaces.Box(np.array([-0.1, 0.2]), np.array([0.3, 0.7]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1.0, 1.0, 2), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.np_random.uniform(-1.0, 1.0, 2), float(-action @ action), False, False, {}
+
+
 class Pickled(gym.Wrapper, gym.utils.EzPickle):
     """An environment that cannot be saved in the middle of an episode."""
 
     def __init__(self, env):
         gym.utils.EzPickle.__init__(self)
         gym.Wrapper.__init__(self, env)
+
+
+class Sampling(gym.Env):
+    """Draws its observations from its own space, and its first one from its space of actions."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, self.action_space.sample() / 1000, np.float32), {}
+
+    def step(self, action):
+        obs = self.observation_space.sample()
+        return obs, float(obs.sum()), bool(obs[0] > 0.5), False, {}
 
 
 class Troubled(gym.Wrapper):
@@ -129,6 +160,8 @@ class Particular(gym.Wrapper):
 
 
 gym.register("Count-v0", "tests.training.worlds:Count")
+gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})

@@ -14,8 +14,20 @@ from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, finite_members, first_nonfinite, is_finite
-from trieye.training.policy import Act, Context, Moments, Normalizer, Obs, Policy, mapped, merge_moments
+from trieye.training.policy import (
+    Act,
+    Acting,
+    Context,
+    Moments,
+    Normalizer,
+    Obs,
+    Policy,
+    chosen_actions,
+    mapped,
+    merge_moments,
+)
 from trieye.training.rows import Array, Rows, nested
+from trieye.training.seeds import training_seed
 
 _PICTURE_AXES = 3  # environments, height and width
 ReturnMoments = tuple[float, float, float]
@@ -87,13 +99,13 @@ class Collector:
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
         made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
         resets, terminated, truncated = made.resets, made.terminated, made.truncated
-        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
+        acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
                 before_step()
-            with inference:
+            with acting:
                 act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
-                action = act.action.cpu().numpy()
+                action = chosen_actions(self._policy, act)
             found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
             made.see(found, t + 1)
             if not made.is_finite(t):
@@ -306,7 +318,7 @@ class Collector:
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
             cut = int(np.count_nonzero(~done))
-            self._begin(self._seed + self.env_steps)
+            self._begin(training_seed(self._seed, self.env_steps))
             self.interrupted += cut
             if cut:
                 self._ended["episode/interrupted"] = [float(self.interrupted)]

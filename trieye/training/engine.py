@@ -17,6 +17,7 @@ from trieye.experiment.experiment import Experiment
 from trieye.process.progress import say
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
+from trieye.snapshot.generators import preserved_generators
 from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
@@ -31,6 +32,7 @@ from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
 
@@ -153,13 +155,14 @@ class TrainEngine(Experiment[ConfigT]):
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
             return make_explorers(config, self.policy, replay if has_replay else None, self._on_nonfinite)
-        self.envs = make_envs(config.env)
+        seed = training_seed(config.seed)
+        self.envs = make_envs(config.env, seed=seed)
         source = Collector(
             self.envs,
             self.policy,
             config.env,
             gamma=config.agent.gamma,
-            seed=config.seed,
+            seed=seed,
             on_nonfinite=self._on_nonfinite,
         )
         if not has_replay:
@@ -356,7 +359,7 @@ class TrainEngine(Experiment[ConfigT]):
         Raises:
             ConfigurationError: A file is in the way, or nothing can be written there.
         """
-        with torch.random.fork_rng(devices=[]):  # a policy draws its first weights, and the training must not see that
+        with preserved_generators():  # a policy draws its first weights
             # no deep copy: it would share the normalizer, and what was compiled
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.collecting import columns_of
-from trieye.training.environments import make_env
-from trieye.training.policy import Context, Policy, mapped
+from trieye.training.environments import make_env, seed_spaces
+from trieye.training.policy import Context, Policy, chosen_actions, mapped
 from trieye.training.rows import nested
+from trieye.training.seeds import FIRST_SEED
 
-FIRST_SEED = 1_000_000
-"""Far away from the seeds of training; evaluations after it have others still."""
 _MAX_AT_ONCE = 16
 
 
@@ -79,7 +78,7 @@ class Evaluation:
         Raises:
             ConfigurationError: The environment cannot be made, or makes no pictures.
         """
-        was_training = policy.training
+        training = [module for module in policy.modules() if module.training]
         policy.eval()
         waiting = [Episode(seed) for seed in reversed(range(first_seed, first_seed + episodes))]
         done: list[Episode] = []
@@ -94,7 +93,8 @@ class Evaluation:
             if waiting:
                 self._play_some(waiting, self._envs, policy, ctx, done)
         finally:
-            policy.train(was_training)
+            for module in training:
+                module.training = True
         return sorted(done, key=lambda episode: episode.seed)
 
     def _play_some(
@@ -107,6 +107,7 @@ class Evaluation:
             begun = 0
             while waiting and free:
                 env, episode = free.pop(), waiting.pop()
+                seed_spaces(env, episode.seed)
                 obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
                 begun += 1
@@ -117,7 +118,7 @@ class Evaluation:
             with torch.inference_mode():
                 seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
                 act = policy.act(seen, state, ctx)
-                actions = act.action.cpu().numpy()
+                actions = chosen_actions(policy, act)
             going = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
                 if env.render_mode is not None:

@@ -12,14 +12,12 @@ from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.training.config import TrainingConfig
+from trieye.training.seeds import FRESH_SEED
 from trieye.tune.launch import run_experiment
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-FRESH_SEED = 2_000_000
-"""Other starts than those of the evaluations by which the best checkpoint was chosen."""
 
 
 def train(config: TrieyeConfig) -> float | None:

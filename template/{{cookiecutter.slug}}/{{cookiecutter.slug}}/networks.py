@@ -61,6 +61,9 @@ class Flat(nn.Module):
 class Convolutions(nn.Module):
     """Those of Mnih et al. (2015), or one of 3x3 for pictures of less than 36 pixels (MinAtar, Young and Tian 2019).
 
+    The channels are the axis that differs where height and width are equal, else the smaller one of the first and the
+    last, and the last one where all are equal, as in MinAtar's Seaquest.
+
     Args:
         shape: `[height, width]`, with channels before or after them, and the frames of a stack before all.
         scale: Factor of the pixels.
@@ -70,7 +73,7 @@ class Convolutions(nn.Module):
         """Find out where the channels are, and make the layers that fit the size."""
         super().__init__()
         self.axes, self.scale = len(shape), scale
-        self.channels_last = len(shape) > 2 and shape[-1] <= 4 < shape[-2]
+        self.channels_last = len(shape) > 2 and _has_channels_last(*shape[-3:])
         height, width = shape[-3:-1] if self.channels_last else shape[-2:]
         channels = math.prod(shape) // (height * width)
         self.planes = (channels, height, width)
@@ -87,6 +90,12 @@ class Convolutions(nn.Module):
         planes = obs.movedim(-1, -3) if self.channels_last else obs
         found = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
         return found.reshape(*before, -1)
+
+
+def _has_channels_last(first: int, middle: int, last: int) -> bool:
+    if first == middle or middle == last:
+        return first == middle
+    return last < first
 
 
 def mlp(sizes: list[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

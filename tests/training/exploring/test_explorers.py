@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO
+from tests.training.algorithms import DQN, PPO, Noisy
 from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
 from trieye.snapshot.decode import decode
@@ -41,6 +41,12 @@ def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, p
     loop = {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
+    assert same(alone, helped)
+
+
+def test_explorers_draw_nothing_from_the_generators_of_the_training(train_config):
+    alone = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="alone")
+    helped = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
 
 

@@ -19,10 +19,8 @@ from trieye.training.exploring.transports import SupersededError, Transport, loa
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
 from trieye.training.rows import Array, Rows
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
-
-SEED_STRIDE = 10_000_019
-"""Between the seeds of two explorers; the members of one have consecutive ones."""
 
 GOOD_RUN = 10
 """After so many fragments without a fault, one is taken for an accident and not for a mistake."""
@@ -122,17 +120,18 @@ class Explorer:
         task: What it is made of.
         index: Its number.
         incarnation: How often it was begun before; episodes of another one begin otherwise.
+        policy: Its own, if it was made before.
     """
 
-    def __init__(self, task: Task, index: int, incarnation: int) -> None:
+    def __init__(self, task: Task, index: int, incarnation: int, policy: Policy | None = None) -> None:
         self._task, self._index = task, index
         config: Any = task.config
         self._config = config
         if config.agent.num_threads:
             torch.set_num_threads(config.agent.num_threads)
         device = torch.device("cuda" if config.explorer.num_gpus and torch.cuda.is_available() else "cpu")
-        self._policy = task.policy(config, task.spaces).to(device)
-        self._seed = (config.seed + index * SEED_STRIDE + incarnation * 7919) % (1 << 31)
+        self._policy = (task.policy(config, task.spaces) if policy is None else policy).to(device)
+        self._seed = training_seed(config.seed, *((index, incarnation) if index or incarnation else ()))
         self._remarks: list[str] = []
         mode, owner = config.loop.on_nonfinite, f" of explorer {index}"
         self._on_nonfinite = OnNonfinite(mode, owner=owner, tell=self._remarks.append)
@@ -147,7 +146,7 @@ class Explorer:
             threading.Thread(target=self._follow, args=(task.board,), name="trieye-weights", daemon=True).start()
 
     def _make_collector(self, seed: int) -> Collector:
-        config, self._envs = self._config, make_envs(self._config.env)
+        config, self._envs = self._config, make_envs(self._config.env, seed=seed)
         gamma, on_nonfinite = config.agent.gamma, self._on_nonfinite
         return Collector(self._envs, self._policy, config.env, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
 
@@ -240,7 +239,7 @@ class Explorer:
             self._envs.close()
         except Exception as error:  # noqa: BLE001 - it may be what was wrong; nobody uses it any more
             say(f"explorer {self._index}: its environments did not close: {type(error).__name__}: {error}")
-        self._collector = self._make_collector(self._seed + grant.number + 1)
+        self._collector = self._make_collector(training_seed(self._seed, grant.number))
         self._collector.generator = with_state
         self._collector.interrupted = cut
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.snapshot.generators import preserved_generators
 from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
@@ -76,7 +77,8 @@ class Explorers:
         """Start the explorers; they begin to collect with the first `collect`."""
         if not self._has_begun:
             self._has_begun = True
-            self._group.start()
+            with preserved_generators():  # in threads of this process, explorers draw their first weights from them
+                self._group.start()
 
     def collect(self, steps: int | None = None) -> Rows:
         """Return the fragments of one step of the learner, one for each explorer; wait until they are there.

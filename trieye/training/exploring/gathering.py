@@ -138,7 +138,7 @@ def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, g
     """Collect in this process."""
     policy, num = loaded.policy, config.env.num
     on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
-    envs = make_envs(config.env)
+    envs = make_envs(config.env, seed=config.seed)
     collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = loaded.schedule_step
     try:

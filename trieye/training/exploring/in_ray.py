@@ -89,7 +89,12 @@ class RayPlace:
     Args:
         placement: On which nodes; see `ExplorerConfig.placement`.
         **options: Those of Ray, such as `num_cpus`.
+
+    Attributes:
+        learner_gpu: The reservation of the learner's GPU, which holds as long as this object; None if it has none.
     """
+
+    learner_gpu: Any = None
 
     def __init__(self, placement: str = "pack", **options: Any) -> None:
         where = {"spread": "SPREAD", "pack": "DEFAULT"}

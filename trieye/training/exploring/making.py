@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trieye.config.replay import ReplayConfig
 from trieye.files.run_files import RunFiles
 from trieye.replay.fragments import FragmentRules
@@ -34,7 +36,7 @@ def make_explorers(
         on_nonfinite: Is told about rows that explorers left out.
     """
     in_threads = config.runtime.kind == "local"
-    place, transport = place_and_transport(config)  # first, as it starts Ray
+    place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
     board = _make_board(in_threads=in_threads)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
@@ -78,8 +80,16 @@ def _make_board(*, in_threads: bool) -> Any:
     return RayBoard()
 
 
-def place_and_transport(config: Any) -> tuple[Place, Transport]:
-    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it."""
+def place_and_transport(config: Any, learner: torch.device | None = None) -> tuple[Place, Transport]:
+    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it.
+
+    Args:
+        config: Of the run.
+        learner: Device of the learner; if explorers have whole GPUs, they get others than this one.
+
+    Raises:
+        ConfigurationError: There is no GPU for an explorer beside that of the learner.
+    """
     if config.runtime.kind == "local":
         return ThreadPlace(), LocalTransport()
     from trieye.hub.ray_start import join_ray
@@ -90,6 +100,10 @@ def place_and_transport(config: Any) -> tuple[Place, Transport]:
     place = RayPlace(
         given.placement, num_cpus=given.num_cpus, num_gpus=given.num_gpus, resources=given.resources or None
     )
+    if learner is not None and learner.type == "cuda" and given.num_gpus >= 1:
+        from trieye.training.exploring.ray_gpu import reserve_gpu
+
+        place.learner_gpu = reserve_gpu(learner.index or 0, given.num_gpus)
     return place, ObjectStoreTransport()
 
 
