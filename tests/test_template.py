@@ -477,6 +477,29 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_pictures_that_were_normalized_are_not_scaled_as_bytes_again(project):
+    code = f"""
+import gymnasium as gym, numpy as np, torch, trieye
+from {SLUG} import dqn, ppo, sac
+from {SLUG}.config import TrainConfig
+pictures = torch.randint(256, (32, 40, 40, 1))
+moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
+cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
+for module, policy, action in cases:
+    config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
+    found = []
+    for dtype in (np.uint8, np.float32):
+        torch.manual_seed(0)
+        made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
+        parts = [made.encoder] + ([sac.Critics(made, [8]).encoder] if module is sac else [])
+        made.normalizer.update(pictures)
+        found.append([part(made.normalizer(pictures)) for part in parts])
+    assert all(map(torch.equal, *found)), policy
+"""
+    done = run(project, "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def trained(project, tmp_path_factory):
     """Return the root directory of a run `one` that was trained."""

@@ -235,3 +235,11 @@ def test_pong_is_84_by_84_in_grey_in_stacks_of_four_frames_with_four_frames_a_st
     assert ([one.unwrapped.ale.getEpisodeFrameNumber() for one in envs.envs] - frames == 4).all()
     assert after.dtype == obs.dtype == np.uint8
     envs.close()
+
+
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "gymnasium.wrappers:NormalizeReward"])
+def test_a_wrapper_whose_statistics_an_evaluation_would_not_share_is_refused_and_names_what_to_set(name):
+    config = EnvConfig(id="CartPole-v1", wrappers={"norm": {"name": name}})
+    instead = "normalize_observations" if name == "NormalizeObservation" else "normalize_rewards"
+    with pytest.raises(ConfigurationError, match=rf"env.wrappers.norm.name={name}: .*set env.{instead}=true"):
+        make_env(config).close()

@@ -34,6 +34,7 @@ from trieye.training.seeds import training_seed
 from trieye.training.steps import Steps
 
 _PICTURE_AXES = 3  # environments, height and width
+ReturnMoments = tuple[float, float, float]
 _NEXT_STREAM = 1 << 32  # far above the number of any environment
 
 
@@ -53,6 +54,7 @@ class Collector:
         interrupted: Episodes that were cut: on resume, because their environment could not be saved, or because it gave
             something that is not finite.
         generator: Of the policy's exploring, on its device; saved.
+        scale: Of the rewards, with `env.normalize_rewards`.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Collector:
         self._env_state = EnvState(envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
         self._moments: list[Moments] = []
-        self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
+        self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._calls = watchdog.calls()
@@ -90,8 +92,8 @@ class Collector:
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
         self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
-        if self._scale is not None:
-            self._scale.begin(num)
+        if self.scale is not None:
+            self.scale.begin(num)
 
     def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
         """Make some steps of each environment, with the policy exploring.
@@ -269,8 +271,8 @@ class Collector:
     def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
             rewards = np.sign(rewards)
-        if self._scale is not None:
-            rewards = self._scale.scaled(rewards, valid, done)
+        if self.scale is not None:
+            rewards = self.scale.scaled(rewards, valid, done)
         return rewards.astype(np.float32)
 
     def _take_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
@@ -322,7 +324,7 @@ class Collector:
             "policy_state": self._state,
             "returns": self._returns,
             "lengths": self._lengths,
-            "scale": None if self._scale is None else self._scale.state_dict(),
+            "scale": None if self.scale is None else self.scale.state_dict(),
             "envs": None if self._cut_by is not None else self._env_state,
             "generator": self.generator,
         }
@@ -342,8 +344,8 @@ class Collector:
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
         stateful(self.generator).load_state_dict(state["generator"])
-        if self._scale is not None and state["scale"] is not None:
-            self._scale.load_state_dict(state["scale"])
+        if self.scale is not None and state["scale"] is not None:
+            self.scale.load_state_dict(state["scale"])
         done, num = np.array(state["done"]), self._envs.num_envs
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
@@ -385,10 +387,14 @@ class RewardScale:
     Args:
         num_envs: Environments.
         gamma: Discount.
+
+    Attributes:
+        newest: Number, mean and variance of the returns in the rewards that were scaled last; None if there were none.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         self._gamma = gamma
+        self.newest: ReturnMoments | None = None
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0
         self.begin(num_envs)
 
@@ -402,20 +408,33 @@ class RewardScale:
         for t, reward in enumerate(rewards):
             returns[t] = self._returns = self._returns * self._gamma + reward
             self._returns = np.where(done[t], 0.0, self._returns)
+        self.newest = None
         if valid.any():
-            self._merge(returns[valid])
+            found = returns[valid]
+            self.newest = len(found), float(found.mean()), float(found.var())
+            self.merge(*self.newest)
         scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
         return scaled
 
-    def _merge(self, found: Array) -> None:
-        total, delta = self._count + len(found), found.mean() - self._mean
-        squares = self._variance * self._count + found.var() * len(found)
-        self._variance = (squares + delta**2 * self._count * len(found) / total) / total
-        self._mean, self._count = self._mean + delta * len(found) / total, total
+    def merge(self, num: float, mean: float, variance: float) -> None:
+        """Take the moments of returns into account."""
+        total, delta = self._count + num, mean - self._mean
+        squares = self._variance * self._count + variance * num
+        self._variance = (squares + delta**2 * self._count * num / total) / total
+        self._mean, self._count = self._mean + delta * num / total, total
+
+    @property
+    def moments(self) -> ReturnMoments:
+        """Number, mean and variance of all returns so far."""
+        return self._count, self._mean, self._variance
+
+    @moments.setter
+    def moments(self, moments: ReturnMoments) -> None:
+        self._count, self._mean, self._variance = moments
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments, and the returns under way."""
-        return {name: value for name, value in vars(self).items() if name != "_gamma"}
+        return {name: value for name, value in vars(self).items() if name not in {"_gamma", "newest"}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring back what `state_dict` returned."""

@@ -22,6 +22,10 @@ from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
 _END_S = 2.0
+_WITH_STATISTICS = {
+    "NormalizeObservation": "env.normalize_observations",
+    "NormalizeReward": "env.normalize_rewards",
+}
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 _ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
@@ -47,12 +51,14 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
         env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
+    _refuse_own_statistics(env, f"env.id={config.id}")
     if config.atari:
         env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
             env = _wrapped(env, f"env.wrappers.{name}", make)
+            _refuse_own_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
     space = env.observation_space
@@ -129,6 +135,19 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
     except _TROUBLES as error:
         env.close()
         raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
+
+
+def _refuse_own_statistics(env: Any, key: str) -> None:
+    """Refuse wrappers that normalize by moments of their own, which an evaluation and each explorer would not share."""
+    while isinstance(env, gym.Wrapper | VectorWrapper):
+        for name, instead in _WITH_STATISTICS.items():
+            if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
+                env.close()
+                raise ConfigurationError(
+                    f"{key}: {name} keeps moving statistics in each environment, and evaluations and explorers would "
+                    f"have others than the training; leave it out, and set {instead}=true"
+                )
+        env = env.env
 
 
 def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, Any, Any]:
@@ -213,6 +232,7 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
             f"env.vector=own: {config.id} makes a {kind}, which is no gymnasium.vector.VectorEnv; pools such as "
             "EnvPool need an adapter of that class, or take env.vector=sync"
         )
+    _refuse_own_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()

@@ -13,17 +13,18 @@ class Encoder(nn.Module):
 
     Args:
         space: A `Box`, or a `Dict` of such.
+        normalized: Whether observations come through the policy's normalizer, so that bytes are no bytes any more.
 
     Attributes:
         size: Of a vector.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: Any, *, normalized: bool = False) -> None:
         """Make a part for each key."""
         super().__init__()
         self.keys = list(space.spaces) if hasattr(space, "spaces") else None
         spaces = [space] if self.keys is None else list(space.spaces.values())
-        self.parts = nn.ModuleList(_encoder(part) for part in spaces)
+        self.parts = nn.ModuleList(_encoder(part, normalized=normalized) for part in spaces)
         self.size = sum(part(torch.zeros(held.shape)).shape[0] for part, held in zip(self.parts, spaces, strict=True))
 
     def forward(self, obs: Any) -> torch.Tensor:
@@ -33,10 +34,11 @@ class Encoder(nn.Module):
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=-1)
 
 
-def _encoder(space: Any) -> nn.Module:
+def _encoder(space: Any, *, normalized: bool) -> nn.Module:
     is_bytes, axes = space.dtype.kind == "u", len(space.shape)
     is_picture = axes > 2 or (axes == 2 and is_bytes)
-    return Convolutions(space.shape, scale=1 / 255 if is_bytes else 1.0) if is_picture else Flat(axes)
+    scale = 1 / 255 if is_bytes and not normalized else 1.0
+    return Convolutions(space.shape, scale=scale) if is_picture else Flat(axes)
 
 
 class Flat(nn.Module):

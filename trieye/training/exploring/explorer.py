@@ -12,7 +12,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
-from trieye.training.collecting import Collector
+from trieye.training.collecting import Collector, ReturnMoments
 from trieye.training.environments import make_envs
 from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
@@ -38,12 +38,14 @@ class Grant:
         steps: Steps of each environment.
         env_steps: Environment steps of the whole run so far, for schedules.
         published: The weights to begin with, or newer ones that the explorer knows of.
+        returns: Moments of all discounted returns, with `env.normalize_rewards`: all explorers scale rewards alike.
     """
 
     number: int
     steps: int
     env_steps: int
     published: Published
+    returns: ReturnMoments | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class Report:
         refused: Rows that were left out since they were not finite.
         remarks: What there is to say of that.
         lost: Fragments that were abandoned before this one, because an environment raised.
+        returns: Moments of its discounted returns, with `env.normalize_rewards`.
     """
 
     explorer: int
@@ -79,6 +82,7 @@ class Report:
     refused: int = 0
     remarks: list[str] = field(default_factory=list)
     lost: int = 0
+    returns: ReturnMoments | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -202,6 +206,7 @@ class Explorer:
             refused=refused,
             remarks=remarks,
             lost=lost,
+            returns=None if self._collector.scale is None else self._collector.scale.newest,
         )
 
     def _collected(self, grant: Grant) -> Rows:
@@ -212,6 +217,8 @@ class Explorer:
         self._take(published)
         self._versions = [self._version]
         self._collector.env_steps = grant.env_steps
+        if self._collector.scale is not None and grant.returns is not None:
+            self._collector.scale.moments = grant.returns
         self._ends.clear()
         self._begins.set()
         try:

@@ -11,6 +11,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.snapshot.generators import preserved_generators
+from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
 from trieye.training.exploring.inbox import Fragments, Reports
@@ -58,6 +59,7 @@ class Explorers:
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
+        self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync)
         self.env_steps = 0
@@ -156,6 +158,8 @@ class Explorers:
         """Take note that a step of the learner is over: normalizers learn, and weights are published if it is time."""
         for report in self._learned:
             merge_moments(self._policy, report.moments)
+            if report.returns is not None:
+                self._scale.merge(*report.returns)
         self._learned.clear()
         self._step += 1
         with self._group.lock:
@@ -207,7 +211,7 @@ class Explorers:
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published))
+        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published, self._scale.moments))
 
     def _may_begin(self, slot: Slot, produced: int, explorers: int) -> bool:
         version, on_version = slot.on_version
@@ -291,6 +295,7 @@ class Explorers:
             "restarts": self._group.restarts,
             "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
+            "returns": self._scale.moments,
             "inbox": self._inbox.state_dict(),
         }
 
@@ -303,6 +308,7 @@ class Explorers:
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
         self._consumed = int(state["consumed"])
+        self._scale.moments = tuple(state.get("returns", self._scale.moments))
         group, saved = self._group, state["explorers"]
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
