@@ -1,5 +1,6 @@
 """Explorers as Ray actors, on a real Ray, with processes that are really killed."""
 
+import threading
 import time
 
 import psutil
@@ -9,6 +10,7 @@ import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
 from tests.waiting import wait_until
+from trieye.training.exploring import ray_board
 
 IN_RAY = {"runtime": {"kind": "ray"}}
 
@@ -102,3 +104,31 @@ def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_clust
         trieye.run_experiment(PPO, config)
     assert "worlds.py" in str(caught.value)
     wait_until(lambda: not processes("ExplorerActor"))
+
+
+def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
+    monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
+    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "steps": 16}, sync={"style": "fully_async"})
+    registry = processes("SynchronizerActor")[0]
+    registry.suspend()
+    try:
+        said, ends = "", time.monotonic() + 30
+        before = engine._source.version
+        while "the version registry has not answered" not in said and time.monotonic() < ends:
+            advanced = threading.Thread(target=engine.advance, daemon=True)
+            advanced.start()
+            advanced.join(max(ends - time.monotonic(), 0))
+            said += capsys.readouterr().err
+        assert "the version registry has not answered for" in said
+        assert engine._source.version > before
+    finally:
+        registry.resume()
+    while "the version registry answers again" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends
+    registry.kill()
+    while "the version registry died; Ray restarts it" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends + 30
