@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trieye.config.root import TrieyeConfig
+from trieye.exceptions import EnvironmentLostError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector
@@ -78,6 +79,10 @@ class Report:
     def order(self) -> tuple[int, int, int]:
         """The order in which fragments are learned from: with the oldest weights first."""
         return self.version_min, self.number, self.explorer
+
+
+class WeightsError(TrieyeError):
+    """Raised where a transport does not give out weights."""
 
 
 class CancelledError(Exception):
@@ -150,7 +155,8 @@ class Explorer:
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._num_good < GOOD_RUN:
+            is_of_env = not isinstance(error, WeightsError | ConnectionError) or isinstance(error, EnvironmentLostError)
+            if self._is_cancelled or self._num_good < GOOD_RUN or not is_of_env:
                 raise
             self._num_good = 0
             say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
@@ -209,6 +215,13 @@ class Explorer:
                 weights = self._task.transport.fetch(published.handle)
             except SupersededError as newer:
                 version, weights = newer.version, newer.weights
+            except ConnectionError:  # as of a broadcast: the explorer is restarted
+                raise
+            except Exception as error:
+                raise WeightsError(
+                    f"version {version} of the weights cannot be fetched by {type(self._task.transport).__name__}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             load_weights(self._policy, weights)
             self._version = version
 
