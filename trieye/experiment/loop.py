@@ -25,6 +25,7 @@ from trieye.files.run_files import RunFiles
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
+from trieye.run.crash import save_crash
 from trieye.run.run import Run
 from trieye.run.steps import farewell, steps
 from trieye.snapshot.generators import seed_all
@@ -61,6 +62,8 @@ def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> R
             try:
                 reason = loop.drive()
             except BaseException as error:
+                if isinstance(error, Exception):
+                    loop.keep_crash(error)
                 with noted(error, "cleanup() of the experiment"):
                     made.cleanup()
                 raise
@@ -197,6 +200,21 @@ class Loop:
     def save(self) -> None:
         """Save the present state, unless that is done."""
         self._save()
+
+    def keep_crash(self, error: Exception) -> None:
+        """Save as `crash-<step>` what an error left behind, and say so in a note of it, unless nothing would be lost.
+
+        A save that failed, or values that are not finite, are no state to keep.
+        """
+        is_unfit = isinstance(error, CheckpointError | FloatingPointError)
+        if self._began is None or is_unfit or self._run.saved_step == self._run.step:
+            return
+        with noted(error, "saving the state that this error left behind"):
+            path = save_crash(self._run, experiment=_State(self._experiment), loop=self)
+            error.add_note(
+                f"the state that this error left behind is saved: {path}. run_name={self._run.name} resumes from the "
+                "last checkpoint before it; another run_name with persistence.load_checkpoint_path starts from it"
+            )
 
     @property
     def progress(self) -> Progress:

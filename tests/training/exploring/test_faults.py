@@ -257,3 +257,80 @@ def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_befor
     assert learner.replay.metrics()["replay/size"] == 4
     explorer.close()
     learner.cleanup()
+
+
+class FailsToPublish(DQN):
+    """Its transport fails in the way that the tags of its run name."""
+
+    def setup(self, config):
+        super().setup(config)
+        self._source._task.transport.__class__ = flaky(config.tags["where"])
+
+
+def flaky(where):
+    from trieye.training.exploring.transports import LocalTransport
+
+    class Flaky(LocalTransport):
+        published = fetched = 0
+
+        def publish(self, version, weights):
+            Flaky.published += 1
+            if where == "publish" and Flaky.published == 5:
+                raise OSError("the disk of the weights is busy")
+            return super().publish(version, weights)
+
+        def fetch(self, handle):
+            Flaky.fetched += 1
+            if where == "fetch" and Flaky.fetched >= 20:
+                raise ZeroDivisionError("no weights today")
+            return super().fetch(handle)
+
+    return Flaky
+
+
+def flaky_config(train_config, where, **explorer):
+    return train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        explorer={"num": 1, **explorer},
+        loop={"env_steps": 400},
+        tags={"where": where},
+    )
+
+
+def test_publishing_is_tried_again(train_config, capsys):
+    result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
+    assert result.env_steps >= 400
+    assert "publishing version 4 of the weights failed and is tried again: the disk" in capsys.readouterr().err
+
+
+def test_an_error_of_the_transport_is_not_taken_for_one_of_the_environment(train_config, capsys):
+    with pytest.raises(trieye.TrieyeError, match=r"weights cannot be fetched by Flaky: ZeroDivisionError: no weights"):
+        trieye.run_experiment(FailsToPublish, flaky_config(train_config, "fetch", max_restarts=0))
+    assert "rebuilds its environments" not in capsys.readouterr().err
+
+
+def test_an_error_of_the_learner_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
+    config = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        explorer={"num": 1},
+        persistence={"checkpoint_save_freq_steps": 50},
+        loop={"env_steps": 100_000},
+        tags={"where": "engine"},
+    )
+    with pytest.raises(ZeroDivisionError, match="in engine") as caught:
+        trieye.run_experiment(Failing, config)
+    checkpoints = config.persistence.get_run_base_dir() / "checkpoints"
+    crashes = list(checkpoints.glob("crash-*"))
+    assert len(crashes) == 1
+    assert str(crashes[0]) in "".join(caught.value.__notes__)
+    step = int(crashes[0].name.removeprefix("crash-"))
+    assert trieye.load_checkpoint(checkpoints.parent, "latest").step < step
+    assert (checkpoints / "latest.pkl").resolve().name.startswith("checkpoint_step_")
+    onward = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        run_name="onward",
+        explorer={"num": 1},
+        persistence={"load_checkpoint_path": str(crashes[0])},
+        loop={"env_steps": step + 40},
+    )
+    assert step + 40 <= trieye.run_experiment(DQN, onward).env_steps < step + 80

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -12,6 +13,7 @@ import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
 from tests.waiting import wait_until
+from trieye.training.exploring import ray_board
 
 IN_RAY = {"runtime": {"kind": "ray"}}
 
@@ -149,3 +151,31 @@ def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner
     found = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().startswith(said)
+
+
+def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
+    monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
+    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "steps": 16}, sync={"style": "fully_async"})
+    registry = processes("SynchronizerActor")[0]
+    registry.suspend()
+    try:
+        said, ends = "", time.monotonic() + 30
+        before = engine._source.version
+        while "the version registry has not answered" not in said and time.monotonic() < ends:
+            advanced = threading.Thread(target=engine.advance, daemon=True)
+            advanced.start()
+            advanced.join(max(ends - time.monotonic(), 0))
+            said += capsys.readouterr().err
+        assert "the version registry has not answered for" in said
+        assert engine._source.version > before
+    finally:
+        registry.resume()
+    while "the version registry answers again" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends
+    registry.kill()
+    while "the version registry died; Ray restarts it" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends + 30

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trieye.config.root import TrieyeConfig
-from trieye.exceptions import NonFiniteError
+from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector, ReturnMoments
@@ -88,6 +88,10 @@ class Report:
     def order(self) -> tuple[int, int, int]:
         """The order in which fragments are learned from: with the oldest weights first."""
         return self.version_min, self.number, self.explorer
+
+
+class WeightsError(TrieyeError):
+    """Raised where a transport does not give out weights."""
 
 
 class CancelledError(Exception):
@@ -173,7 +177,9 @@ class Explorer:
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._num_good < GOOD_RUN or isinstance(error, NonFiniteError):
+            is_of_env = not isinstance(error, WeightsError | ConnectionError | NonFiniteError)
+            is_of_env = is_of_env or isinstance(error, EnvironmentLostError)
+            if self._is_cancelled or self._num_good < GOOD_RUN or not is_of_env:
                 raise
             self._num_good = 0
             say(f"explorer {self._index} rebuilds its environments: {type(error).__name__}: {error}")
@@ -241,6 +247,13 @@ class Explorer:
                 weights = self._task.transport.fetch(published.handle)
             except SupersededError as newer:
                 version, weights = newer.version, newer.weights
+            except ConnectionError:  # as of a broadcast: the explorer is restarted
+                raise
+            except Exception as error:
+                raise WeightsError(
+                    f"version {version} of the weights cannot be fetched by {type(self._task.transport).__name__}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             load_weights(self._policy, weights)
             self._version = version
 

@@ -10,6 +10,7 @@ import numpy as np
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
+from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
@@ -21,6 +22,9 @@ from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.rows import Rows
+
+_PUBLISH_TRIES = 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class Explorers:
@@ -172,7 +176,7 @@ class Explorers:
     def _announce(self, version: int) -> None:
         """Publish the weights: the transport first, then the board, then fragments may begin with them."""
         began = time.perf_counter()
-        handle = self._task.transport.publish(version, self._policy.state_dict())
+        handle = self._handed_over(version)
         published = Published(version, self._step, handle, self._session)
         self._board.publish(published)
         self._publish_s.append(time.perf_counter() - began)
@@ -183,6 +187,20 @@ class Explorers:
             for slot in self._group.slots:
                 slot.asks_until = None
         self._group.poke()
+
+    def _handed_over(self, version: int) -> Any:
+        """Give the weights to the transport, again after a pause if that fails."""
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            try:
+                return self._task.transport.publish(version, self._policy.state_dict())
+            except Exception as error:
+                pause_s = backoff.failed()
+                if backoff.failures == _PUBLISH_TRIES:
+                    error.add_note(f"publishing version {version} of the weights failed {_PUBLISH_TRIES} times")
+                    raise
+                say(f"publishing version {version} of the weights failed and is tried again: {error}")
+                time.sleep(pause_s)
 
     def _deliver(self, report: Report) -> bool:
         return self._inbox.put(report, self._group.slots[report.explorer].incarnation)
@@ -280,7 +298,8 @@ class Explorers:
         if not self._has_begun:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:
-            self._group.wait(self._is_quiet, timeout_s)
+            if self._group.fault is None:
+                self._group.wait(self._is_quiet, timeout_s)
             states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,

@@ -126,6 +126,7 @@ class ExplorerGroup:
         restarts: How often an explorer was begun anew.
         lost: Fragments that never came.
         interrupted: Episodes that were cut.
+        fault: What cannot be mended by restarting explorers; None as long as all is well.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class ExplorerGroup:
         self.slots = [Slot(index) for index in range(config.num)]
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
-        self._fault: BaseException | None = None
+        self.fault: BaseException | None = None
         self._has_delivered = self._is_closed = False
         self._has_moved, self._told_where = True, ""
         whole: Any = task.config
@@ -202,8 +203,8 @@ class ExplorerGroup:
 
     def check(self) -> None:
         """Raise what cannot be mended by beginning explorers anew."""
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
 
     def ask(self, method: str, timeout_s: float) -> list[Any]:
         """Call a method of each explorer; None for those that are away, busy, or do not answer in time."""
@@ -234,7 +235,7 @@ class ExplorerGroup:
         if hung:
             say(f"explorers {hung} are ended in the middle of a fragment: {self._env_id} does not return")
         until = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
-        calls = [] if self._fault is not None else [(slot, worker.begin("close")) for slot, worker in asked]
+        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in asked]
         for slot, call in calls:
             try:
                 call.result(max(until - time.monotonic(), 0.0))
@@ -261,7 +262,7 @@ class ExplorerGroup:
                     self._grant()
                 self._bell.put(None)
         except BaseException as error:  # noqa: BLE001 - the border of the thread: `wait` raises it in the learner
-            self._fault = error
+            self.fault = error
             self._bell.put(None)
 
     def _next(self) -> Callable[[], None] | None:
@@ -402,7 +403,7 @@ class ExplorerGroup:
         what = f"explorer {slot.index}: {_line(error)}"
         if is_mistake or not self.alive:
             error.add_note(f"in explorer {slot.index}, begun {slot.incarnation + 1} times")
-            self._fault = error
+            self.fault = error
         elif slot.is_given_up:
             say(f"{what}; it is given up, after {slot.failures} failures in a row")
         else:
