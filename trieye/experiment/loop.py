@@ -23,6 +23,7 @@ from trieye.experiment.finished import Progress, Result, finished, finished_sent
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
+from trieye.run.media import number_of
 from trieye.run.run import Run
 from trieye.run.steps import steps
 from trieye.snapshot.generators import seed_all
@@ -317,7 +318,7 @@ class Loop:
                 f"loop.objective={name}: evaluate() returned no such value{did_you_mean(name, values)} "
                 f"(it returned: {', '.join(values)})"
             )
-        value = float(values[name])
+        value = number_of(name, values[name])
         if not math.isfinite(value):
             say(f"the objective {name} is {value} at step {step}; it counts as none")
             return None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trieye.config.env import EnvConfig
 from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
+from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, finite_members, first_nonfinite, is_finite
 from trieye.training.policy import (
@@ -260,7 +261,7 @@ class Collector:
     def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
             for name, value in self._policy.on_episode(member_of(info, n)).items():
-                self._ended[f"episode/{name}"].append(float(value))
+                self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
     def take_ended(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, by metric."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
+from trieye.run.media import number_of
 from trieye.training.collecting import columns_of
 from trieye.training.environments import make_env, seed_spaces
 from trieye.training.policy import Context, Policy, chosen_actions, mapped
@@ -127,7 +128,8 @@ class Evaluation:
                 episode.total, episode.length = episode.total + float(reward), episode.length + 1
                 if terminated or truncated:
                     going[n] = False
-                    episode.metrics = {name: float(value) for name, value in policy.on_episode(info).items()}
+                    own = policy.on_episode(info).items()
+                    episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in own}
                     done.append(episode)
                     free.append(env)
             state = mapped(act.state, partial(_kept, going=torch.from_numpy(going)))
