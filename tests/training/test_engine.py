@@ -196,3 +196,34 @@ def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end
     even = sum(length % 2 == 0 for length in lengths) / 40
     assert (found["eval/success"], found["eval/last"]) == pytest.approx((even, found["eval/length"]))
     evaluation.close()
+
+
+@pytest.mark.parametrize("value", ["much", [1.0, 2.0], torch.ones(3)])
+def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, value):
+    with pytest.raises(TypeError, match=r"metric 'loss/odd' .*one number"):
+        trieye.mean([{"loss/td": 1.0, "loss/odd": value}])
+
+    class Chatty(DQN.policy_class):
+        def on_episode(self, info):
+            return {"odd": value}
+
+    class Engine(DQN, policy=Chatty):
+        pass
+
+    engine = Engine(config())
+    with pytest.raises((TypeError, ValueError), match=r"'episode/odd'.*a value is one number"):
+        for _ in range(30):
+            engine.advance()
+    with pytest.raises((TypeError, ValueError), match=r"'eval/odd'.*a value is one number"):
+        engine.evaluate()
+    engine.cleanup()
+
+
+def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys):
+    agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
+    result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1}, loop={"steps": 40}))
+    assert result.step > 40
+    assert result.stop_reason.startswith(f"loop.steps=40 done ({result.step - 40} more in the last rollout")
+    told = capsys.readouterr().err
+    assert result.stop_reason in told
+    assert f"{result.step}/40 (100 %)" in told

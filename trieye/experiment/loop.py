@@ -26,6 +26,7 @@ from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.crash import save_crash
+from trieye.run.media import number_of
 from trieye.run.run import Run
 from trieye.run.steps import farewell, steps
 from trieye.snapshot.generators import seed_all
@@ -371,7 +372,7 @@ class Loop:
                 f"loop.objective={name}: evaluate() returned no such value{did_you_mean(name, values)} "
                 f"(it returned: {', '.join(values)})"
             )
-        value = float(values[name])
+        value = number_of(name, values[name])
         if not math.isfinite(value):
             say(f"the objective {name} is {value} at step {step}; it counts as none")
             return None

@@ -14,6 +14,7 @@ from trieye.exceptions import EnvironmentLostError, NonFiniteError
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted
+from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.environments import close_envs, naming_lost_members
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite
@@ -291,7 +292,7 @@ class Collector:
     def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
             for name, value in self._policy.on_episode(member_of(info, n)).items():
-                self._ended[f"episode/{name}"].append(float(value))
+                self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
     def take_ended(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, by metric."""

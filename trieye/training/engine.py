@@ -397,10 +397,11 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
     Args:
         metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
+
+    Raises:
+        TypeError: A metric is something else, and is named.
     """
-    values = [
-        (name, torch.as_tensor(value).detach().float().reshape(())) for row in metrics for name, value in row.items()
-    ]
+    values = [(name, _one_number(name, value)) for row in metrics for name, value in row.items()]
     columns: dict[str, list[float]] = {name: [] for name, _ in values}
     for device in {value.device for _, value in values}:
         there = [(name, value) for name, value in values if value.device == device]
@@ -408,6 +409,18 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for (name, _), number in zip(there, numbers, strict=True):
             columns[name].append(number)
     return {name: sum(column) / len(column) for name, column in columns.items()}
+
+
+def _one_number(name: str, value: Any) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(value).detach().float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"metric {name!r} is {value!r:.60}, and has to be one number: {error}") from error
+    if tensor.numel() != 1:
+        raise TypeError(
+            f"metric {name!r} has the shape {list(tensor.shape)}, and has to be one number, such as its mean()"
+        )
+    return tensor.reshape(())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -18,6 +18,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
+from trieye.run.media import number_of
 from trieye.training.collecting import columns_of
 from trieye.training.environments import make_env, seed_spaces
 from trieye.training.policy import Context, Policy, chosen_actions, mapped
@@ -150,7 +151,7 @@ class Evaluation:
                 if terminated or truncated or episode.is_cut:
                     going[n] = False
                     own = {} if episode.is_cut else policy.on_episode(info)  # it reads the info of a last step
-                    episode.metrics = {name: float(value) for name, value in own.items()}
+                    episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in own.items()}
                     done.append(episode)
                     free.append(env)
             state = mapped(act.state, partial(_kept, going=torch.from_numpy(going)))
