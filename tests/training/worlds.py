@@ -78,6 +78,56 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
         gym.Wrapper.__init__(self, env)
 
 
+class Rooms(gym.Env):
+    """Walks through rooms 3 to 6 in a circle; the observation says which one, and what the doors are."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "room": gym.spaces.Discrete(4, start=3),
+            "doors": gym.spaces.MultiDiscrete([2, 3]),
+            "open": gym.spaces.MultiBinary(2),
+            "at": gym.spaces.Box(0.0, 9.0, (1,), np.float32),
+        }
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), 0.0, False, False, {}
+
+    def _obs(self):
+        open_ = np.array([1, 0], np.int8)
+        at = np.array([self.t], np.float32)
+        return {"room": np.int64(3 + self.t % 4), "doors": np.array([self.t % 2, self.t % 3]), "open": open_, "at": at}
+
+
+class RoomsOfVector(gym.vector.VectorEnv):
+    """Rooms as a vector with a form of its own."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs):
+        self.num_envs, self.members = num_envs, [Rooms() for _ in range(num_envs)]
+        self.single_observation_space, self.single_action_space = Rooms.observation_space, Rooms.action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return self._joined([member.reset()[0] for member in self.members]), {}
+
+    def step(self, actions):
+        ends = np.zeros(self.num_envs, bool)
+        return self._joined([member.step(0)[0] for member in self.members]), np.zeros(self.num_envs), ends, ends, {}
+
+    def _joined(self, seen):
+        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+
+
 class Sampling(gym.Env):
     """Draws its observations from its own space, and its first one from its space of actions."""
 
@@ -240,6 +290,7 @@ class Numbered(gym.Env):
 gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Rooms-v0", "tests.training.worlds:Rooms", vector_entry_point="tests.training.worlds:RoomsOfVector")
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
 gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")

@@ -264,7 +264,7 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of the collecting, the episodes and the replay.
+        """Do `step`, and add what there is to say of learning rates, the collecting, the episodes and the replay.
 
         Raises:
             NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
@@ -284,7 +284,22 @@ class TrainEngine(Experiment[ConfigT]):
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
-        return {**found, **values}
+        return {**found, **self._learning_rates(), **values}
+
+    def _learning_rates(self) -> dict[str, float]:
+        """Return the learning rate of each optimizer: `train/lr` of `optimizer`, `train/lr_actor` of `actor_optimizer`.
+
+        An optimizer with several groups of parameters has one for each: `train/lr/0`, `train/lr/1`.
+        """
+        found = {}
+        for name, optimizer in vars(self).items():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                short = name.strip("_").removesuffix("optimizer").strip("_")
+                metric = f"train/lr_{short}" if short else "train/lr"
+                groups = optimizer.param_groups
+                for number, group in enumerate(groups):
+                    found[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
+        return found
 
     def _made(self) -> dict[str, float | None]:
         """Return the environment steps and updates since the last call."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces.utils import flatten, flatten_space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as vector_wrappers
 
@@ -34,7 +35,8 @@ _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError
 def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
     """Make one environment with its wrappers.
 
-    Observations that are neither a `Box` nor a `Dict` of such come out flat: discrete ones as one-hot vectors.
+    Discrete observations come out as one-hot vectors, also as parts of a `Dict`; others that are neither a `Box` nor a
+    `Dict` come out flat.
 
     Args:
         config: What to make.
@@ -64,9 +66,44 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box | gym.spaces.Dict) and space.is_np_flattenable:
         env = gym.wrappers.FlattenObservation(env)
+    elif _has_discrete_parts(space):
+        env = OneHotParts(env)
     if seed is not None:
         seed_spaces(env, seed)
     return env
+
+
+def _has_discrete_parts(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Dict) and any(map(_is_discrete, space.spaces.values()))
+
+
+def _is_discrete(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+
+
+def _with_one_hot_parts(space: Any) -> Any:
+    parts = space.spaces.items()
+    return gym.spaces.Dict([(key, flatten_space(part) if _is_discrete(part) else part) for key, part in parts])
+
+
+class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
+    """Makes one-hot vectors of the discrete parts of a `Dict`: their numbers mean nothing to a network."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = _with_one_hot_parts(env.observation_space)
+
+    @property
+    def func(self) -> Callable[[Any], Any]:
+        """What `VectorizeTransformObservation` applies to the observation of each member."""
+        return self.observation
+
+    def observation(self, observation: Any) -> Any:
+        """Return the observation of one environment."""
+        spaces: Any = self.env.observation_space
+        return {
+            key: flatten(spaces[key], part) if _is_discrete(spaces[key]) else part for key, part in observation.items()
+        }
 
 
 def seed_spaces(env: Any, seed: int) -> None:
@@ -241,6 +278,9 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
             f"{AutoresetMode.NEXT_STEP.value}, which env.kwargs may ask it for; or take env.vector=sync"
         )
     space = envs.single_observation_space
+    if _has_discrete_parts(space):
+        one_hot: Any = OneHotParts  # it has what is used of a TransformObservation
+        return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
     return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
 
 
