@@ -74,6 +74,14 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
         return {"loss/td": loss, "q/mean": values.mean()}
 
 
+class Noisy(DQN):
+    """Draws from the global generator of torch while it learns, as dropout does."""
+
+    def train_step(self, batch):
+        batch.data["reward"] = batch.data["reward"] + torch.randn(len(batch))
+        return super().train_step(batch)
+
+
 class ActorCritic(trieye.Policy):
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -102,7 +110,9 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
     def train_step(self, batch):
         chances = torch.log_softmax(self.policy.pi(batch["obs"]), 1)
         ratio = (chances.gather(1, batch["action"][:, None])[:, 0] - batch["log_prob"]).exp()
-        advantages = (batch["advantages"] - batch["advantages"].mean()) / (batch["advantages"].std() + 1e-8)
+        advantages = batch["advantages"]
+        if len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
         value_loss = (self.policy.v(batch["obs"])[:, 0] - batch["returns"]).square().mean()
         self.optimizer.zero_grad()

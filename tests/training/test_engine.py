@@ -3,11 +3,13 @@
 import json
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
+from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
 from trieye.experiment.loop import run_alone as run_experiment
@@ -16,6 +18,7 @@ from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.environments import make_env, spaces_of
 from trieye.training.evaluation import Evaluation, summary
+from trieye.training.launch import FRESH_SEED
 
 
 @pytest.fixture
@@ -64,6 +67,86 @@ def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_
     engine.cleanup()
 
 
+def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_all_of_its_rows(train_config):
+    """At CleanRL's settings for CartPole, where each rollout has ends of episodes."""
+
+    class Counting(PPO):
+        rows_seen = 0
+
+        def train_step(self, batch):
+            self.rows_seen += len(batch["action"])
+            return super().train_step(batch)
+
+    engine = Counting(train_config(agent={"kind": "ppo", "rollout_steps": 128, "batch_size": 128}, env={"num": 4}))
+    num_resets = 0
+    for rollout in range(1, 6):
+        engine.advance()
+        assert engine.updates == rollout * 10 * 4
+        num_resets += rollout * 512 - engine.env_steps
+    assert num_resets > 0
+    assert engine.rows_seen == 10 * engine.env_steps
+    engine.cleanup()
+
+
+@pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
+def test_environments_that_draw_from_their_spaces_are_the_same_in_two_runs_of_one_seed(train_config, vector):
+    rewards, evaluations, agent = [], [], {"kind": "dqn", "epsilon": 0.0}
+    for seed in (3, 3, 4):
+        env = {"id": "tests.training.worlds:Sampling-v0", "num": 3, "vector": vector}
+        engine = DQN(train_config(seed=seed, agent=agent, env=env))
+        rewards.append(engine.collect(30).arrays["reward"].tolist())
+        evaluations += [engine.evaluate(), engine.evaluate()]
+        engine.cleanup()
+    assert rewards[0] == rewards[1] != rewards[2]
+    members = list(zip(*rewards[0], strict=True))
+    assert members[0] != members[1] != members[2]
+    assert all(found == evaluations[0] for found in evaluations)
+
+
+class Seeds(gym.Wrapper):
+    """Notes the seeds that environments are reset with."""
+
+    seen: list = []
+
+    def reset(self, *, seed=None, options=None):
+        Seeds.seen.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def seeds_of(train_config, seed, *, resumed_at=None):
+    """Return the seeds with which a training and its evaluation reset environments."""
+    wrappers = {"seeds": {"name": f"{__name__}:Seeds"}, "pickled": {"name": "tests.training.worlds:Pickled"}}
+    engine = DQN(train_config(seed=seed, env={"num": 2, "wrappers": wrappers, "eval_episodes": 5}))
+    if resumed_at is not None:
+        engine.collect(3)
+        engine._source.env_steps = resumed_at
+        state = decode(encode(engine.save_checkpoint(None)))
+        Seeds.seen.clear()
+        engine.load_checkpoint(state)
+    training = {seed for seed in Seeds.seen if seed is not None}
+    Seeds.seen.clear()
+    engine.evaluate()
+    evaluation = {seed for seed in Seeds.seen if seed is not None}
+    Seeds.seen.clear()
+    engine.cleanup()
+    return training, evaluation
+
+
+@pytest.mark.parametrize(
+    ("seed", "resumed_at"), [(0, None), (0, 1_000_000), (7, 999_995), (1_000_000, None), (2_000_000, None)]
+)
+def test_no_training_starts_an_episode_from_the_seed_of_an_evaluation(train_config, seed, resumed_at):
+    training, evaluation = seeds_of(train_config, seed, resumed_at=resumed_at)
+    assert len(training) == 2
+    assert len(evaluation) == 5
+    assert training.isdisjoint(evaluation | set(range(FRESH_SEED, FRESH_SEED + 100)))
+
+
+def test_each_cut_resume_starts_other_episodes(train_config):
+    starts = [seeds_of(train_config, seed, resumed_at=steps)[0] for seed, steps in ((0, 6), (0, 7), (1, 6))]
+    assert len(set.union(*starts)) == 6
+
+
 def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine = PPO(config().model_copy(update={"agent": PPOConfig(rollout_steps=5)}))
     with pytest.raises(trieye.ConfigurationError, match="PPOConfig is no ReplayAgentConfig"):
@@ -83,6 +166,12 @@ def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_th
     rows = [{"loss": torch.tensor([2.0], requires_grad=True), "n": 1}, {"loss": torch.tensor(4.0), "n": 2.0, "late": 5}]
     assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5, "late": 5.0}
     assert trieye.mean([]) == {}
+
+
+def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
+    rows = [{"loss": Elsewhere(torch.tensor(2.0)), "n": 1}, {"loss": 4.0, "n": torch.tensor(2.0)}]
+    with AsTensor():
+        assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5}
 
 
 def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():

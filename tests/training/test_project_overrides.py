@@ -5,6 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 import trieye
 from trieye.cli.new import answers_of, bake
 from trieye.config.hydra import registration
+from trieye.replay.exchange import export_npz
 
 AGENTS = {
     "dqn": ["env=cartpole", "agent.learning_starts=40", "agent.rollout_steps=2"],
@@ -141,6 +143,29 @@ def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose,
     assert num_trained == (6 if agent == "ppo" else 73)
 
 
+def test_schedules_follow_the_updates_of_a_training_that_learns_from_data_alone(compose, tmp_path):
+    buffer, ends = trieye.ReplayBuffer(100), {"terminated": np.zeros(50, bool), "truncated": np.zeros(50, bool)}
+    obs = np.zeros((50, 4), np.float32)
+    buffer.extend({"obs": obs, "action": np.zeros(50, int), "reward": np.ones(50), "next_obs": obs, **ends})
+    export_npz(buffer, tmp_path / "rows.npz")
+    falling = "agent.lr={start: 1.0, end: 0.0, steps: 40}"
+    engine = made(compose("dqn", "mode=train", f"data={tmp_path}/rows.npz", "loop.axis=updates", falling))
+    while engine.updates < 20:
+        engine.advance()
+    (group,) = engine.optimizer.param_groups
+    assert 0.4 <= group["lr"] <= 0.6
+    engine.cleanup()
+
+
+@pytest.mark.parametrize("overrides", [["agent.rollout_steps=1"], ["agent.rollout_steps=8", "agent.batch_size=1"]])
+def test_ppo_learns_from_single_rows(compose, overrides):
+    engine = made(compose("ppo", *overrides))
+    while engine.updates < 20:
+        engine.advance()
+    assert all(weights.isfinite().all() for weights in engine.policy.parameters())
+    engine.cleanup()
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(compose, agent):
     engine = made(compose(agent, "agent.precision=bfloat16"))
@@ -156,3 +181,11 @@ def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(com
 def test_a_precision_whose_gradients_would_vanish_unscaled_is_refused(compose):
     with pytest.raises(trieye.ConfigurationError, match=r"agent\.precision=float16: .*did you mean 'bfloat16'\?"):
         compose("dqn", "agent.precision=float16")
+
+
+@pytest.mark.parametrize("agent", ["sac", "ppo"])
+def test_an_agent_trains_and_is_evaluated_with_actions_of_doubles(compose, agent):
+    config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
+    trieye.train(config)
+    policy = trieye.load_policy(config.persistence.get_run_base_dir(), "latest")
+    assert policy.spaces.action.dtype == "float32"

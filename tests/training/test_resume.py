@@ -1,4 +1,8 @@
-"""A training that was stopped and goes on is the one that was never stopped."""
+"""A resumed training equals one that was never stopped; where a resume changes something, learning accounts for it."""
+
+import shutil
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -7,7 +11,10 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO
+from tests.training.data import gpu_checkpoint
 from trieye.experiment.loop import run_alone as run_experiment
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 
 AGENTS = {
     "dqn": (DQN, {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}),
@@ -76,6 +83,121 @@ def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, n
     one, other = state_of(whole), state_of(parts)
     for state in (one, other):
         state.pop("replay", None)  # in parts, of which the newest holds what is new
-        state["collector"].pop("envs")  # it has generators of spaces, which nobody seeds or uses
     assert_same(one, other)
     assert one["collector"]["env_steps"] >= 200
+
+
+def resumed(engine, config):
+    """Close an engine, and return a new one that resumes from its state."""
+    state = decode(encode(engine.save_checkpoint(None)))
+    engine.cleanup()
+    other = DQN(config)
+    other.load_checkpoint(state)
+    return other
+
+
+def learn_until(engine, env_steps):
+    """Make steps of an engine; return [(environment steps, updates of the step)]."""
+    made = []
+    while engine.env_steps < env_steps:
+        before = engine.updates
+        engine.advance()
+        made.append((engine.env_steps, engine.updates - before))
+    return made
+
+
+@pytest.mark.parametrize("num_kills", [1, 2])
+def test_without_a_saved_replay_learning_starts_again_after_learning_starts_steps(train_config, num_kills, capfd):
+    config = train_config(
+        agent={"rollout_steps": 4, "learning_starts": 40, "updates_per_env_step": 0.5},
+        persistence={"save_buffer": False},
+    )
+    engine = DQN(config)
+    learn_until(engine, 100)
+    for _ in range(num_kills):
+        env_steps, updates = engine.env_steps, engine.updates
+        engine = resumed(engine, config)
+        assert len(engine.replay) == 0
+        capfd.readouterr()
+    for now, made in learn_until(engine, env_steps + 80):
+        assert made == 0 or now > env_steps + 40
+        assert engine.replay.metrics()["replay/size"] > 0
+    assert engine.updates == updates + int((engine.env_steps - env_steps - 40) * 0.5)
+    engine.cleanup()
+
+
+def test_a_resume_without_the_replay_says_when_learning_starts_again(train_config, capfd):
+    config = train_config(persistence={"save_buffer": False})
+    engine = DQN(config)
+    learn_until(engine, 20)
+    resumed(engine, config).cleanup()
+    assert "learning starts again after agent.learning_starts=8 environment steps" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("now", [{"updates_per_env_step": 2.0}, {"updates_per_env_step": 0.25}])
+def test_another_ratio_of_updates_counts_from_the_resume_on(train_config, now):
+    engine = DQN(train_config())
+    learn_until(engine, 100)
+    env_steps, updates = engine.env_steps, engine.updates
+    engine = resumed(engine, train_config(agent=now))
+    learn_until(engine, env_steps + 4)
+    assert engine.updates == updates + int((engine.env_steps - env_steps) * now["updates_per_env_step"])
+    engine.cleanup()
+
+
+def test_learning_that_has_not_started_waits_for_the_learning_starts_of_the_resume(train_config):
+    engine = DQN(train_config(agent={"learning_starts": 100}))
+    learn_until(engine, 20)
+    engine = resumed(engine, train_config(agent={"learning_starts": 30}))
+    learn_until(engine, 50)
+    assert engine.updates == engine.env_steps - 30
+    engine.cleanup()
+
+
+RESUME = """
+import sys
+from pathlib import Path
+import trieye
+from tests.training.data import gpu_checkpoint
+result = trieye.run_experiment(gpu_checkpoint.OnGPU, gpu_checkpoint.make_config(Path(sys.argv[1]), env_steps=200))
+print(result.env_steps)
+"""
+
+
+def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_exact(tmp_path):
+    """The states of the GPU are simulated: see `tests/training/data/gpu_checkpoint.py`."""
+    run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
+    shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")
+    resumed = subprocess.run([sys.executable, "-c", RESUME, tmp_path], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert int(resumed.stdout) >= 200
+    assert "resumes at step 78" in resumed.stderr
+    assert resumed.stderr.count("saved on cuda and continue on cpu") == 1
+    assert "the resume is not bit-exact" in resumed.stderr
+
+
+@pytest.mark.parametrize("explorers", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 1}),
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 3}),
+        ({"gamma": 0.99, "n_step": 3}, {"gamma": 0.9, "n_step": 2}),
+    ],
+)
+def test_the_replay_survives_another_discount_or_number_of_steps(train_config, before, after, explorers):
+    """As population-based training varies them."""
+
+    def config(gamma, n_step):
+        return train_config(agent={"gamma": gamma}, replay={"n_step": n_step}, explorer={"num": explorers})
+
+    engine = DQN(config(**before))
+    learn_until(engine, 40)
+    engine = resumed(engine, config(**after))
+    batch = engine.replay.minibatch(64, torch.device("cpu"))
+    n = batch.data.get("n", torch.ones(64))
+    assert n.max() <= after["n_step"]
+    assert torch.allclose(batch["discount"], (~batch["terminated"]) * after["gamma"] ** n.float())
+    learn_until(engine, 80)
+    assert all(weights.isfinite().all() for weights in engine.policy.parameters())
+    engine.cleanup()

@@ -33,30 +33,31 @@ def make_rows():
     return make
 
 
-@pytest.mark.parametrize(("size", "left"), [(7, True), (1, False), (1000, False)])
-def test_each_valid_row_comes_once_in_an_epoch_and_what_is_left_over_is_left_out(make_rows, size, left):
+@pytest.mark.parametrize(("size", "num_batches"), [(7, 6), (10, 4), (2, 20), (39, 1), (1000, 1), (1, None)])
+def test_each_valid_row_comes_once_in_an_epoch_in_as_many_batches_as_if_no_episode_had_ended(
+    make_rows, size, num_batches
+):
     rows = make_rows(keys=("obs/a", "obs/b"))
-    total, numbers = len(rows), np.arange(39).reshape(13, 3)
-    per_epoch = max(total // size, 1)
-    assert (total > size and total % size > 0) is left
+    numbers, total = np.arange(39).reshape(13, 3), len(rows)
+    assert 20 < total < 39
+    per_epoch = num_batches or total  # no batch is empty
     column = torch.from_numpy(numbers * 10)
-    found = list(rows.minibatches(size, epochs=4, generator=generator(), tenfold=column))
-    assert len(found) == 4 * per_epoch
-    assert {len(batch["action"]) for batch in found} == {min(size, total)}
-    left_out = set()
-    for epoch in range(4):
-        seen = torch.cat([batch["action"] for batch in found[epoch * per_epoch : (epoch + 1) * per_epoch]]).tolist()
-        assert len(seen) == len(set(seen))
-        assert set(seen) <= set(numbers[rows.valid].tolist())
-        left_out.add(frozenset(numbers[rows.valid].tolist()) - frozenset(seen))
-    assert len(left_out) == (4 if left else 1)
-    for batch in found:
+    batches = list(rows.minibatches(size, epochs=4, generator=generator(), tenfold=column))
+    assert len(batches) == 4 * per_epoch
+    assert {len(batch["action"]) for batch in batches} <= {total // per_epoch, -(-total // per_epoch)}
+    epochs = [
+        torch.cat([batch["action"] for batch in batches[first : first + per_epoch]]).tolist()
+        for first in range(0, len(batches), per_epoch)
+    ]
+    assert all(sorted(epoch) == numbers[rows.valid].tolist() for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    for batch in batches:
         assert torch.equal(batch["tenfold"], batch["action"] * 10)
         assert torch.equal(batch["obs"]["a"][:, 1].long(), batch["action"])
         assert torch.equal(batch["obs"]["b"], batch["obs"]["a"])
         assert batch["value"].shape == batch["reward"].shape == batch["terminated"].shape
     again = rows.minibatches(size, epochs=4, generator=generator())
-    assert all(torch.equal(one["action"], other["action"]) for one, other in zip(found, again, strict=True))
+    assert all(torch.equal(one["action"], other["action"]) for one, other in zip(batches, again, strict=True))
 
 
 def test_rows_of_resets_alone_make_no_minibatch(make_rows):

@@ -10,6 +10,8 @@ from tests.training.algorithms import DQN
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
 from trieye.replay.exchange import export_npz
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import Spaces
 
@@ -77,6 +79,43 @@ def test_a_run_that_learns_from_data_alone_makes_no_environment_step_and_goes_on
         assert (held["loop"]["updates"], held["loop"]["env_steps"]) == (40, 0)
     one, other = (held["experiment"]["state"]["policy"] for held in runs.values())
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def resumed(engine, config):
+    """Close an engine, and return a new one that resumes from its state."""
+    state = decode(encode(engine.save_checkpoint(None)))
+    engine.cleanup()
+    other = DQN(config)
+    other.load_checkpoint(state)
+    return other
+
+
+@pytest.fixture
+def offline(config, data):
+    """An engine that has made 20 updates on data alone."""
+    engine = DQN(config(mode="train", data=data, loop={"axis": "updates"}))
+    while engine.updates < 20:
+        engine.advance()
+    return engine
+
+
+def test_after_learning_from_data_alone_updates_continue_in_environments(config, offline):
+    engine = resumed(offline, config())
+    engine.advance()
+    assert engine.updates == 20 + engine.env_steps > 20
+    engine.cleanup()
+
+
+def test_a_resume_with_other_data_learns_from_those(config, offline, tmp_path):
+    buffer, obs = ReplayBuffer(10), np.zeros((6, 4), np.float32)
+    ends = {"terminated": np.zeros(6, bool), "truncated": np.zeros(6, bool)}
+    buffer.extend({"obs": obs, "action": np.zeros(6, int), "reward": np.full(6, 100.0), "next_obs": obs, **ends})
+    export_npz(buffer, tmp_path / "other.npz")
+    engine = resumed(offline, config(mode="train", data=str(tmp_path / "other.npz"), loop={"axis": "updates"}))
+    batch = next(engine.due_batches())
+    assert (batch["reward"] == 100.0).all()
+    assert engine.updates == 20
+    engine.cleanup()
 
 
 def test_a_mixed_run_goes_on_exactly(config, data):

@@ -1,5 +1,6 @@
 """Environments whose episodes are known beforehand, and policies that are read off them."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -54,12 +55,43 @@ class Count(gym.Env):
         return np.full(space.shape, 0 if self.form == "hidden" else self.t, space.dtype)
 
 
+class Doubles(gym.Env):
+    """Actions and observations of float64, as dm_control has them; it refuses actions out of bounds."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float64)
+    action_space = gym.spaces.Box(np.array([-0.1, 0.2]), np.array([0.3, 0.7]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1.0, 1.0, 2), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.np_random.uniform(-1.0, 1.0, 2), float(-action @ action), False, False, {}
+
+
 class Pickled(gym.Wrapper, gym.utils.EzPickle):
     """An environment that cannot be saved in the middle of an episode."""
 
     def __init__(self, env):
         gym.utils.EzPickle.__init__(self)
         gym.Wrapper.__init__(self, env)
+
+
+class Sampling(gym.Env):
+    """Draws its observations from its own space, and its first one from its space of actions."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, self.action_space.sample() / 1000, np.float32), {}
+
+    def step(self, action):
+        obs = self.observation_space.sample()
+        return obs, float(obs.sum()), bool(obs[0] > 0.5), False, {}
 
 
 class Troubled(gym.Wrapper):
@@ -82,6 +114,79 @@ class Troubled(gym.Wrapper):
         if self.kind == "hangs" and self.own_steps == 20:
             time.sleep(3.0)
         return super().step(action)
+
+
+class Spoiled(gym.Env):
+    """Episodes of 3 to 12 steps, of which one gives `value` as its `what`: a reward, an observation, that of a reset.
+
+    It happens once in the life of the environment, at its step (or its reset) number `at`, and again `every` so many.
+    """
+
+    observation_space, action_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32), gym.spaces.Discrete(3)
+
+    def __init__(self, what="reward", value=np.nan, at=20, every=None):
+        self.what, self.value, self.at, self.every = what, value, at, every
+        self.num_steps = self.num_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.num_resets += 1
+        self.left = int(self.np_random.integers(3, 13))
+        return self._obs(is_spoiled=self.what == "reset" and self._is_turn(self.num_resets)), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        self.left -= 1
+        is_turn = self._is_turn(self.num_steps)
+        reward = self.value if self.what == "reward" and is_turn else float(action == 1)
+        obs = self._obs(is_spoiled=self.what == "observation" and is_turn)
+        return obs, reward, self.left <= 0 and self.num_steps % 2 == 0, self.left <= 0 and self.num_steps % 2 == 1, {}
+
+    def _is_turn(self, number):
+        return number == self.at or (
+            self.every is not None and number > self.at and not (number - self.at) % self.every
+        )
+
+    def _obs(self, *, is_spoiled):
+        obs = self.np_random.normal(size=3).astype(np.float32)
+        obs[1] = self.value if is_spoiled else obs[1]
+        return obs
+
+
+class Hangs(gym.Wrapper):
+    """CartPole; one environment of the process does not return from its 20th step until `released` is set.
+
+    Args:
+        longest_s: It returns after so long in any case.
+    """
+
+    released, taken = threading.Event(), threading.Event()
+
+    def __init__(self, longest_s=60.0):
+        super().__init__(gym.make("CartPole-v1"))
+        self.longest_s, self.own_steps = longest_s, 0
+
+    def step(self, action):
+        self.own_steps += 1
+        if self.own_steps == 20 and not Hangs.taken.is_set():
+            Hangs.taken.set()
+            Hangs.released.wait(self.longest_s)
+        return super().step(action)
+
+    @classmethod
+    def again(cls):
+        cls.released, cls.taken = threading.Event(), threading.Event()
+
+
+class Endless(gym.Wrapper):
+    """CartPole whose episodes never end."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1").unwrapped)
+
+    def step(self, action):
+        _, reward, _, _, info = super().step(action)
+        return self.unwrapped.reset()[0], reward, False, False, info
 
 
 class Particular(gym.Wrapper):
@@ -134,6 +239,11 @@ class Numbered(gym.Env):
 
 gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
+gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
+gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
+gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")
+gym.register("Endless-v0", "tests.training.worlds:Endless")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
     with Terminal(stderr=True).status(f"exporting {run_dir.name}"):
         output = (options.output or run_dir / "export").absolute()
-        files = export_policy(loaded.policy, output, env_steps=loaded.env_steps, origin=origin)
+        files = export_policy(loaded.policy, output, env_steps=loaded.schedule_step, origin=origin)
     _show(loaded, files, is_best=which == "best" and checkpoint.objective is not None)
     return 0
 

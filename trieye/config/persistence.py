@@ -88,7 +88,11 @@ class PersistenceConfig(TolerantModel):
     log_output: bool = Field(
         default=True, description="Keep what the program prints while its run is open, in logs/output.log."
     )
-    save_buffer: bool = Field(default=True, description="Save the replay buffer, and load it again.")
+    save_buffer: bool = Field(
+        default=True,
+        description="Save the replay buffer, and load it again; without it a resume fills an empty one for "
+        "agent.learning_starts environment steps before the next update.",
+    )
     buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."

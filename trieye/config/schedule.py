@@ -1,4 +1,4 @@
-"""Schedule: a number that changes with the environment steps made, such as a learning rate."""
+"""Schedule: a number that changes in the course of a training, such as a learning rate."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -9,7 +9,7 @@ from trieye.config.base import Marker, StrictModel
 
 
 class Schedule(StrictModel):
-    """A number as a function of environment steps; in YAML and Python a plain number is one that stays as it is.
+    """A number as a function of environment steps, or of updates with `mode=train`; a plain number is a constant.
 
     Example:
         >>> Schedule(start=1.0, end=0.1, steps=1000)(500)
@@ -18,7 +18,9 @@ class Schedule(StrictModel):
 
     start: float = Field(description="The number at the beginning.")
     end: float | None = Field(default=None, description="The number after `steps`; null = as at the beginning.")
-    steps: int | None = Field(default=None, ge=1, description="Environment steps from `start` to `end`.")
+    steps: int | None = Field(
+        default=None, ge=1, description="Environment steps from `start` to `end`; updates with mode=train."
+    )
     shape: Literal["linear", "exponential", "cosine"] = Field(
         default="linear", description="How it gets from `start` to `end`: evenly, by a factor, or slowly at both ends."
     )
@@ -42,11 +44,11 @@ class Schedule(StrictModel):
             raise ValueError("an exponential schedule needs a start and an end of one sign, neither of them 0")
         return self
 
-    def __call__(self, env_steps: int) -> float:
-        """Return the number after this many environment steps."""
+    def __call__(self, step: int) -> float:
+        """Return the number after this many steps; in an engine, `self.schedule_step`."""
         if self.end is None or self.steps is None:
             return self.start
-        part = min(env_steps / self.steps, 1.0)
+        part = min(step / self.steps, 1.0)
         if self.shape == "exponential":
             return float(self.start * (self.end / self.start) ** part)
         if self.shape == "cosine":

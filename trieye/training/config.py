@@ -146,6 +146,11 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     @property
+    def schedule_axis(self) -> Literal["env_steps", "updates"]:
+        """What schedules count; `mode=train` makes no environment steps."""
+        return "updates" if self.mode == "train" else "env_steps"
+
+    @property
     def explore_steps(self) -> int:
         """How many environment steps `mode=explore` makes."""
         return min(steps for steps in (self.loop.steps, self.loop.env_steps) if steps is not None)

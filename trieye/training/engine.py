@@ -14,8 +14,12 @@ from trieye.config.agent import ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
+from trieye.process import watchdog
+from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
+from trieye.snapshot.generators import preserved_generators
 from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
@@ -25,11 +29,14 @@ from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
+from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
+from trieye.training.update_ratio import UpdateRatio
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
 _OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
@@ -112,6 +119,10 @@ class TrainEngine(Experiment[ConfigT]):
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
         self.envs: Any = None
+        self.updates, self._run = 0, run
+        self._stop = StopRequest(self._stop_requested_at)
+        if run is not None:
+            watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
         self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
@@ -119,17 +130,24 @@ class TrainEngine(Experiment[ConfigT]):
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._source, self.replay = self._make_source(config, replay, spaces)
-        self._evaluation = Evaluation(config.env)
+        self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
+        self._update_ratio = UpdateRatio(
+            getattr(config.agent, "updates_per_env_step", 0.0), getattr(config.agent, "learning_starts", 0)
+        )
         self._counted, self._version = (0, 0), 0
         self._shown: int | None = None
         self._newest: Minibatch | dict[str, Any] | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
+        self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
+        if self.replay is not None:
+            self.replay.on_nonfinite = self._on_nonfinite
+        self._guard = UpdateGuard(self, self._on_nonfinite)
 
     @property
     def _evaluates_by_itself(self) -> bool:
@@ -141,19 +159,38 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None)
-        self.envs = make_envs(config.env)
-        source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+            held = replay if has_replay else None
+            return make_explorers(config, self.policy, held, self._on_nonfinite, self._stop)
+        seed = training_seed(config.seed)
+        self.envs = make_envs(config.env, seed=seed)
+        source = Collector(
+            self.envs,
+            self.policy,
+            config.env,
+            gamma=config.agent.gamma,
+            seed=seed,
+            on_nonfinite=self._on_nonfinite,
+        )
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+        read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
+        make = read if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
+
+    def _stop_requested_at(self) -> float | None:
+        return None if self._run is None else self._run.stop_requested_at
 
     @property
     def env_steps(self) -> int:
         """Environment steps made in the whole run."""
         return self._source.env_steps
+
+    @property
+    def schedule_step(self) -> int:
+        """What schedules are called with: environment steps, or updates with `mode=train`, which makes none."""
+        steps: int = getattr(self, self.config.schedule_axis)
+        return steps
 
     @property
     def generator(self) -> torch.Generator:
@@ -178,8 +215,9 @@ class TrainEngine(Experiment[ConfigT]):
     def due_batches(self) -> Iterator[Minibatch]:
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
-        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. Each counts as an
-        update when the next one is asked for.
+        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. A resume without
+        the replay (`persistence.save_buffer=false`) collects `agent.learning_starts` environment steps before the next
+        update. Each counts as an update when the next one is asked for.
         """
         if self.replay is None:
             kind = type(self.agent).__name__
@@ -187,9 +225,10 @@ class TrainEngine(Experiment[ConfigT]):
                 f"due_batches(): {kind} is no ReplayAgentConfig, so there is no replay to draw from"
             )
         agent: ReplayAgentConfig = self.agent
-        due = int((self.env_steps - agent.learning_starts) * agent.updates_per_env_step)
+        due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
+            self._update_ratio.start(self.env_steps, due)
         while self.updates < due:
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             self._newest = batch
@@ -197,7 +236,9 @@ class TrainEngine(Experiment[ConfigT]):
             self.updates += 1
 
     def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the valid rows in random order, `agent.batch_size` at a time, several times; see `Rows.minibatches`.
+        """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
+
+        How many batches they make depends on the size of the rollout alone; see `Rows.minibatches`.
 
         Each counts as an update when the next one is asked for.
         """
@@ -223,16 +264,32 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
-        values = dict(self.step())
-        self._source.learned()
-        before, self._counted = self._counted, (self.env_steps, self.updates)
-        found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
-        found |= self._source.metrics()
+        """Do `step`, and add what there is to say of the collecting, the episodes and the replay.
+
+        Raises:
+            NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
+                them are left out instead.
+            StepInterrupted: The run was asked to stop, and the step does not end.
+        """
+        try:
+            with self._guard:
+                values = dict(self.step())
+            self._guard.settle(values)
+            self._source.learned()
+        except StepInterrupted as interruption:
+            interruption.made = self._made()
+            raise
+        found = self._made()
+        found |= self._source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
         return {**found, **values}
+
+    def _made(self) -> dict[str, float | None]:
+        """Return the environment steps and updates since the last call."""
+        before, self._counted = self._counted, (self.env_steps, self.updates)
+        return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
 
     def _show_sample(self, made: Mapping[str, float]) -> None:
         """Log a table of the newest batch if it is time; batches are not held any longer."""
@@ -252,10 +309,10 @@ class TrainEngine(Experiment[ConfigT]):
         env = self.config.env
         with_frames = env.eval_video and self._run is not None
         episodes = self._evaluation.play(
-            self.policy, env.eval_episodes, env_steps=self.env_steps, with_frames=with_frames
+            self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
@@ -268,14 +325,22 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.can_save
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
-        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
+        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are.
+
+        Raises:
+            NonFiniteError: A weight or a moment of an optimizer is NaN or infinite.
+        """
+        self._guard.check_weights()
         return {
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
             "collector": self._source,
             "generator": self._generator,
+            "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
+            "update_ratio": self._update_ratio.state_dict(),
+            "data": self.config.data if self.config.mode == "train" else None,
             "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -286,13 +351,23 @@ class TrainEngine(Experiment[ConfigT]):
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
+        self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
+        if "update_ratio" in checkpoint:
+            self._update_ratio.load_state_dict(checkpoint["update_ratio"], self.env_steps, self.updates)
         if self.replay is None:
             return
-        if "replay" in checkpoint:
+        is_offline = self.config.mode == "train"
+        if "replay" in checkpoint and not (is_offline and self.config.data != checkpoint.get("data", self.config.data)):
             self.replay.load_state_dict(checkpoint["replay"])
+        elif not is_offline:
+            self._update_ratio.restart(self.env_steps, self.updates)
+            say(
+                "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts again after "
+                f"agent.learning_starts={self.agent.learning_starts} environment steps"
+            )
         if not is_whole:
             self.replay.interrupt()
 
@@ -302,11 +377,11 @@ class TrainEngine(Experiment[ConfigT]):
         Raises:
             ConfigurationError: A file is in the way, or nothing can be written there.
         """
-        with torch.random.fork_rng(devices=[]):  # a policy draws its first weights, and the training must not see that
+        with preserved_generators():  # a policy draws its first weights
             # no deep copy: it would share the normalizer, and what was compiled
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())
-            return export_policy(policy.eval(), export_dir, env_steps=self.env_steps)
+            return export_policy(policy.eval(), export_dir, env_steps=self.schedule_step)
 
     def cleanup(self) -> None:
         """Close the environments and the replay; end explorers."""
@@ -318,19 +393,21 @@ class TrainEngine(Experiment[ConfigT]):
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it, as numbers fetched from the device once.
+    """Return the mean of each metric over the updates that have it, as numbers fetched once from each device.
 
     Args:
         metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
     """
-    columns: dict[str, list[torch.Tensor]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
-    if not columns:
-        return {}
-    means = torch.stack([torch.stack(column).mean() for column in columns.values()])
-    return dict(zip(columns, means.tolist(), strict=True))
+    values = [
+        (name, torch.as_tensor(value).detach().float().reshape(())) for row in metrics for name, value in row.items()
+    ]
+    columns: dict[str, list[float]] = {name: [] for name, _ in values}
+    for device in {value.device for _, value in values}:
+        there = [(name, value) for name, value in values if value.device == device]
+        numbers = torch.stack([value for _, value in there]).cpu().tolist()
+        for (name, _), number in zip(there, numbers, strict=True):
+            columns[name].append(number)
+    return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -35,13 +35,13 @@ class LoadedPolicy(NamedTuple):
         policy: On the CPU, ready to act.
         config: Of its run.
         checkpoint: What it was read from.
-        env_steps: Environment steps that it was trained for.
+        schedule_step: What schedules are called with; see `TrainEngine.schedule_step`.
     """
 
     policy: Policy
     config: TrainingConfig
     checkpoint: LoadedCheckpoint
-    env_steps: int
+    schedule_step: int
 
 
 def loaded_policy(run_dir: Path, which: Which) -> LoadedPolicy:
@@ -62,7 +62,7 @@ def loaded_policy(run_dir: Path, which: Which) -> LoadedPolicy:
         raise CheckpointError(
             f"{saved.path} does not fit the policy of {run_dir / 'configs.json'}: {reason}"
         ) from error
-    return LoadedPolicy(policy.eval(), config, saved, loop["env_steps"])
+    return LoadedPolicy(policy.eval(), config, saved, loop[config.schedule_axis])
 
 
 def _engine_of(run_dir: Path, config: Mapping[str, Any] | None) -> type[TrainEngine[Any]]:

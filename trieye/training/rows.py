@@ -34,6 +34,8 @@ class Rows:
         device: Where tensors are handed out.
         last_state: The state of a recurrent policy after the last row, with which it sees `after`. Here and between
             rows, the state after a row that is not valid is that of `initial_state`.
+        streams: int64 `[n]`, the environments as a replay knows them; None: their numbers. One whose episode was cut
+            before the first row has another one than in earlier rows.
     """
 
     arrays: dict[str, Array]
@@ -43,6 +45,7 @@ class Rows:
     state: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     last_state: Any = None
+    streams: Array | None = None
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extras:
@@ -85,7 +88,8 @@ class Rows:
             flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
         for name, tensor in self.extras.items():
             flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()
-        env_ids = np.broadcast_to(np.arange(self.valid.shape[1]), self.valid.shape).reshape(-1)
+        streams = np.arange(self.valid.shape[1]) if self.streams is None else self.streams
+        env_ids = np.broadcast_to(streams, self.valid.shape).reshape(-1)
         if chosen.all():
             return flat, env_ids
         return {name: array[chosen] for name, array in flat.items()}, env_ids[chosen]
@@ -120,11 +124,13 @@ class Rows:
     def minibatches(
         self, size: int, *, epochs: int = 1, generator: torch.Generator | None = None, **columns: torch.Tensor
     ) -> Iterator[dict[str, Any]]:
-        """Yield the valid rows in random order, in batches of equal size, several times.
+        """Yield all valid rows in random order, in batches of nearly equal size, several times.
+
+        An epoch has `round(steps * environments / size)` batches, at least one and no empty one: their number does not
+        depend on how many rows are resets, which merely make batches smaller.
 
         Args:
-            size: Rows in a batch; what is left over at the end of an epoch is left out, another part each time. If
-                there are fewer rows, a batch is all of them.
+            size: Rows of a batch, if it divides the number of rows and all of them are valid.
             epochs: How many times.
             generator: Of the order; the CPU's global one if None.
             columns: More columns, `[t, n, ...]`, such as advantages.
@@ -143,13 +149,12 @@ class Rows:
         chosen = torch.from_numpy(np.flatnonzero(self.valid))
         is_whole = len(chosen) == self.valid.size
         flat = {name: _flat(value, None if is_whole else chosen) for name, value in {**self, **columns}.items()}
-        size = min(size, len(chosen))
+        num_batches = min(max(round(self.valid.size / size), 1), len(chosen))
         for _ in range(epochs):
             order = torch.randperm(
                 len(chosen), generator=generator, device=None if generator is None else generator.device
             )
-            for first in range(0, len(chosen) - size + 1, size):
-                picked = order[first : first + size]
+            for picked in order.tensor_split(num_batches):
                 yield {name: _taken(value, picked) for name, value in flat.items()}
 
 

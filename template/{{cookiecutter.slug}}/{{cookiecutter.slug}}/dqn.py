@@ -19,7 +19,7 @@ class QPolicy(trieye.Policy):
         super().__init__(config, spaces)
         self.epsilon = config.agent.epsilon
         self.num_actions = int(spaces.action.n)
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, self.num_actions])
 
     def forward(self, obs: Any) -> torch.Tensor:
@@ -52,9 +52,9 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
     def step(self) -> dict[str, float]:
         """Collect, learn, and return the means of what the updates said."""
         self.replay.extend(self.collect())
-        trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
+        trieye.set_lr(self.optimizer, self.agent.lr(self.schedule_step))
         metrics = trieye.mean(self.train_step(batch) for batch in self.due_batches())
-        return metrics | {"epsilon": self.agent.epsilon(self.env_steps)}
+        return metrics | {"epsilon": self.agent.epsilon(self.schedule_step)}
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
         """Make one update; where it is time, the target becomes a copy of the policy."""

@@ -22,7 +22,7 @@ class ActorCritic(trieye.Policy):
         super().__init__(config, spaces)
         self.is_discrete, self.shape = hasattr(spaces.action, "n"), spaces.action.shape
         num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         sizes = [self.encoder.size, *config.agent.hidden_sizes]
         # detail 13: actor and critic are networks of their own; they share convolutions if there are any
         self.actor, self.critic = mlp([*sizes, num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)
@@ -93,20 +93,21 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
             rows.extras["value"] = self.policy.value(rows["obs"])
             last_value = self.policy.value(rows.after)
         advantages, returns = trieye.gae(rows, last_value, gamma=agent.gamma, lam=agent.gae_lambda)  # detail 5
-        trieye.set_lr(self.optimizer, agent.lr(self.env_steps))  # detail 4: annealed, if it is a schedule
+        trieye.set_lr(self.optimizer, agent.lr(self.schedule_step))  # detail 4: annealed, if it is a schedule
         batches = self.minibatches(rows, epochs=agent.epochs, advantages=advantages, returns=returns)  # detail 6
         return trieye.mean(self.train_step(batch) for batch in batches)
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
         """Make one update."""
         advantages = batch["advantages"]
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)  # detail 7: in each minibatch
+        if len(advantages) > 1:  # detail 7: in each minibatch; a single row has no standard deviation
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         with self.autocast():
             features = self.policy.features(batch["obs"])
             output, value = self.policy.actor(features).float(), self.policy.critic(features)[:, 0].float()
         log_ratio = self.policy.log_prob(output, batch["draw"]) - batch["log_prob"]
         ratio = log_ratio.exp()
-        clip_range = self.agent.clip_range(self.env_steps)
+        clip_range = self.agent.clip_range(self.schedule_step)
         clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()  # detail 8, equation 7
         # detail 9, a clipped value loss, is left out: it does not help (Andrychowicz et al. 2021)

@@ -26,7 +26,7 @@ class GaussianActor(trieye.Policy):
         self.register_buffer("scale", (high - low) / 2)
         self.size = math.prod(spaces.action.shape)
         self.random_steps = config.agent.learning_starts
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, 2 * self.size])
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +70,7 @@ class Critics(nn.Module):
     def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
         """Make both networks."""
         super().__init__()
-        self.encoder = Encoder(policy.spaces.observation)
+        self.encoder = Encoder(policy.spaces.observation, normalized=not isinstance(policy.normalizer, nn.Identity))
         sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
         self.first, self.second = mlp(sizes), mlp(sizes)
 
@@ -101,7 +101,7 @@ class SAC(trieye.TrainEngine[TrainConfig], policy=GaussianActor):
         """Collect, learn, and return the means of what the updates said."""
         self.replay.extend(self.collect())
         for optimizer in (self.actor_optimizer, self.critic_optimizer):
-            trieye.set_lr(optimizer, self.agent.lr(self.env_steps))
+            trieye.set_lr(optimizer, self.agent.lr(self.schedule_step))
         return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:

@@ -9,12 +9,16 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
+from trieye.snapshot.generators import preserved_generators
+from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import Counts, Pace
 from trieye.training.exploring.places import Place
 from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.rows import Rows
 
@@ -28,8 +32,9 @@ class Explorers:
         inbox: What waits to be learned from.
         board: Where versions are announced.
         policy: Of the learner.
-        session: Names the attempt of the run.
+        on_nonfinite: Is told about rows that explorers left out.
         leave: Called with the name of the writer of an explorer that is gone.
+        stop: Whether the run was asked to stop.
 
     Attributes:
         env_steps: Environment steps of the whole run that the learner knows of.
@@ -44,13 +49,17 @@ class Explorers:
         board: Board,
         policy: Policy,
         *,
-        session: str,
+        on_nonfinite: OnNonfinite | None = None,
         leave: Callable[[str], None] = lambda _: None,
+        stop: StopRequest | None = None,
     ) -> None:
         config: Any = task.config
-        self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
+        self._session = config.run_name
+        self._task, self._inbox, self._board, self._policy = task, inbox, board, policy
         self._config, self._sync = config.explorer, config.sync
+        self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
+        self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync, inbox.max_staleness)
         self.env_steps = 0
@@ -65,14 +74,24 @@ class Explorers:
         self._told_interrupted = 0
         self._retired: list[dict[str, Any]] = []
         self._is_paused, self._is_waiting = True, False
-        self._group = ExplorerGroup(task, place, config.explorer, deliver=self._deliver, grant=self._grant, leave=leave)
+        self._stop = stop or StopRequest()
+        self._group = ExplorerGroup(
+            task,
+            place,
+            config.explorer,
+            deliver=self._deliver,
+            grant=self._grant,
+            leave=leave,
+            stop=self._stop,
+        )
         self._has_begun = False
 
     def begin(self) -> None:
         """Start the explorers; they begin to collect with the first `collect`."""
         if not self._has_begun:
             self._has_begun = True
-            self._group.start()
+            with preserved_generators():  # in threads of this process, explorers draw their first weights from them
+                self._group.start()
 
     def collect(self, steps: int | None = None) -> Rows:
         """Return the fragments of one step of the learner, one for each explorer; wait until they are there.
@@ -81,6 +100,7 @@ class Explorers:
 
         Raises:
             ConfigurationError: Another number of steps is wanted than a fragment has.
+            StepInterrupted: The run was asked to stop, and the fragments do not come.
         """
         if steps not in {None, self._steps}:
             raise ConfigurationError(
@@ -91,8 +111,10 @@ class Explorers:
             self._announce(max(self.version, 0))
         self._is_paused, self._is_waiting = False, True
         self._group.poke()
-        self._group.wait(self._has_enough)
-        self._is_waiting = False
+        try:
+            self._group.wait(self._may_take)
+        finally:
+            self._is_waiting = False
         with self._group.lock:
             reports, rows = self._inbox.take(self._wanted)
             self._has_taken = True
@@ -107,6 +129,12 @@ class Explorers:
         alive = {slot.index for slot in self._group.alive}
         return len(alive) + sum(num for index, num in self._inbox.counts().items() if index not in alive)
 
+    def _may_take(self) -> bool:
+        if self._has_enough():
+            return True
+        self._stop.check("the fragments of this step")
+        return False
+
     def _has_enough(self) -> bool:
         if self._sync.style == "fixed":
             counts = self._inbox.counts()
@@ -115,7 +143,7 @@ class Explorers:
         wanted = self._wanted
         if len(waiting) < wanted:
             return False
-        under_way = [grant.published.version for slot in self._group.slots for grant in slot.grants]
+        under_way = self._under_way()
         if not under_way or not self._inbox.is_bounded:
             return True
         left = sorted(waiting)[wanted:] + under_way
@@ -130,12 +158,17 @@ class Explorers:
         for name, values in report.ended.items():
             self._ended[name] += values
         self._learned.append(report)
+        self._on_nonfinite.counts["rows"] += report.refused
+        for remark in report.remarks:
+            self._on_nonfinite.tell("rows", remark)
         self._lags[report.explorer] = self.version - report.version_min
 
     def learned(self) -> None:
         """Take note that a step of the learner is over: normalizers learn, and weights are published if it is time."""
         for report in self._learned:
             merge_moments(self._policy, report.moments)
+            if report.returns is not None:
+                self._scale.merge(*report.returns)
         self._learned.clear()
         self._step += 1
         with self._group.lock:
@@ -154,8 +187,11 @@ class Explorers:
 
     def _may_publish(self) -> bool:
         """Tell whether no fragment that waits or is under way would be too stale with the next version."""
-        under_way = [grant.published.version for slot in self._group.slots for grant in slot.grants]
-        return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *under_way])
+        return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *self._under_way()])
+
+    def _under_way(self) -> list[int]:
+        """Return the versions of fragments under way, of explorers that do not hang."""
+        return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
 
     def _is_usable(self, begun: int, version: int) -> bool:
         """Tell whether a fragment that was begun with a version may be learned from with another one."""
@@ -186,7 +222,7 @@ class Explorers:
         if not self._is_usable(published.version, self.version + self._is_publishing):
             return  # it would be too stale when it comes
         waiting = self._inbox.counts()
-        outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots)
+        outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
@@ -205,7 +241,7 @@ class Explorers:
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published))
+        self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
     def _may_begin(self, slot: Slot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
@@ -226,11 +262,11 @@ class Explorers:
 
         So it is if it collects more than once in a step, or after explorers were given up.
         """
-        if not self._is_waiting or any(slot.grants for slot in self._group.slots) or self._has_enough():
+        if not self._is_waiting or any(slot.is_expected for slot in self._group.slots) or self._has_enough():
             return
         there = self._inbox.counts()
         for slot in self._group.alive:
-            if slot.is_there and not there[slot.index]:
+            if slot.is_there and not slot.grants and not there[slot.index]:
                 self._tell(slot, published)
 
     def metrics(self) -> dict[str, float]:
@@ -264,13 +300,17 @@ class Explorers:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`."""
+        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`.
+
+        Nobody waits for explorers that hang, nor long after a stop was requested: their fragments count as lost, and
+        their episodes as interrupted.
+        """
         self._is_paused = True
         timeout_s = self._config.timeout_s
         if not self._has_begun:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:
-            self._group.wait(lambda: not any(slot.grants for slot in self._group.slots), timeout_s)
+            self._group.wait(self._is_quiet, timeout_s)
             states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,
@@ -288,15 +328,21 @@ class Explorers:
             ],
             "retired": self._retired,
             "restarts": self._group.restarts,
-            "lost": self._group.lost,
+            "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
+            "returns": self._scale.moments,
             "inbox": self._inbox.state_dict(),
         }
+
+    def _is_quiet(self) -> bool:
+        is_late = self._stop.is_older_than(SAVE_PATIENCE_S)
+        return is_late or not any(slot.is_expected for slot in self._group.slots)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
+        self._scale.moments = tuple(state.get("returns", self._scale.moments))
         group = self._group
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from trieye.config.explorer import ExplorerConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
+from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
 
@@ -21,6 +22,15 @@ _LONGEST_PAUSE_S = 60.0
 _REFUSED_EVERY_S = 10.0
 PATIENCE_S = 20.0
 """How long an explorer waits for room before that is said."""
+
+OVERDUE_S = 5.0
+"""A fragment that takes so long, and `_UNUSUAL` times as long as others of its explorer, is waited for no longer."""
+
+_UNUSUAL = 4.0
+_FORGETS = 0.9
+_CLOSE_STOPPED_S = 1.5
+_POLL_S = 0.2
+"""How soon somebody who waits notices that the run was asked to stop; what explorers say wakes at once."""
 
 
 @dataclass(slots=True)
@@ -47,6 +57,8 @@ class Slot:
         on_version: Fragments that it was told to begin with the newest version.
         asks_until: How long it waits for newer weights at most; None if it waits for none.
         began_at: When it began its oldest grant, or was begun itself.
+        usual_s: The longest of its recent fragments, seconds; 0 before the first.
+        is_overdue: Whether its oldest grant takes unusually long, so that nobody waits for it who need not.
     """
 
     index: int
@@ -68,6 +80,8 @@ class Slot:
     on_version: tuple[int, int] = (-1, 0)
     asks_until: float | None = None
     began_at: float = 0.0
+    usual_s: float = 0.0
+    is_overdue: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -84,6 +98,18 @@ class Slot:
         """Fragments that were delivered, and those under way."""
         return self.delivered + len(self.grants)
 
+    @property
+    def is_expected(self) -> bool:
+        """Whether a fragment of it is under way that is worth waiting for."""
+        return bool(self.grants) and not self.is_overdue
+
+    @property
+    def overdue_at(self) -> float:
+        """When what is under way takes unusually long, by `time.monotonic`."""
+        if not self.usual_s:  # its first fragment, or its start, for which processes import for seconds
+            return self.began_at + PATIENCE_S / 2
+        return self.began_at + max(OVERDUE_S, _UNUSUAL * self.usual_s)
+
 
 class ExplorerGroup:
     """Explorers, and a thread that hears what they say.
@@ -98,6 +124,7 @@ class ExplorerGroup:
             refused, empty if it is not.
         grant: Called whenever something changed; tells explorers what to do by `submit`.
         leave: Called with the name of the writer of an explorer that is gone.
+        stop: Whether the run was asked to stop.
 
     Attributes:
         slots: The explorers.
@@ -116,8 +143,10 @@ class ExplorerGroup:
         deliver: Callable[[Report], str],
         grant: Callable[[], None],
         leave: Callable[[str], None],
+        stop: StopRequest | None = None,
     ) -> None:
         self._task, self._place, self._config = task, place, config
+        self._stop = stop or StopRequest()
         self._deliver, self._grant, self._leave = deliver, grant, leave
         self.slots = [Slot(index) for index in range(config.num)]
         self.lock = threading.RLock()
@@ -128,7 +157,7 @@ class ExplorerGroup:
         self._has_delivered = self._is_closed = False
         self._has_moved, self._told_where = True, ""
         whole: Any = task.config
-        self._is_in_step = whole.sync.style == "fixed"
+        self._is_in_step, self._env_id = whole.sync.style == "fixed", whole.env.id
         self._heard: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="trieye-explorers", daemon=True)
@@ -159,7 +188,7 @@ class ExplorerGroup:
         self._heard.put(lambda: None)
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until something holds, which is looked at whenever something changed; tell whether it does.
+        """Wait until something holds, and tell whether it does; it is looked at whenever something changed, and often.
 
         Raises:
             BaseException: What the last explorer raised, if all were given up, or the first one if none ever collected.
@@ -176,7 +205,7 @@ class ExplorerGroup:
             if left_s is not None and left_s <= 0:
                 return False
             try:  # no Condition: Ctrl-C inside one leaves it locked
-                self._bell.get(timeout=left_s)
+                self._bell.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))
             except queue.Empty:
                 continue
 
@@ -186,38 +215,49 @@ class ExplorerGroup:
             raise self._fault
 
     def ask(self, method: str, timeout_s: float) -> list[Any]:
-        """Call a method of each explorer; None for those that are away, or do not answer in time."""
+        """Call a method of each explorer; None for those that are away, busy, or do not answer in time."""
         with self.lock:
-            workers = [slot.worker if slot.is_there else None for slot in self.slots]
+            workers = [slot.worker if slot.is_there and not slot.grants else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
         until = time.monotonic() + timeout_s
         return [None if call is None else self._answer(call, until) for call in calls]
 
-    @staticmethod
-    def _answer(call: "Future[Any]", until: float) -> Any:
-        try:
-            return call.result(max(until - time.monotonic(), 0.0))
-        except (ConnectionError, TimeoutError, TrieyeError):
-            return None
+    def _answer(self, call: "Future[Any]", until: float) -> Any:
+        while not self._stop.is_older_than(SAVE_PATIENCE_S):
+            try:
+                return call.result(max(min(until - time.monotonic(), _POLL_S), 0.0))
+            except (ConnectionError, TrieyeError):
+                return None
+            except TimeoutError:
+                if call.done() or time.monotonic() >= until:
+                    return None
+        return None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all explorers; those that can close their environments first."""
+        """End all explorers; those that do not hang close their environments first."""
         with self.lock:
             self._is_closed = True
-            workers = [slot.worker for slot in self.slots if slot.worker is not None]
-            asked = [slot.worker for slot in self.slots if slot.worker is not None and slot.machine is not None]
-        until = time.monotonic() + timeout_s
-        calls = [] if self._fault is not None else [worker.begin("close") for worker in asked]
-        for call in calls:
+            present = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
+            hung = [slot.index for slot, _ in present if self._hangs(slot)]
+            asked = [(slot, worker) for slot, worker in present if slot.machine is not None and slot.index not in hung]
+        if hung:
+            say(f"explorers {hung} are ended in the middle of a fragment: {self._env_id} does not return")
+        until = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
+        calls = [] if self._fault is not None else [(slot, worker.begin("close")) for slot, worker in asked]
+        for slot, call in calls:
             try:
                 call.result(max(until - time.monotonic(), 0.0))
             except Exception as error:  # noqa: BLE001 - it is ended in any case
-                say(f"an explorer did not close: {type(error).__name__}: {error}")
-        for worker in workers:
+                say(f"explorer {slot.index} did not close {self._env_id}: {type(error).__name__}: {error}")
+        for _, worker in present:
             worker.kill()
         self._heard.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def _hangs(self, slot: Slot) -> bool:
+        seems_so = self._stop.is_made and time.monotonic() - slot.began_at > _CLOSE_STOPPED_S
+        return slot.is_overdue or (bool(slot.grants) and seems_so)
 
     def _listen(self) -> None:
         try:
@@ -248,6 +288,7 @@ class ExplorerGroup:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
         times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
+        times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
         times += [patience_ends] if slot.has_no_room and patience_ends > now else []
         times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
@@ -261,9 +302,21 @@ class ExplorerGroup:
                 slot.incarnation += 1
                 self._begin(slot)
             if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
-                what = "no fragment came" if slot.is_there else "it did not start"
-                self._fail(slot, TimeoutError(f"{what} for explorer.timeout_s={self._config.timeout_s:g} s"))
+                limit = f"explorer.timeout_s={self._config.timeout_s:g} s"
+                what = "delivered no fragment" if slot.is_there else "did not start"
+                self._fail(slot, TimeoutError(f"{self._env_id} {what} within {limit}"))
+            elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
+                slot.is_overdue = True
+                self._tell_overdue(slot, now)
         self._tell_where(now)
+
+    def _tell_overdue(self, slot: Slot, now: float) -> None:
+        what = "has not returned from a fragment" if slot.is_there else "has been starting"
+        others = "the training waits for it (sync.style=fixed)" if self._is_in_step else "the others continue"
+        say(
+            f"explorer {slot.index}: {self._env_id} {what} for {now - slot.began_at:.0f} s; {others}, and it is "
+            f"restarted after explorer.timeout_s={self._config.timeout_s:g} s"
+        )
 
     def _tell_where(self, now: float) -> None:
         """Say on which machines explorers are, if that is more than this one, or if some find no room."""
@@ -294,12 +347,12 @@ class ExplorerGroup:
         self._note(slot, slot.worker.begin("writer_name"), partial(self._arrived, slot))
 
     def _placed(self, slot: Slot, machine: str) -> None:
-        slot.machine, slot.began_at = machine, time.monotonic()
+        slot.machine, slot.began_at, slot.is_overdue = machine, time.monotonic(), False
         self._has_moved = True
 
     @staticmethod
     def _arrived(slot: Slot, client: str | None) -> None:
-        slot.client, slot.is_there = client, True
+        slot.client, slot.is_there, slot.is_overdue = client, True, False
 
     def _cut(self, count: int) -> None:
         self.interrupted += count
@@ -325,10 +378,14 @@ class ExplorerGroup:
         if error is not None:
             self._fail(slot, error)
             return
-        slot.began_at = time.monotonic()
+        report = done.result()
+        if slot.is_overdue:
+            say(f"explorer {slot.index}: {self._env_id} has returned after {time.monotonic() - slot.began_at:.0f} s")
+        slot.began_at, slot.is_overdue = time.monotonic(), False
+        slot.usual_s = max(report.seconds, _FORGETS * slot.usual_s)
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
-        slot.early[grant.number] = done.result()
+        slot.early[grant.number] = report
         while slot.grants and slot.grants[0].number in slot.early:
             self._take(slot, slot.grants.popleft())
 
@@ -368,8 +425,9 @@ class ExplorerGroup:
             self._leave(slot.client)
             slot.client = None
         is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
+        is_mistake |= isinstance(error, NonFiniteError)  # explorers begin again when a process fails, not a number
         slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
-        slot.asks_until = None
+        slot.asks_until, slot.is_overdue, slot.usual_s = None, False, 0.0
         what = f"explorer {slot.index}: {_line(error)}"
         if is_mistake or not self.alive:
             error.add_note(f"in explorer {slot.index}, begun {slot.incarnation + 1} times")
