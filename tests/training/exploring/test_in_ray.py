@@ -141,7 +141,12 @@ ray.shutdown()
     [
         (2, "cuda:0", "['1']"),
         pytest.param(2, "cuda:1", "['0']", marks=pytest.mark.long),
-        (1, "cuda:0", "ConfigurationError explorer.num_gpus=1: Ray has no GPUs for an explorer beside the learner's"),
+        pytest.param(
+            1,
+            "cuda:0",
+            "ConfigurationError explorer.num_gpus=1: Ray has no GPUs for an explorer beside the learner's",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner, said):

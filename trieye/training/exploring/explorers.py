@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,16 +65,18 @@ class Explorers:
         self._num_envs = config.env.num
         self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
-        self._pace = Pace(config.sync)
+        self._pace = Pace(config.sync, inbox.max_staleness)
         self.env_steps = 0
         self.version = -1
-        self._step = self._published_step = self._consumed = 0
+        self._step = self._published_step = 0
+        self._has_taken = self._is_publishing = False
         self._published: Published | None = None
         self._publish_s: list[float] = []
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._learned: list[Report] = []
         self._lags: dict[int, int] = {}
         self._told_interrupted = 0
+        self._retired: list[dict[str, Any]] = []
         self._is_paused, self._is_waiting = True, False
         self._stop = stop or StopRequest()
         self._group = ExplorerGroup(
@@ -119,14 +121,17 @@ class Explorers:
             self._is_waiting = False
         with self._group.lock:
             reports, rows = self._inbox.take(self._wanted)
-            self._consumed += self._wanted
+            self._has_taken = True
             for report in reports:
                 self._account(report)
+        self._group.poke()
         return rows
 
     @property
     def _wanted(self) -> int:
-        return len(self._group.alive)
+        """How many fragments the learner takes: one for each explorer, and all of explorers that are gone."""
+        alive = {slot.index for slot in self._group.alive}
+        return len(alive) + sum(num for index, num in self._inbox.counts().items() if index not in alive)
 
     def _may_take(self) -> bool:
         if self._has_enough():
@@ -139,14 +144,18 @@ class Explorers:
             counts = self._inbox.counts()
             return all(counts[slot.index] for slot in self._group.alive)
         waiting = self._inbox.versions()
-        if len(waiting) < self._wanted:
+        wanted = self._wanted
+        if len(waiting) < wanted:
             return False
-        under_way = [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
+        under_way = self._under_way()
         if not under_way or not self._inbox.is_bounded:
             return True
-        left = sorted(waiting)[self._wanted :] + under_way
-        steps_left = max(self._sync.interval - 1 - (self._step - self._published_step), 0)
-        return self._pace.may_take(self.version, left, explorers=self._wanted, steps_left=steps_left)
+        left = sorted(waiting)[wanted:] + under_way
+        explorers, steps_left = len(self._group.alive), self._steps_left(has_taken=True)
+        return self._pace.may_take(self.version, left, explorers=explorers, steps_left=steps_left)
+
+    def _steps_left(self, *, has_taken: bool) -> int:
+        return self._pace.steps_left(self._step - self._published_step, has_taken=has_taken)
 
     def _account(self, report: Report) -> None:
         self.env_steps += report.env_steps
@@ -168,10 +177,29 @@ class Explorers:
         self._step += 1
         with self._group.lock:
             is_asked = any(slot.asks_until is not None for slot in self._group.slots)
-        if self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked):
-            self._announce(self.version + 1)
-            self._published_step = self._step
+            is_due = self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked)
+            self._is_publishing = is_due and self._may_publish()
+        if self._is_publishing:
+            try:
+                self._announce(self.version + 1)
+                self._published_step = self._step
+            finally:
+                self._is_publishing = False
+        self._has_taken = False
+        self._group.poke()
         self._group.check()
+
+    def _may_publish(self) -> bool:
+        """Tell whether no fragment that waits or is under way would be too stale with the next version."""
+        return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *self._under_way()])
+
+    def _under_way(self) -> list[int]:
+        """Return the versions of fragments under way, of explorers that do not hang."""
+        return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
+
+    def _is_usable(self, begun: int, version: int) -> bool:
+        """Tell whether a fragment that was begun with a version may be learned from with another one."""
+        return not self._inbox.is_bounded or self._pace.is_fresh(begun, version)
 
     def _announce(self, version: int) -> None:
         """Publish the weights: the transport first, then the board, then fragments may begin with them."""
@@ -186,7 +214,6 @@ class Explorers:
                 self._account(report)
             for slot in self._group.slots:
                 slot.asks_until = None
-        self._group.poke()
 
     def _handed_over(self, version: int) -> Any:
         """Give the weights to the transport, again after a pause if that fails."""
@@ -202,7 +229,7 @@ class Explorers:
                 say(f"publishing version {version} of the weights failed and is tried again: {error}")
                 time.sleep(pause_s)
 
-    def _deliver(self, report: Report) -> bool:
+    def _deliver(self, report: Report) -> str:
         return self._inbox.put(report, self._group.slots[report.explorer].incarnation)
 
     def _grant(self) -> None:
@@ -210,16 +237,19 @@ class Explorers:
         published = self._published
         if self._is_paused or published is None:
             return
-        produced = self._consumed + self._inbox.counts().total()
-        produced += sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
+        if not self._is_usable(published.version, self.version + self._is_publishing):
+            return  # it would be too stale when it comes
+        waiting = self._inbox.counts()
+        outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
             for slot in sorted(alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
                 is_free = slot.is_there and len(slot.grants) < self._most_in_flight
-                if is_free and self._may_begin(slot, produced, len(alive)):
+                own = waiting[slot.index] + len(slot.grants)
+                if is_free and self._may_begin(slot, own, outstanding, len(alive)):
                     self._tell(slot, published)
-                    granted, produced = True, produced + 1
+                    granted, outstanding = True, outstanding + 1
         self._keep_from_starving(published)
 
     @property
@@ -229,15 +259,15 @@ class Explorers:
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published, self._scale.moments))
+        self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
-    def _may_begin(self, slot: Slot, produced: int, explorers: int) -> bool:
+    def _may_begin(self, slot: Slot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
         counts = Counts(
-            version=self.version,
             explorers=explorers,  # counted once for all: with a thousand of them that is most of a report's cost
-            produced=produced,
-            own_produced=slot.produced,
+            steps_left=self._steps_left(has_taken=self._has_taken),
+            outstanding=outstanding,
+            own_outstanding=own,
             own_on_version=on_version if version == self.version else 0,
         )
         if self._pace.asks(counts) and (slot.asks_until is None or time.monotonic() < slot.asks_until):
@@ -306,11 +336,16 @@ class Explorers:
             "version": self.version,
             "step": self._step,
             "published_step": self._published_step,
-            "consumed": self._consumed,
             "explorers": [
-                {"state": state, "delivered": slot.delivered, "incarnation": slot.incarnation}
+                {
+                    "state": state,
+                    "delivered": slot.delivered,
+                    "granted": slot.granted,
+                    "incarnation": slot.incarnation,
+                }
                 for slot, state in zip(self._group.slots, states, strict=True)
             ],
+            "retired": self._retired,
             "restarts": self._group.restarts,
             "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
@@ -326,21 +361,30 @@ class Explorers:
         """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
-        self._consumed = int(state["consumed"])
         self._scale.moments = tuple(state.get("returns", self._scale.moments))
-        group, saved = self._group, state["explorers"]
+        group = self._group
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
-        if len(saved) != len(group.slots):
-            say(f"explorer.num was {len(saved)} and is {len(group.slots)}")
-        for slot in group.slots:  # those that are new are as far as the others
-            slot.delivered = max((held["delivered"] for held in saved), default=0)
-        for slot, held in zip(group.slots, saved, strict=False):
-            slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
-            if held["state"] is None:
-                group.interrupted += self._num_envs
+        self._load_explorers(state["explorers"], state.get("retired", []))
         self._inbox.load_state_dict(state["inbox"])
         return False
+
+    def _load_explorers(self, saved: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
+        """Give each explorer the state of its number; the counts of explorers that are no more are kept for later."""
+        slots = self._group.slots
+        if len(saved) != len(slots):
+            say(f"explorer.num was {len(saved)} and is {len(slots)}")
+        for slot in slots:  # those that are new are as far as the others
+            slot.delivered = max((held["delivered"] for held in saved), default=0)
+        for slot, held in zip(slots, [*saved, *retired], strict=False):
+            slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
+            slot.granted = held.get("granted", slot.delivered)
+        self._retired = [{**held, "state": None} for held in [*saved, *retired][len(slots) :]]
+        for index, held in enumerate(saved):
+            if held["state"] is None:
+                self._group.interrupted += self._num_envs
+            elif index >= len(slots):
+                self._group.interrupted += int(np.count_nonzero(~np.asarray(held["state"]["done"])))
 
     def close(self) -> None:
         """End the explorers."""

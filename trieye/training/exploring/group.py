@@ -19,6 +19,7 @@ from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
 
 _LONGEST_PAUSE_S = 60.0
+_REFUSED_EVERY_S = 10.0
 PATIENCE_S = 20.0
 """How long an explorer waits for room before that is said."""
 
@@ -42,8 +43,10 @@ class Slot:
         machine: Name of the machine that it is on; None while it is away, or waits for room on a cluster.
         is_there: Whether it has answered; one that has not is told nothing.
         incarnation: How often it was begun anew.
-        delivered: Fragments that came from it over the whole run.
-        grants: What it was told and has not done yet, the oldest first.
+        delivered: Fragments that were delivered over the whole run.
+        granted: Fragments that it was told to collect over the whole run, lost ones included.
+        grants: Those that were not delivered yet, the oldest first.
+        early: Reports that arrived before that of an older grant, by the number of theirs.
         failures: In a row, with fewer than `GOOD_RUN` fragments between.
         num_good: Fragments since the last one.
         resumes_at: When it is begun anew, seconds of `time.monotonic`.
@@ -64,7 +67,9 @@ class Slot:
     is_there: bool = False
     incarnation: int = 0
     delivered: int = 0
+    granted: int = 0
     grants: deque[Grant] = field(default_factory=deque)
+    early: dict[int, Report] = field(default_factory=dict)
     failures: int = 0
     num_good: int = 0
     resumes_at: float | None = None
@@ -90,7 +95,7 @@ class Slot:
 
     @property
     def produced(self) -> int:
-        """Fragments that came, and those under way."""
+        """Fragments that were delivered, and those under way."""
         return self.delivered + len(self.grants)
 
     @property
@@ -115,7 +120,8 @@ class ExplorerGroup:
         task: What explorers are made of.
         place: Where they run.
         config: How many, and what is done when they fail.
-        deliver: Called with each report; returns whether the fragment counts.
+        deliver: Called with each report, those of an explorer in the order of collection; returns why the fragment is
+            refused, empty if it is not.
         grant: Called whenever something changed; tells explorers what to do by `submit`.
         leave: Called with the name of the writer of an explorer that is gone.
         stop: Whether the run was asked to stop.
@@ -124,7 +130,7 @@ class ExplorerGroup:
         slots: The explorers.
         lock: Held while slots change, and while `deliver` and `grant` are called.
         restarts: How often an explorer was begun anew.
-        lost: Fragments that never came.
+        lost: Fragments that were granted and never learned from: they never came, or were refused.
         interrupted: Episodes that were cut.
         fault: What cannot be mended by restarting explorers; None as long as all is well.
     """
@@ -135,7 +141,7 @@ class ExplorerGroup:
         place: Place,
         config: ExplorerConfig,
         *,
-        deliver: Callable[[Report], bool],
+        deliver: Callable[[Report], str],
         grant: Callable[[], None],
         leave: Callable[[str], None],
         stop: StopRequest | None = None,
@@ -147,6 +153,8 @@ class ExplorerGroup:
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
         self.fault: BaseException | None = None
+        self._refused: Counter[str] = Counter()
+        self._tells_refused_at = 0.0
         self._has_delivered = self._is_closed = False
         self._has_moved, self._told_where = True, ""
         whole: Any = task.config
@@ -172,6 +180,7 @@ class ExplorerGroup:
         assert slot.worker is not None  # noqa: S101 - `grant` looks at it
         slot.began_at = slot.began_at if slot.grants else time.monotonic()
         slot.grants.append(grant)
+        slot.granted = grant.number + 1
         incarnation, call = slot.incarnation, slot.worker.begin("rollout", grant)
         call.add_done_callback(lambda done: self._heard.put(lambda: self._settle(slot, incarnation, grant, done)))
 
@@ -370,7 +379,6 @@ class ExplorerGroup:
         if error is not None:
             self._fail(slot, error)
             return
-        slot.grants.remove(grant)
         report = done.result()
         if slot.is_overdue:
             say(f"explorer {slot.index}: {self._env_id} has returned after {time.monotonic() - slot.began_at:.0f} s")
@@ -378,18 +386,39 @@ class ExplorerGroup:
         slot.usual_s = max(report.seconds, _FORGETS * slot.usual_s)
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
+        slot.early[grant.number] = report
+        while slot.grants and slot.grants[0].number in slot.early:
+            self._take(slot, slot.grants.popleft())
+
+    def _take(self, slot: Slot, grant: Grant) -> None:
+        """Deliver the report of a grant; one that never came is lost."""
+        report = slot.early.pop(grant.number, None)
+        if report is None:
+            self.lost += 1
+            return
         self.interrupted += report.interrupted
         self.lost += report.lost
+        report.number = slot.delivered
         slot.delivered += 1
-        if not self._deliver(report):
-            slot.delivered -= 1
+        if reason := self._deliver(report):
             self.lost += 1
+            self._refused[reason] += 1
+            self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        """Say how many fragments were refused, and why; now and then if that does not end."""
+        if time.monotonic() < self._tells_refused_at:
+            return
+        self._tells_refused_at = time.monotonic() + _REFUSED_EVERY_S
+        delivered = sum(slot.delivered for slot in self.slots)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
+        say(f"{self._refused.total()} of {delivered} fragments were dropped when they arrived: {reasons}")
 
     def _fail(self, slot: Slot, error: BaseException) -> None:
         """Take note that an explorer is gone, and begin it anew after a pause, or give it up."""
         slot.error, slot.failures, slot.num_good = error, slot.failures + 1, 0
-        self.lost += len(slot.grants)
-        slot.grants.clear()
+        while slot.grants:
+            self._take(slot, slot.grants.popleft())
         if slot.worker is not None:
             slot.worker.kill()
             slot.worker, slot.machine, slot.is_there = None, None, False
