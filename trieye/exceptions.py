@@ -16,7 +16,8 @@ TrieyeError
 ├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
 ├── EnvironmentLostError (ConnectionError)     the process of an environment is gone
 ├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room, or no rows, for as long as one would wait
-└── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
+├── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
+└── NonFiniteError (FloatingPointError)        a training met NaN or infinity, and `loop.on_nonfinite` is `stop`
 
 KeyboardInterrupt, SystemExit
 └── RunInterrupted                             a signal asked the run to stop; the next start goes on
@@ -114,6 +115,10 @@ class ReplayTimeoutError(TrieyeError, TimeoutError):
 
 class LeaseExpiredError(TrieyeError, LookupError):
     """Raised when chunks of a fragment buffer are read whose lease was released or ran out."""
+
+
+class NonFiniteError(TrieyeError, FloatingPointError):
+    """Raised when an observation, a reward, a loss, a gradient or a weight is NaN or infinite; the message names it."""
 
 
 class RunInterrupted(KeyboardInterrupt, SystemExit):

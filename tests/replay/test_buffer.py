@@ -322,13 +322,80 @@ def test_a_state_holds_only_the_rows_kept():
         ),
         (None, {}, "has format None"),
         (filled(3, sampler="prioritized"), {}, "has format 2 and sampler 'prioritized'"),
-        (filled(3), {"n_step": 3}, r"made with {.*'n_step': 1, .*}, this buffer with {.*'n_step': 3"),
+        (linked(3), {"dedup_next": True}, r"made with dedup_next=False, this buffer with dedup_next=True"),
+        (filled(3), {"frame_stack": {"obs": 2}}, r"made with frame_stack={}, this buffer with frame_stack={'obs': 2}"),
     ],
-    ids=["schema", "format", "sampler", "options"],
+    ids=["schema", "format", "sampler", "dedup_next", "frame_stack"],
 )
 def test_a_state_of_other_rows_is_refused(state, options, message):
     with pytest.raises(ConfigurationError, match=message):
         ReplayBuffer(5, **options).load_state_dict({"rows": {}} if state is None else saved(state))
+
+
+def walked(count, buffer=None, **options):
+    """Return a buffer with rows of two environments whose episodes have 5 steps; the reward of row i is 2**i."""
+    buffer = ReplayBuffer(100, seed=1, **options) if buffer is None else buffer
+    for step in range(count):
+        for env in (0, 1):
+            obs, number = np.float32([env, step]), buffer.stats()["added"]
+            row = {"obs": obs, "next_obs": obs + 1, "reward": np.float64(2.0**number), "terminated": step % 5 == 4}
+            buffer.add(env, **row)
+    return buffer
+
+
+def row_values(buffer):
+    """Return {id: values} of all rows as they are drawn."""
+    batch = buffer.sample(3000)
+    return {
+        row: {name: batch[name][place].tolist() for name in batch.data} for place, row in enumerate(batch.ids.tolist())
+    }
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"gamma": 0.99}, {"gamma": 0.5}),
+        ({"n_step": 3}, {"n_step": 5, "gamma": 0.9}),
+        ({"n_step": 3}, {"n_step": 1}),
+        ({"n_step": 3, "dedup_next": True}, {"n_step": 1, "dedup_next": True}),
+    ],
+)
+def test_options_that_apply_to_draws_alone_may_change_on_a_resume(before, after, sampler, lazy):
+    buffer = restored(walked(7, sampler=sampler, **before), seed=1, lazy=lazy, sampler=sampler, **after)
+    assert row_values(buffer) == row_values(walked(7, sampler=sampler, **after))
+    if not lazy:  # the rows that follow are tied to them
+        buffer.interrupt()
+        other = walked(7, sampler=sampler, **after)
+        other.interrupt()
+        assert row_values(walked(4, buffer)) == row_values(walked(4, other))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_rows_without_links_are_one_step_rows_of_a_buffer_with_n_step_returns(lazy):
+    buffer = restored(walked(7, gamma=0.9), seed=1, lazy=lazy, n_step=3, gamma=0.5)
+    one_step = row_values(walked(7, gamma=0.5))
+    assert row_values(buffer) == {row: {**values, "n": 1} for row, values in one_step.items()}
+    values = row_values(walked(7, buffer))
+    assert {row: found["n"] for row, found in values.items()} == {
+        **dict.fromkeys(range(14), 1),
+        **dict(zip(range(14, 28), [3, 3, 3, 3, 3, 3, 2, 2, 1, 1, 2, 2, 1, 1], strict=True)),
+    }
+    again = restored(buffer, seed=1, lazy=lazy, n_step=3, gamma=0.5)
+    assert row_values(again) == values
+
+
+def test_priorities_count_as_the_alpha_of_the_resume_says():
+    buffer = filled(50, sampler="prioritized", sampler_options={"alpha": 0.5, "epsilon": 0.0})
+    buffer.update_priorities(np.arange(50), np.arange(1, 51))
+    options = {"alpha": 1.0, "epsilon": 0.0}
+    twin = filled(50, sampler="prioritized", sampler_options=options)
+    twin.update_priorities(np.arange(50), np.arange(1, 51))
+    changed = restored(buffer, sampler="prioritized", sampler_options=options)
+    one, other = changed.sample(2000), twin.sample(2000)
+    assert np.bincount(one.ids, minlength=50) == pytest.approx(np.bincount(other.ids, minlength=50), abs=25)
+    assert one.weights.min() == pytest.approx(50**-0.4, rel=0.3)
 
 
 BOUNDS = [{}, {"max_reuse": 9}, {"max_staleness": 3}, {"max_reuse": 9, "max_staleness": 3}]

@@ -74,6 +74,14 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
         return {"loss/td": loss, "q/mean": values.mean()}
 
 
+class Noisy(DQN):
+    """Draws from the global generator of torch while it learns, as dropout does."""
+
+    def train_step(self, batch):
+        batch.data["reward"] = batch.data["reward"] + torch.randn(len(batch))
+        return super().train_step(batch)
+
+
 class ActorCritic(trieye.Policy):
     def __init__(self, config, spaces):
         super().__init__(config, spaces)

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.environments import make_env, spaces_of
 from trieye.training.evaluation import Evaluation, summary
+from trieye.training.launch import FRESH_SEED
 
 
 @pytest.fixture
@@ -84,6 +86,65 @@ def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_a
     assert num_resets > 0
     assert engine.rows_seen == 10 * engine.env_steps
     engine.cleanup()
+
+
+@pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
+def test_environments_that_draw_from_their_spaces_are_the_same_in_two_runs_of_one_seed(train_config, vector):
+    rewards, evaluations, agent = [], [], {"kind": "dqn", "epsilon": 0.0}
+    for seed in (3, 3, 4):
+        env = {"id": "tests.training.worlds:Sampling-v0", "num": 3, "vector": vector}
+        engine = DQN(train_config(seed=seed, agent=agent, env=env))
+        rewards.append(engine.collect(30).arrays["reward"].tolist())
+        evaluations += [engine.evaluate(), engine.evaluate()]
+        engine.cleanup()
+    assert rewards[0] == rewards[1] != rewards[2]
+    members = list(zip(*rewards[0], strict=True))
+    assert members[0] != members[1] != members[2]
+    assert all(found == evaluations[0] for found in evaluations)
+
+
+class Seeds(gym.Wrapper):
+    """Notes the seeds that environments are reset with."""
+
+    seen: list = []
+
+    def reset(self, *, seed=None, options=None):
+        Seeds.seen.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def seeds_of(train_config, seed, *, resumed_at=None):
+    """Return the seeds with which a training and its evaluation reset environments."""
+    wrappers = {"seeds": {"name": f"{__name__}:Seeds"}, "pickled": {"name": "tests.training.worlds:Pickled"}}
+    engine = DQN(train_config(seed=seed, env={"num": 2, "wrappers": wrappers, "eval_episodes": 5}))
+    if resumed_at is not None:
+        engine.collect(3)
+        engine._source.env_steps = resumed_at
+        state = decode(encode(engine.save_checkpoint(None)))
+        Seeds.seen.clear()
+        engine.load_checkpoint(state)
+    training = {seed for seed in Seeds.seen if seed is not None}
+    Seeds.seen.clear()
+    engine.evaluate()
+    evaluation = {seed for seed in Seeds.seen if seed is not None}
+    Seeds.seen.clear()
+    engine.cleanup()
+    return training, evaluation
+
+
+@pytest.mark.parametrize(
+    ("seed", "resumed_at"), [(0, None), (0, 1_000_000), (7, 999_995), (1_000_000, None), (2_000_000, None)]
+)
+def test_no_training_starts_an_episode_from_the_seed_of_an_evaluation(train_config, seed, resumed_at):
+    training, evaluation = seeds_of(train_config, seed, resumed_at=resumed_at)
+    assert len(training) == 2
+    assert len(evaluation) == 5
+    assert training.isdisjoint(evaluation | set(range(FRESH_SEED, FRESH_SEED + 100)))
+
+
+def test_each_cut_resume_starts_other_episodes(train_config):
+    starts = [seeds_of(train_config, seed, resumed_at=steps)[0] for seed, steps in ((0, 6), (0, 7), (1, 6))]
+    assert len(set.union(*starts)) == 6
 
 
 def test_an_engine_without_a_replay_has_no_due_batches(config):

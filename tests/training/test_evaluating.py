@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, QPolicy
+from tests.training.algorithms import DQN, Noisy, QPolicy
 from tests.training.killed_evaluation import Killing
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import ConfigurationError
@@ -83,6 +83,14 @@ def test_what_is_found_beside_is_what_would_have_been_found(trained):
     assert (beside / "checkpoints" / "best.pkl").resolve() == result.best_checkpoint
     states = [trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"] for run_dir in (waiting, beside)]
     assert all(torch.equal(item, states[1]["policy"][name]) for name, item in states[0]["policy"].items())
+
+
+def test_an_evaluation_beside_draws_nothing_from_the_generators_of_the_training(trained):
+    states = []
+    for name, beside in (("waiting", False), ("beside", True)):
+        _, run_dir = trained(Noisy, run_name=name, loop={"evaluate_beside": beside})
+        states.append(trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"]["policy"])
+    assert all(torch.equal(item, states[1][name]) for name, item in states[0].items())
 
 
 def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_checkpoint(trained, capfd):

@@ -83,7 +83,6 @@ def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, n
     one, other = state_of(whole), state_of(parts)
     for state in (one, other):
         state.pop("replay", None)  # in parts, of which the newest holds what is new
-        state["collector"].pop("envs")  # it has generators of spaces, which nobody seeds or uses
     assert_same(one, other)
     assert one["collector"]["env_steps"] >= 200
 
@@ -175,3 +174,30 @@ def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_
     assert "resumes at step 78" in resumed.stderr
     assert resumed.stderr.count("saved on cuda and continue on cpu") == 1
     assert "the resume is not bit-exact" in resumed.stderr
+
+
+@pytest.mark.parametrize("explorers", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 1}),
+        ({"gamma": 0.99, "n_step": 1}, {"gamma": 0.9, "n_step": 3}),
+        ({"gamma": 0.99, "n_step": 3}, {"gamma": 0.9, "n_step": 2}),
+    ],
+)
+def test_the_replay_survives_another_discount_or_number_of_steps(train_config, before, after, explorers):
+    """As population-based training varies them."""
+
+    def config(gamma, n_step):
+        return train_config(agent={"gamma": gamma}, replay={"n_step": n_step}, explorer={"num": explorers})
+
+    engine = DQN(config(**before))
+    learn_until(engine, 40)
+    engine = resumed(engine, config(**after))
+    batch = engine.replay.minibatch(64, torch.device("cpu"))
+    n = batch.data.get("n", torch.ones(64))
+    assert n.max() <= after["n_step"]
+    assert torch.allclose(batch["discount"], (~batch["terminated"]) * after["gamma"] ** n.float())
+    learn_until(engine, 80)
+    assert all(weights.isfinite().all() for weights in engine.policy.parameters())
+    engine.cleanup()

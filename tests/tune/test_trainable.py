@@ -201,6 +201,7 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
         assert reason in printed
 
 
+@pytest.mark.long
 def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
     asked = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction": 2, "num_trials": 4}

@@ -343,7 +343,9 @@ class ReplayBuffer:
     def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
         """Take over a saved content; the next draw is the one that the saved buffer would have made.
 
-        The capacity stays this buffer's own: a smaller buffer keeps the newest rows. Rows of damaged parts are left out
+        The capacity stays this buffer's own: a smaller buffer keeps the newest rows. So do `n_step`, `gamma`, `padding`
+        and the options of the sampler, which apply when rows are drawn; rows of a buffer that did not need to know
+        which row follows which are drawn as one-step rows. Rows of damaged parts are left out
         where `state.on_damage` allows it, said in the log and counted in `stats()["lost"]`; the rows before them move
         up, and the next save writes all of them anew.
 
@@ -353,8 +355,8 @@ class ReplayBuffer:
                 process could read such rows.
 
         Raises:
-            ConfigurationError: It is of another format, sampler or schema, or one of the two is with a bound
-                (`max_reuse`, `max_staleness`) and the other without; nothing was changed.
+            ConfigurationError: It is of another format, sampler or schema, of other stacks or another `dedup_next`, or
+                only one of the two has a bound (`max_reuse`, `max_staleness`); nothing was changed.
             CheckpointError: A part is damaged, and that is refused; the buffer is empty then.
         """
         self._content.load_state_dict(state, lazy=lazy)

@@ -369,7 +369,7 @@ def _saved_columns(held: Mapping[str, Any], own: Layout | None, options: RowOpti
         options: What that buffer makes of its rows.
 
     Raises:
-        ConfigurationError: They are not those of `own`, or they were made with other options.
+        ConfigurationError: They are not those of `own`, or what was kept of them does not suffice for `options`.
     """
     columns = [Column(name, tuple(spec[1]), np.dtype(spec[0])) for name, spec in held["columns"].items()]
     if own is not None and list(own.columns.values()) != columns:
@@ -378,9 +378,11 @@ def _saved_columns(held: Mapping[str, Any], own: Layout | None, options: RowOpti
             f"replay state holds rows of {found}, this buffer of {describe(own.columns)}; "
             "load it into a buffer of the same schema"
         )
-    if held["options"] != options.spec:
-        raise ConfigurationError(
-            f"replay state was made with {held['options']}, this buffer with {options.spec}; "
-            "load it into a buffer of the same options"
-        )
+    for name, wanted in options.kept.items():
+        found = held["options"][name]
+        if found != wanted and not (name == "counts_steps" and found):
+            raise ConfigurationError(
+                f"replay state was made with {name}={found}, this buffer with {name}={wanted}; "
+                "load it into a buffer of the same options"
+            )
     return columns

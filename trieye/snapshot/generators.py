@@ -4,7 +4,8 @@ import hashlib
 import logging
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -168,6 +169,19 @@ def seed_all(value: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(value)
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leave Python's, NumPy's and torch's global generators as they are, whatever the block draws.
+
+    What other threads draw meanwhile, they draw again.
+    """
+    state = capture_all()
+    try:
+        yield
+    finally:
+        restore_all(state)
 
 
 def capture_all() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
+from trieye.snapshot.generators import preserved_generators
 from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
@@ -28,10 +29,12 @@ from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
+from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
 
@@ -128,6 +131,7 @@ class TrainEngine(Experiment[ConfigT]):
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
@@ -140,6 +144,10 @@ class TrainEngine(Experiment[ConfigT]):
         self._newest: Minibatch | dict[str, Any] | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
+        self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
+        if self.replay is not None:
+            self.replay.on_nonfinite = self._on_nonfinite
+        self._guard = UpdateGuard(self, self._on_nonfinite)
 
     @property
     def _evaluates_by_itself(self) -> bool:
@@ -151,13 +159,23 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None, self._stop)
-        self.envs = make_envs(config.env)
-        source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+            held = replay if has_replay else None
+            return make_explorers(config, self.policy, held, self._on_nonfinite, self._stop)
+        seed = training_seed(config.seed)
+        self.envs = make_envs(config.env, seed=seed)
+        source = Collector(
+            self.envs,
+            self.policy,
+            config.env,
+            gamma=config.agent.gamma,
+            seed=seed,
+            on_nonfinite=self._on_nonfinite,
+        )
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+        read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
+        make = read if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
 
     def _stop_requested_at(self) -> float | None:
@@ -246,15 +264,23 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of the collecting, the episodes and the replay."""
+        """Do `step`, and add what there is to say of the collecting, the episodes and the replay.
+
+        Raises:
+            NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
+                them are left out instead.
+            StepInterrupted: The run was asked to stop, and the step does not end.
+        """
         try:
-            values = dict(self.step())
+            with self._guard:
+                values = dict(self.step())
+            self._guard.settle(values)
             self._source.learned()
         except StepInterrupted as interruption:
             interruption.made = self._made()
             raise
         found = self._made()
-        found |= self._source.metrics()
+        found |= self._source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
@@ -286,7 +312,7 @@ class TrainEngine(Experiment[ConfigT]):
             self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
@@ -299,13 +325,19 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.can_save
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
-        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
+        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are.
+
+        Raises:
+            NonFiniteError: A weight or a moment of an optimizer is NaN or infinite.
+        """
+        self._guard.check_weights()
         return {
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
             "collector": self._source,
             "generator": self._generator,
+            "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
             "data": self.config.data if self.config.mode == "train" else None,
@@ -319,6 +351,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
+        self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
@@ -344,7 +377,7 @@ class TrainEngine(Experiment[ConfigT]):
         Raises:
             ConfigurationError: A file is in the way, or nothing can be written there.
         """
-        with torch.random.fork_rng(devices=[]):  # a policy draws its first weights, and the training must not see that
+        with preserved_generators():  # a policy draws its first weights
             # no deep copy: it would share the normalizer, and what was compiled
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())

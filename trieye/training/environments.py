@@ -10,23 +10,28 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as vector_wrappers
 
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.exceptions import ConfigurationError, EnvironmentLostError
+from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
 _END_S = 2.0
+_WITH_STATISTICS = {
+    "NormalizeObservation": "env.normalize_observations",
+    "NormalizeReward": "env.normalize_rewards",
+}
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
+_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
 
 
-def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
+def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
     """Make one environment with its wrappers.
 
     Observations that are neither a `Box` nor a `Dict` of such come out flat: discrete ones as one-hot vectors.
@@ -34,6 +39,7 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
     Args:
         config: What to make.
         render_mode: `rgb_array` for pictures; None for none.
+        seed: Of its spaces, from which some environments draw; None leaves them unseeded.
 
     Raises:
         ConfigurationError: There is no such environment or wrapper, or it cannot be made.
@@ -45,18 +51,33 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None) -> Any:
         env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
+    _refuse_own_statistics(env, f"env.id={config.id}")
     if config.atari:
         env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
             env = _wrapped(env, f"env.wrappers.{name}", make)
+            _refuse_own_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box | gym.spaces.Dict) and space.is_np_flattenable:
         env = gym.wrappers.FlattenObservation(env)
+    if seed is not None:
+        seed_spaces(env, seed)
     return env
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed the action and observation spaces of an environment, or a vector, and of its wrappers."""
+    layer = env
+    while layer is not None:
+        for number, kind in enumerate(("action_space", "observation_space")):
+            for space in (getattr(layer, kind, None), getattr(layer, f"single_{kind}", None)):
+                if isinstance(space, gym.Space):
+                    space.seed(training_seed(seed, number))  # not that of `reset`: the draws would be correlated
+        layer = layer.env if isinstance(layer, gym.Wrapper | VectorWrapper) else None
 
 
 def _arguments(config: EnvConfig) -> dict[str, Any]:
@@ -116,15 +137,36 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
 
 
-def make_envs(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+def _refuse_own_statistics(env: Any, key: str) -> None:
+    """Refuse wrappers that normalize by moments of their own, which an evaluation and each explorer would not share."""
+    while isinstance(env, gym.Wrapper | VectorWrapper):
+        for name, instead in _WITH_STATISTICS.items():
+            if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
+                env.close()
+                raise ConfigurationError(
+                    f"{key}: {name} keeps moving statistics in each environment, and evaluations and explorers would "
+                    f"have others than the training; leave it out, and set {instead}=true"
+                )
+        env = env.env
+
+
+def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, Any, Any]:
     """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
+
+    Args:
+        config: What to make.
+        seed: Of the spaces of the first environment, the others count on from it; None leaves them unseeded.
 
     Raises:
         ConfigurationError: They cannot be made, or their own vector form resets them in another way.
     """
     if config.vector == "own":
-        return _own_vector(config)
-    thunks = [functools.partial(make_env, config)] * config.num
+        envs = _own_vector(config)
+        if seed is not None:
+            seed_spaces(envs, seed)
+        return envs
+    seeds = [None if seed is None else seed + member for member in range(config.num)]
+    thunks = [functools.partial(make_env, config, seed=one) for one in seeds]
     if config.vector == "async":  # a fork would take the threads of this process with it, half alive
         return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -182,8 +224,15 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         raise ConfigurationError(f"env.vector=own: {config.id} has no vector form of its own; take env.vector=sync")
     try:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
-    except _TROUBLES as error:
+    except Exception as error:  # the border to the user's environment
         raise _cannot_be_made(config, error) from error
+    if not isinstance(envs, VectorEnv):
+        kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} makes a {kind}, which is no gymnasium.vector.VectorEnv; pools such as "
+            "EnvPool need an adapter of that class, or take env.vector=sync"
+        )
+    _refuse_own_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()
@@ -196,17 +245,29 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 def spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment, or of one member of a vector."""
+    """Return the spaces of an environment, or of one member of a vector; continuous actions are float32."""
     of_vector = isinstance(env, VectorEnv)
     observation = env.single_observation_space if of_vector else env.observation_space
-    return Spaces(observation, env.single_action_space if of_vector else env.action_space)
+    return Spaces(observation, _in_float32(env.single_action_space if of_vector else env.action_space))
+
+
+def _in_float32(space: Any) -> Any:
+    """Return a Box of other floats as one of float32, the dtype of networks, whose bounds lie within those given."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
+        return space
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+    low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+    return gym.spaces.Box(np.minimum(low, high), high, dtype=np.float32)
 
 
 def action_kind(space: Any) -> ActionKind | None:
-    """Return what an action is: `discrete`, indices from 0 on; `continuous`, numbers within bounds; None otherwise."""
+    """Return what an action is: `discrete`, indices from 0 on; `continuous`, floats within bounds; None otherwise."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else None
-    return "continuous" if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
+    is_continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
+    return "continuous" if is_continuous else None
 
 
 @functools.cache
@@ -214,12 +275,40 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it makes pictures, what it does wrong; once for a sweep over seeds."""
     config = EnvConfig.model_validate_json(made)
     if config.vector == "own":
-        with contextlib.closing(_own_vector(config.model_copy(update={"num": 1}))) as envs:
-            return spaces_of(envs), True, None
+        _check_own_vector(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
+
+
+def _check_own_vector(config: EnvConfig) -> None:
+    """Refuse a vector form that single environments, in which policies are evaluated, do not agree with."""
+    with contextlib.closing(_own_vector(config)) as envs:
+        of_vector = spaces_of(envs)
+    spec = gym.registry.get(config.id)
+    if spec is not None and spec.entry_point is None:
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} has no single form, which evaluations step; register it with an entry_point, "
+            "too"
+        )
+    with contextlib.closing(make_env(config)) as env:
+        of_single = spaces_of(env)
+    for name, one, other in zip(Spaces._fields, of_vector, of_single, strict=True):
+        if not _are_alike(one, other):
+            raise ConfigurationError(
+                f"env.vector=own: {config.id} has the {name} space {one} in its vector form and {other} in its single "
+                "form, which evaluations step"
+            )
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Tell whether a policy for one space fits the other; bounds may differ."""
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        return list(one) == list(other) and all(_are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return bool(one == other)
 
 
 def spaces_of_config(config: EnvConfig) -> Spaces:

@@ -10,10 +10,11 @@ import torch
 
 from trieye.checkpoints.directory import load_state
 from trieye.snapshot.decode import decode
+from trieye.snapshot.generators import preserved_generators
+from trieye.training.environments import spaces_of_config
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.places import ThreadWorker, Worker
 from trieye.training.policy import Policy
-from trieye.training.spaces import from_data
 
 
 class CheckpointEvaluator:
@@ -25,7 +26,8 @@ class CheckpointEvaluator:
     """
 
     def __init__(self, config: Any, policy: type[Policy]) -> None:
-        self._config, self._policy = config, policy
+        self._config = config
+        self._policy = policy(config, spaces_of_config(config.env))
         self._evaluation = Evaluation(config.env)
 
     def evaluate(self, checkpoint: str) -> dict[str, float]:
@@ -34,10 +36,10 @@ class CheckpointEvaluator:
             torch.set_num_threads(self._config.agent.num_threads)
         saved = decode(load_state(Path(checkpoint)), copy=False)["objects"]
         state = saved["experiment"]["state"]
-        policy = self._policy(self._config, from_data(state["spaces"]))
-        policy.load_state_dict(state["policy"])
+        self._policy.load_state_dict(state["policy"])
         env_steps = int(saved["loop"][self._config.schedule_axis])
-        return summary(self._evaluation.play(policy, self._config.env.eval_episodes, env_steps=env_steps))
+        episodes = self._config.env.eval_episodes
+        return summary(self._evaluation.play(self._policy, episodes, env_steps=env_steps))
 
     def cancel(self) -> None:
         """Leave the evaluation that is under way."""
@@ -75,7 +77,9 @@ class Evaluator:
 
 def _started(config: Any, make: Callable[[], CheckpointEvaluator]) -> Worker:
     if config.runtime.kind == "local":
-        return ThreadWorker(make, "trieye-evaluation")
+        with preserved_generators():  # a policy draws its first weights, from what the training draws from
+            evaluator = make()
+        return ThreadWorker(lambda: evaluator, "trieye-evaluation")
     from trieye.training.exploring.in_ray import start_evaluator
 
     return start_evaluator(make)

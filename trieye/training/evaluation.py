@@ -1,5 +1,7 @@
 """Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
 
+import os
+import traceback
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,12 +19,11 @@ from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.training.collecting import columns_of
-from trieye.training.environments import make_env
-from trieye.training.policy import Context, Policy, mapped
+from trieye.training.environments import make_env, seed_spaces
+from trieye.training.policy import Context, Policy, chosen_actions, mapped
 from trieye.training.rows import nested
+from trieye.training.seeds import FIRST_SEED
 
-FIRST_SEED = 1_000_000
-"""Far away from the seeds of training; evaluations after it have others still."""
 _MAX_AT_ONCE = 16
 
 
@@ -37,6 +38,7 @@ class Episode:
         metrics: What `Policy.on_episode` returned.
         frames: uint8 `[h, w, 3]` each, where pictures were asked for.
         is_cut: Whether it was longer than `env.eval_max_steps`.
+        fps: Frames per second, `render_fps` of the environment.
     """
 
     seed: int
@@ -45,6 +47,7 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     frames: list[NDArray[np.uint8]] = field(default_factory=list)
     is_cut: bool = False
+    fps: float = 30.0
 
 
 class Evaluation:
@@ -89,7 +92,7 @@ class Evaluation:
             CancelledError: Another thread has set `is_cancelled`.
             StepInterrupted: The run was asked to stop.
         """
-        was_training = policy.training
+        training = [module for module in policy.modules() if module.training]
         policy.eval()
         waiting = [Episode(seed) for seed in reversed(range(first_seed, first_seed + episodes))]
         done: list[Episode] = []
@@ -98,6 +101,7 @@ class Evaluation:
         try:
             if with_frames:
                 with closing(make_env(self._config, render_mode="rgb_array")) as env:
+                    waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
                     self._play_some([waiting.pop()], [env], policy, ctx, done)
             while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
                 self._envs.append(make_env(self._config))
@@ -107,7 +111,8 @@ class Evaluation:
             self._envs.clear()  # one may be in the middle of a call, and may never close
             raise
         finally:
-            policy.train(was_training)
+            for module in training:
+                module.training = True
         self._tell_cut(done)
         return sorted(done, key=lambda episode: episode.seed)
 
@@ -122,6 +127,7 @@ class Evaluation:
             begun = 0
             while waiting and free:
                 env, episode = free.pop(), waiting.pop()
+                seed_spaces(env, episode.seed)
                 with calls:
                     obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
@@ -132,7 +138,7 @@ class Evaluation:
             with torch.inference_mode():
                 seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
                 act = policy.act(seen, state, ctx)
-                actions = act.action.cpu().numpy()
+                actions = chosen_actions(policy, act)
             going = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
                 if env.render_mode is not None:
@@ -177,9 +183,22 @@ def _picture(env: Any) -> NDArray[np.uint8]:
         picture: Any = env.render()
     except (gym.error.Error, ImportError, NotImplementedError) as error:
         raise ConfigurationError(f"{env} makes no picture for a video: {error}") from error
+    except Exception as error:
+        if not _is_of_mujoco(error):
+            raise
+        backend = os.environ.get("MUJOCO_GL", "not set")
+        raise ConfigurationError(
+            f"{env} makes no picture for a video: {error}; without a display set the environment variable "
+            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (it is {backend})"
+        ) from error
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} makes no picture for a video: its render() returned {picture!r:.60}")
     return picture
+
+
+def _is_of_mujoco(error: BaseException) -> bool:
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any({"mujoco", "dm_control"} & set(name.split(".")) for name in modules)
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:

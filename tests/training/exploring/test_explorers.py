@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO
+from tests.training.algorithms import DQN, PPO, Noisy
 from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 from trieye.training.exploring.explorer import Explorer, Grant, Task
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import LocalTransport
@@ -35,10 +37,16 @@ def same(one, other):
 @pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, env_steps, normalized):
-    env = {"num": 2, "normalize_observations": normalized}
+    env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
     loop = {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
+    assert same(alone, helped)
+
+
+def test_explorers_draw_nothing_from_the_generators_of_the_training(train_config):
+    alone = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="alone")
+    helped = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
 
 
@@ -229,3 +237,22 @@ def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
     engine.cleanup()
     assert added > 500
     assert drawn.ids.min() > added - 6 * 2 * 16  # what two explorers collect with four versions, and what is under way
+
+
+def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_lose(train_config):
+    env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
+    config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "steps": 4}, loop={"steps": 1000})
+    engine = PPO(config)
+    for _ in range(40):  # an environment fails after 50 steps
+        engine.advance()
+    state = engine.save_checkpoint(None)["collector"].state_dict()
+    counts = [held["state"]["scale"]["_count"] for held in state["explorers"]]
+    assert state["interrupted"] > 2
+    assert min(counts) > 0.9 * engine.env_steps
+    other = PPO(config)
+    other.load_checkpoint(decode(encode(engine.save_checkpoint(None))))
+    engine.cleanup()
+    other.advance()
+    state = other.save_checkpoint(None)["collector"].state_dict()
+    assert min(held["state"]["scale"]["_count"] for held in state["explorers"]) > 0.9 * other.env_steps
+    other.cleanup()

@@ -13,10 +13,14 @@ import torch
 import trieye
 from tests.training.algorithms import DQN, QPolicy
 from tests.training.exploring.test_in_ray import processes
+from tests.training.worlds import Numbered
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.training.exploring import group
+from trieye.training.exploring.explorer import Explorer, Grant, Task
 from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.synchronizer import Published
+from trieye.training.exploring.transports import LocalTransport
 
 LATE = 60
 """Environment steps of the whole run after which something goes wrong."""
@@ -291,3 +295,42 @@ def test_an_error_of_the_learner_leaves_a_crash_checkpoint_that_never_becomes_th
         loop={"env_steps": step + 40},
     )
     assert step + 40 <= trieye.run_experiment(DQN, onward).env_steps < step + 80
+
+
+NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "steps": 4}}
+
+
+def numbered(*fails_at):
+    """Return an environment that raises at some of its steps."""
+    Numbered.begin()
+    return {"id": "tests.training.worlds:Numbered-v0", "kwargs": {"fails_at": fails_at}}
+
+
+def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(train_config):
+    engine = DQN(train_config(**NUMBERED, env=numbered(58, 110, 163)))
+    for _ in range(60):
+        engine.collect()
+        engine._source.learned()
+    batch = engine.replay.minibatch(2000, engine.device)
+    lost = engine._source.metrics()["explorer/lost"]
+    engine.cleanup()
+    assert Numbered.num_joined(batch["obs"].numpy(), batch["next_obs"].numpy(), 3) == 0
+    assert engine._source.interrupted == lost == 3
+
+
+def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_before(train_config):
+    learner = DQN(train_config(**NUMBERED, env=numbered(6)))
+    transport = LocalTransport()
+    published = Published(0, handle=transport.publish(0, learner.policy.state_dict()))
+    make_writer = learner.replay.make_writer
+    explorer = Explorer(
+        Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, None, make_writer), 0, 0
+    )
+    explorer.rollout(Grant(number=0, steps=4, env_steps=0, published=published))
+    with pytest.raises(ZeroDivisionError):
+        explorer.rollout(Grant(number=1, steps=4, env_steps=4, published=published))
+    with pytest.raises(Exception, match="given up"):
+        explorer.rollout(Grant(number=2, steps=4, env_steps=8, published=published))
+    assert learner.replay.metrics()["replay/size"] == 4
+    explorer.close()
+    learner.cleanup()

@@ -236,6 +236,11 @@ class RowOptions:
         return {**options, "links_episodes": walks, "counts_steps": walks}
 
     @property
+    def kept(self) -> dict[str, Any]:
+        """The options that decide what is kept of a row, as in `spec`; all others apply when rows are drawn."""
+        return {name: self.spec[name] for name in ("frame_stack", "dedup_next", "counts_steps")}
+
+    @property
     def num_earlier(self) -> int:
         """How many earlier rows of its episode a row needs to be made."""
         return max(self.frame_stack.values(), default=1) - 1

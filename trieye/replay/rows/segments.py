@@ -376,6 +376,10 @@ def _restore_links(store: RowStore, piece: Piece) -> None:
     segment, arrays, low = piece.segment, piece.arrays, piece.low
     if store.links is not None:
         links = {name.removeprefix(_LINK): array for name, array in arrays.items() if name.startswith(_LINK)}
+        if not links:  # of a buffer that needed none: each row is an episode, which ended or was interrupted
+            count = segment.end - segment.first
+            ended = store.ends_in(_rows_in(store, arrays), count)
+            links = {"previous": np.zeros(count, np.int64), "ended": ended}
         store.links.restore_rows(segment.first, links, low, is_cut=piece.is_cut)
     if store.next_rows is not None:
         ids = segment.first + arrays[_KEPT_ROWS]

@@ -119,7 +119,7 @@ class RowStore:
         self._announce(count)
         self.ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
         if self.links is not None:
-            ended = self._ends_in(arrays, count)
+            ended = self.ends_in(arrays, count)
             self.links.add(np.arange(first, total), envs, ended)
             if next_rows is not None:
                 late = {name: array[skipped:] for name, array in values.items()}
@@ -161,7 +161,7 @@ class RowStore:
     def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
         """Take over a state after the rows from `low` on were put into their slots."""
         self.total, self._forgotten = int(state["total"]), low
-        if self.links is not None:
+        if self.links is not None and state["links"] is not None:
             self.links.load_state_dict(state["links"])
         if self.next_rows is not None:
             self.next_rows.load_state_dict(state["next_rows"], low)
@@ -218,7 +218,8 @@ class RowStore:
                 next_rows.add_one(row_id, env_id, observed, values, ended)
         self.total = row_id + 1
 
-    def _ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
+    def ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
+        """Return bool `[count]`, which rows end an episode."""
         ended = np.zeros(count, np.bool_)
         for name in self.layout.ends:
             ended |= arrays[name].reshape(count, -1).any(axis=1)

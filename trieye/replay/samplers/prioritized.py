@@ -146,6 +146,7 @@ class PrioritizedSampler:
         kept = np.arange(max(self._low, self._end - self.capacity), self._end)
         return {
             "weights": self._tree.weights[kept % self.capacity],
+            "alpha": self.alpha,
             "end": self._end,
             "max_priority": self.max_priority,
             "draws": self._draws,
@@ -154,6 +155,8 @@ class PrioritizedSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state; of more rows than the capacity the newest."""
         weights = np.asarray(state["weights"], np.float32)[-self.capacity :]
+        if (alpha := state.get("alpha", self.alpha)) != self.alpha and alpha:
+            weights = weights ** np.float32(self.alpha / alpha)
         self._end = self._settled = int(state["end"])
         self._low = self._end - len(weights)
         self._tree.load(self._low % self.capacity, weights)

@@ -11,12 +11,15 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.process.waiting import Backoff
+from trieye.snapshot.generators import preserved_generators
+from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import Counts, Pace
 from trieye.training.exploring.places import Place
 from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.rows import Rows
 
@@ -33,7 +36,7 @@ class Explorers:
         inbox: What waits to be learned from.
         board: Where versions are announced.
         policy: Of the learner.
-        session: Names the attempt of the run.
+        on_nonfinite: Is told about rows that explorers left out.
         leave: Called with the name of the writer of an explorer that is gone.
         stop: Whether the run was asked to stop.
 
@@ -50,14 +53,17 @@ class Explorers:
         board: Board,
         policy: Policy,
         *,
-        session: str,
+        on_nonfinite: OnNonfinite | None = None,
         leave: Callable[[str], None] = lambda _: None,
         stop: StopRequest | None = None,
     ) -> None:
         config: Any = task.config
-        self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
+        self._session = config.run_name
+        self._task, self._inbox, self._board, self._policy = task, inbox, board, policy
         self._config, self._sync = config.explorer, config.sync
+        self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
+        self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync)
         self.env_steps = 0
@@ -86,7 +92,8 @@ class Explorers:
         """Start the explorers; they begin to collect with the first `collect`."""
         if not self._has_begun:
             self._has_begun = True
-            self._group.start()
+            with preserved_generators():  # in threads of this process, explorers draw their first weights from them
+                self._group.start()
 
     def collect(self, steps: int | None = None) -> Rows:
         """Return the fragments of one step of the learner, one for each explorer; wait until they are there.
@@ -146,12 +153,17 @@ class Explorers:
         for name, values in report.ended.items():
             self._ended[name] += values
         self._learned.append(report)
+        self._on_nonfinite.counts["rows"] += report.refused
+        for remark in report.remarks:
+            self._on_nonfinite.tell("rows", remark)
         self._lags[report.explorer] = self.version - report.version_min
 
     def learned(self) -> None:
         """Take note that a step of the learner is over: normalizers learn, and weights are published if it is time."""
         for report in self._learned:
             merge_moments(self._policy, report.moments)
+            if report.returns is not None:
+                self._scale.merge(*report.returns)
         self._learned.clear()
         self._step += 1
         with self._group.lock:
@@ -217,7 +229,7 @@ class Explorers:
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published))
+        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published, self._scale.moments))
 
     def _may_begin(self, slot: Slot, produced: int, explorers: int) -> bool:
         version, on_version = slot.on_version
@@ -302,6 +314,7 @@ class Explorers:
             "restarts": self._group.restarts,
             "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
+            "returns": self._scale.moments,
             "inbox": self._inbox.state_dict(),
         }
 
@@ -314,6 +327,7 @@ class Explorers:
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
         self._consumed = int(state["consumed"])
+        self._scale.moments = tuple(state.get("returns", self._scale.moments))
         group, saved = self._group, state["explorers"]
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from trieye.config.explorer import ExplorerConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
@@ -379,6 +379,7 @@ class ExplorerGroup:
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
         self.interrupted += report.interrupted
+        self.lost += report.lost
         slot.delivered += 1
         if not self._deliver(report):
             slot.delivered -= 1
@@ -396,6 +397,7 @@ class ExplorerGroup:
             self._leave(slot.client)
             slot.client = None
         is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
+        is_mistake |= isinstance(error, NonFiniteError)  # explorers begin again when a process fails, not a number
         slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
         slot.asks_until, slot.is_overdue, slot.usual_s = None, False, 0.0
         what = f"explorer {slot.index}: {_line(error)}"

@@ -44,8 +44,12 @@ class ThreadPlace:
     """Explorers in threads of this process: for environments that wait, and for looking into things."""
 
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
-        """Start a thread; see `Place`."""
-        return ThreadWorker(lambda: Explorer(task, index, incarnation), f"trieye-explorer-{index}")
+        """Start a thread; see `Place`.
+
+        The policy is made here: it draws its first weights from the global generators, as the training does.
+        """
+        policy = task.policy(task.config, task.spaces)
+        return ThreadWorker(lambda: Explorer(task, index, incarnation, policy), f"trieye-explorer-{index}")
 
 
 class ThreadWorker:
