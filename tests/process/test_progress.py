@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from trieye.process import progress
 from trieye.process.progress import Progress
 
@@ -85,14 +87,18 @@ def read_until(terminal, wanted, within_s=30.0):
     while not re.search(wanted, seen):
         assert time.monotonic() < ends, seen
         if select.select([terminal], [], [], 0.1)[0]:
-            seen += os.read(terminal, 4096).decode()
+            try:
+                seen += os.read(terminal, 4096).decode()
+            except OSError as error:  # the program has ended
+                raise AssertionError(seen) from error
     return seen
 
 
-def test_breakpoint_has_the_terminal_for_itself_and_stops_where_it_was_called():
+@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
+def test_breakpoint_has_the_terminal_for_itself_and_stops_where_it_was_called(chosen):
     terminal, other_end = pty.openpty()
     command = [sys.executable, "-c", DEBUGGED]
-    places = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    places = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONBREAKPOINT": chosen}
     process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=places)
     os.close(other_end)
     try:

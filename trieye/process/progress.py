@@ -1,6 +1,7 @@
 """Progress: a bar with the key metrics on a terminal, a line that changes in a notebook, plain lines elsewhere."""
 
 import contextlib
+import inspect
 import logging
 import os
 import re
@@ -78,12 +79,15 @@ class Progress:
         """Leave the terminal to a debugger, at the line that called `breakpoint`, until the next `update`."""
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
-        is_pdb = os.environ.get("PYTHONBREAKPOINT", "pdb.set_trace") in {"", "pdb.set_trace"}
+        chosen = os.environ.get("PYTHONBREAKPOINT", "")
+        # Ray names itself there, and waits for an editor to attach, which nobody at this terminal asked for
+        is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
         if hook is not sys.__breakpointhook__ or not is_pdb:
             return hook(*args, **kwargs)
         import pdb  # noqa: T100 - not `set_trace`, which would stop in this frame
 
-        return pdb.Pdb().set_trace(sys._getframe(1))  # noqa: SLF001 - as pdb itself does
+        frame = inspect.currentframe()
+        return pdb.Pdb().set_trace(None if frame is None else frame.f_back)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
