@@ -98,6 +98,19 @@ def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(
         assert engine._source.version == version + 30
 
 
+def test_the_death_of_the_replay_process_is_said(started, capsys):
+    engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "steps": 16})
+    while not engine.updates:
+        engine.advance()
+    processes("ReplayActor")[0].kill()
+    said, ends = "", time.monotonic() + 60
+    while "answers again" not in said:
+        assert time.monotonic() < ends, said
+        engine.advance()
+        said += capsys.readouterr().err
+    assert "died; Ray restarts it, and it continues from its last snapshot" in said
+
+
 def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     config = train_config(

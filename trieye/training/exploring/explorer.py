@@ -98,6 +98,9 @@ class CancelledError(Exception):
     """Raised inside an explorer that was given up while it collected."""
 
 
+_NOT_OF_ENV = (WeightsError, NonFiniteError, ConnectionError)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What every explorer of a training is made of; it is sent to where they run.
@@ -177,8 +180,7 @@ class Explorer:
         try:
             rows = self._collected(grant)
         except Exception as error:
-            is_of_env = not isinstance(error, WeightsError | ConnectionError | NonFiniteError)
-            is_of_env = is_of_env or isinstance(error, EnvironmentLostError)
+            is_of_env = isinstance(error, EnvironmentLostError) or not isinstance(error, _NOT_OF_ENV)
             if self._is_cancelled or self._num_good < GOOD_RUN or not is_of_env:
                 raise
             self._num_good = 0
