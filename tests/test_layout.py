@@ -79,6 +79,7 @@ PRIVATE = {
     "_actions": "config/hydra/test_messages.py",  # of argparse
     "_bit_generator": "snapshot/test_generators.py",  # of NumPy's RandomState
     "_autoreset_envs": "training/test_resume.py",  # of Gymnasium's SyncVectorEnv
+    "_rewards": "training/test_finite.py",
     "_metadata": "snapshot/test_encode.py",  # of torch's state dicts
     "_actor_id": "hub/test_detached.py",  # of Ray
     "_private": "hub/test_detached.py",

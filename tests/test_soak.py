@@ -49,6 +49,8 @@ SOAKS = {
     "random processes of one run show the points that the reference model shows":
         ("supersession --sequences 12 --loggers Run SummaryWriter wandb --sinks-every 12",
          lambda told: told["sequences"] == 12),
+    "no checkpoint holds a NaN that was injected, and the message names its source":
+        ("nonfinite --injections 24 --ray 0", lambda told: len(told["of"]) > 12),
     "no child that a run forks outlives SIGTERM, and no signal to the run is lost":
         ("forks --forks 12", lambda told: told["forks"] == 12),
 }  # fmt: skip

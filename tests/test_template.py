@@ -11,7 +11,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from tests import warm
@@ -306,6 +309,32 @@ def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
     assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", "")]
 
 
+@pytest.mark.parametrize(
+    ("shape", "planes"),
+    [
+        *(((10, 10, channels), (channels, 10, 10)) for channels in (4, 6, 7, 10)),  # MinAtar
+        ((6, 10, 10), (6, 10, 10)),
+        ((4, 84, 84), (4, 84, 84)),  # a stack of grey frames
+        ((84, 84, 3), (3, 84, 84)),
+        ((210, 160, 3), (3, 210, 160)),
+        ((3, 64, 96), (3, 64, 96)),
+        ((2, 10, 10, 6), (12, 10, 10)),
+    ],
+)
+def test_the_convolutions_of_a_project_find_the_channels_of_pictures(shape, planes):
+    networks = runpy.run_path(str(TEMPLATE / "{{cookiecutter.slug}}" / "{{cookiecutter.slug}}" / "networks.py"))
+    encoder = networks["Encoder"](gym.spaces.Box(0, 1, shape, np.float32))
+    picture = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    convolutions = encoder.parts[0]
+    assert convolutions.planes == planes
+    seen = []
+    convolutions.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert encoder(torch.from_numpy(picture)[None]).shape == (1, encoder.size)
+    assert seen[0].shape == (1, *planes)
+    if planes[0] == shape[-1]:
+        assert np.array_equal(seen[0][0], picture.transpose(2, 0, 1))
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_gives_valid_files_that_say_the_same(tmp_path, text):
     project = make(tmp_path, project_name=text, slug=SLUG, description=text, author=text)
@@ -446,6 +475,29 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
         )
         assert "Traceback" not in done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_that_were_normalized_are_not_scaled_as_bytes_again(project):
+    code = f"""
+import gymnasium as gym, numpy as np, torch, trieye
+from {SLUG} import dqn, ppo, sac
+from {SLUG}.config import TrainConfig
+pictures = torch.randint(256, (32, 40, 40, 1))
+moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
+cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
+for module, policy, action in cases:
+    config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
+    found = []
+    for dtype in (np.uint8, np.float32):
+        torch.manual_seed(0)
+        made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
+        parts = [made.encoder] + ([sac.Critics(made, [8]).encoder] if module is sac else [])
+        made.normalizer.update(pictures)
+        found.append([part(made.normalizer(pictures)) for part in parts])
+    assert all(map(torch.equal, *found)), policy
+"""
+    done = run(project, "-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

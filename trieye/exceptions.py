@@ -14,8 +14,10 @@ TrieyeError
 ├── RunLockedError                             another process is writing to this run
 ├── RunClosedError                             the run was closed and takes nothing more
 ├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
+├── EnvironmentLostError (ConnectionError)     the process of an environment is gone
 ├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room, or no rows, for as long as one would wait
-└── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
+├── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
+└── NonFiniteError (FloatingPointError)        a training met NaN or infinity, and `loop.on_nonfinite` is `stop`
 
 KeyboardInterrupt, SystemExit
 └── RunInterrupted                             a signal asked the run to stop; the next start goes on
@@ -103,12 +105,20 @@ class ReplayClosedError(TrieyeError):
     """Raised when something is asked of a replay buffer, or of its writer or reader, that was closed."""
 
 
+class EnvironmentLostError(TrieyeError, ConnectionError):
+    """Raised when the process of an environment is gone; the message names the environment and how it ended."""
+
+
 class ReplayTimeoutError(TrieyeError, TimeoutError):
     """Raised when a replay buffer had no room for rows, or none to draw, for as long as the caller would wait."""
 
 
 class LeaseExpiredError(TrieyeError, LookupError):
     """Raised when chunks of a fragment buffer are read whose lease was released or ran out."""
+
+
+class NonFiniteError(TrieyeError, FloatingPointError):
+    """Raised when an observation, a reward, a loss, a gradient or a weight is NaN or infinite; the message names it."""
 
 
 class RunInterrupted(KeyboardInterrupt, SystemExit):

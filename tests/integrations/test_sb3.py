@@ -127,7 +127,9 @@ class Remembers(BaseCallback):
                 self.normalizer = normalizer_of(model)
 
 
-@pytest.mark.parametrize("make", [dqn, sac, ppo])
+@pytest.mark.parametrize(
+    "make", [pytest.param(dqn, marks=pytest.mark.long), pytest.param(sac, marks=pytest.mark.long), ppo]
+)
 def test_a_training_goes_on_with_all_that_it_had(config, make):
     with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
         remembered = Remembers(run)

@@ -224,6 +224,7 @@ def test_an_actor_that_ends_closes_its_client(open_run, ray):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_hub_costs_neither_the_run_nor_its_workers_anything(open_run, ray, start_worker):
     run = open_run(flush_interval_s=0.05)
     workers = [start_worker(run.client()) for _ in range(2)]

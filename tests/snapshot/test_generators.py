@@ -1,4 +1,5 @@
 import random
+import re
 import subprocess
 import sys
 
@@ -119,6 +120,28 @@ def test_what_is_no_generator_has_no_state():
         """It may keep more than Python's."""
 
     assert [generator_state(value) for value in (3, None, Own(3), random.SystemRandom(), np.random)] == [None] * 5
+
+
+CUDA_STATE = {
+    "generator": "torch.Generator",
+    "device": "cuda",
+    "state": np.frombuffer((42).to_bytes(8, "little") + (1024).to_bytes(8, "little"), np.uint8),
+}
+"""What `torch.Generator("cuda").manual_seed(42)` holds after some draws: 16 bytes, the seed and how far it is."""
+
+
+def test_a_torch_generator_continues_from_the_state_of_another_type_of_device_by_a_seed_of_it(caplog):
+    ours = [torch.Generator(), torch.Generator().manual_seed(3)]
+    for generator in ours:
+        set_generator_state(generator, CUDA_STATE)
+    assert draws(ours[0]) == draws(ours[1])  # the same whatever they were before
+    further = CUDA_STATE | {"state": np.roll(CUDA_STATE["state"], 1)}
+    set_generator_state(ours[0], further)
+    set_generator_state(ours[1], CUDA_STATE)
+    assert draws(ours[0]) != draws(ours[1])
+    warning = "random generators were saved on cuda and continue on cpu: .* the resume is not bit-exact"
+    assert len(caplog.records) <= 1  # said once in a process, which another test may have heard
+    assert all(re.match(warning, record.message) for record in caplog.records)
 
 
 def test_a_generator_of_a_missing_device_comes_back_as_its_state():

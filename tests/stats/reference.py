@@ -33,7 +33,7 @@ class Reference:
         self.windows, self.opened_at, self.late = {}, {}, []
         self.num_events = self.num_late = 0
         self.smoothed = 0.0
-        self.logged_at, self.rate, self.rate_step = 0.0, 0.0, 0
+        self.logged_at = 0.0
 
     def ingest(self, rows, at):
         for step, value, time in rows:
@@ -102,10 +102,7 @@ class Reference:
 
     def _rates(self, closed, at):
         if not closed:
-            if not self.seconds or self.rate == 0.0 or self.windows or at - self.logged_at < self.seconds:
-                return []
-            self.rate, self.logged_at = 0.0, at
-            return [(self.rate_step, 0.0, 0, STARTED + at)]
+            return []
         if at <= self.logged_at:
             for step, events in closed:
                 key = -(-step // self.length) if self.length else 0
@@ -113,11 +110,9 @@ class Reference:
                 self.opened_at[key] = at
             return []
         events = [event for _, window in closed for event in window]
-        self.rate = math.fsum(event.value for event in events) / (at - self.logged_at)
+        rate = math.fsum(event.value for event in events) / (at - self.logged_at)
         self.logged_at = at
-        point = self._point(max(step for step, _ in closed), events, self.rate)
-        self.rate_step = point[0]
-        return [point]
+        return [self._point(max(step for step, _ in closed), events, rate)]
 
     def _point(self, step, events, value):
         return self._x(step, events), value, len(events), max(event.time for event in events)

@@ -29,7 +29,6 @@ def test_a_rate_goes_on_in_another_attempt_with_the_time_that_the_first_one_meas
     second.restore(first.to_state())
     second.ingest(batch(("done", 20.0, 11, 0.0)), at=5.0)
     assert [point.value for point in second.advance(at=5.0)] == [10.0]
-    assert [point.wall_time for point in second.advance(at=10.0)] == [9010.0]
 
 
 def test_a_rate_of_a_later_attempt_that_has_no_past_is_measured_from_its_beginning():
@@ -40,7 +39,7 @@ def test_a_rate_of_a_later_attempt_that_has_no_past_is_measured_from_its_beginni
     assert [point.value for point in aggregator.advance(at=505.0)] == [2.0]
 
 
-def test_an_attempt_that_prepares_itself_is_not_shown_as_idle():
+def test_a_pause_logs_no_rate_which_would_stand_in_place_of_the_last_one():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     first.ingest(batch(("done", 10.0, 1, 0.0)), at=5.0)
     assert [point.value for point in first.advance(at=5.0)] == [2.0]
@@ -49,7 +48,9 @@ def test_an_attempt_that_prepares_itself_is_not_shown_as_idle():
     assert second.advance(at=30.0) == []
     second.ingest(batch(("done", 50.0, 2, 0.0)), at=30.0)
     assert [point.value for point in second.advance(at=30.0)] == [2.0]
-    assert [point.value for point in second.advance(at=35.0)] == [0.0]
+    assert [second.advance(at=at) for at in (35.0, 60.0)] == [[], []]
+    second.ingest(batch(("done", 80.0, 3, 0.0)), at=70.0)
+    assert [(point.step, point.value) for point in second.advance(at=70.0)] == [(3, 2.0)]
 
 
 def smoothed(alpha):

@@ -167,6 +167,7 @@ def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
     assert "there is no sbatch on this machine; submit it where there is one: sbatch " in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     plan("seed=0,1,2,3")
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0

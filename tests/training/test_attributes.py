@@ -105,3 +105,54 @@ def test_a_container_of_objects_with_a_state_is_refused_and_not_forgotten(make):
     holder.nets = make([nn.Linear(1, 1), nn.Linear(1, 1)])
     with pytest.raises(ConfigurationError, match=r"Holder.nets is a \w+ of objects with a state, .*ModuleDict"):
         Attributes(holder, {"policy"})
+
+
+class Placed:
+    """An engine on a device that keeps tensors: made by its set-up or later, alone or in containers, or on the CPU."""
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+        self.mean = torch.zeros(2, device=device)
+        self.on_cpu = torch.zeros(2)
+        self.hidden = None
+        self.recent = deque(maxlen=2)
+        self.parts = {"made": torch.zeros(2), "later": None}
+
+    def learn(self):
+        self.mean, self.on_cpu = self.mean + 1, self.on_cpu + 1
+        self.hidden = torch.ones(3, device=self.device)
+        self.recent.append((torch.ones(1, device=self.device), 7))
+        self.parts = {"made": torch.ones(2), "later": torch.ones(2, device=self.device)}
+
+    def devices(self):
+        named = {"mean": self.mean, "on_cpu": self.on_cpu, "hidden": self.hidden, "recent": self.recent[0][0]}
+        return {name: tensor.device.type for name, tensor in (named | self.parts).items()}
+
+
+def test_tensors_return_to_the_device_of_the_engine_which_may_be_another_one_than_before():
+    holder = Placed("cpu")
+    attributes = Attributes(holder, ())
+    holder.learn()
+    other = Placed("meta")  # which is a device, though it holds no numbers
+    Attributes(other, ()).load_state_dict(through(attributes))
+    on_device = dict.fromkeys(("mean", "hidden", "recent", "later"), "meta")
+    assert other.devices() == on_device | {"on_cpu": "cpu", "made": "cpu"}
+    assert (other.recent.maxlen, other.recent[0][1]) == (2, 7)
+
+
+def test_a_tensor_that_was_kept_on_the_cpu_by_an_engine_on_a_device_returns_to_the_cpu():
+    holder, other = Placed("cpu"), Placed("cpu")
+    holder.device = other.device = torch.device("meta")
+    attributes = Attributes(holder, ())
+    holder.learn()
+    holder.hidden = torch.ones(3)
+    Attributes(other, ()).load_state_dict(attributes.state_dict())
+    assert other.devices() == holder.devices()
+    assert (other.hidden.device.type, other.parts["later"].device.type) == ("cpu", "meta")
+
+
+def test_a_tensor_that_has_moved_to_another_device_since_the_set_up_is_saved():
+    holder = Placed("cpu")
+    attributes = Attributes(holder, ())
+    holder.on_cpu = torch.zeros(2, device="meta")
+    assert "on_cpu" in attributes.state_dict()

@@ -7,7 +7,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import trieye
 from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of
 from trieye.config.env import EnvConfig
 from trieye.config.replay import ReplayConfig
@@ -16,6 +18,7 @@ from trieye.snapshot.encode import encode
 from trieye.training.batches import Experience
 from trieye.training.collecting import RewardScale
 from trieye.training.environments import make_env
+from trieye.training.evaluation import Evaluation
 from trieye.training.policy import Act, Normalizer
 
 FRAGMENTS = (7, 1, 1, 20, 3, 9)
@@ -261,6 +264,71 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     assert held(obs).numpy() == pytest.approx(np.clip((data[:50] - data.mean(0)) / data.std(0), -10, 10), abs=1e-2)
 
 
+def test_the_moments_of_observations_are_kept_in_numbers_that_every_device_has():
+    normalizer = Normalizer((3,))
+    assert all(buffer.dtype != torch.float64 for buffer in normalizer.buffers())  # mps has none
+    data = np.random.default_rng(0).normal(100.0, 3.0, (20_000, 3)).astype(np.float32)
+    for part in np.split(data, 400):
+        normalizer.update(torch.from_numpy(part))
+    assert normalizer.mean.numpy() == pytest.approx(data.mean(0, np.float64), rel=1e-5)
+    assert normalizer.variance.numpy() == pytest.approx(data.var(0, dtype=np.float64), rel=1e-4)
+    normalizer.load_state_dict({**normalizer.state_dict(), "count": torch.tensor(5.0001, dtype=torch.float64)})
+    assert normalizer.count == 5  # of a checkpoint of an earlier version
+
+
+class Moody(trieye.Policy):
+    """Has layers that act otherwise in training, one of them frozen, and hands on what it has acted by."""
+
+    def __init__(self, config, spaces):
+        super().__init__(config, spaces)
+        self.norm, self.dropout = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.scripted = torch.jit.script(nn.Dropout(0.5))
+
+    def act(self, obs, state, ctx):
+        seen = self.scripted(self.frozen(self.dropout(self.norm(obs))))
+        return trieye.Act(torch.zeros(len(obs), dtype=torch.int64), {"seen": seen})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_policy_acts_in_evaluation_mode_and_goes_back_to_the_mode_of_each_module(num):
+    collector = collector_of(Moody, num=num, **CARTPOLE)
+    policy = collector._policy.train()
+    policy.frozen.eval()
+    policy.norm.running_mean += 1.0
+    modes = {name: module.training for name, module in policy.named_modules()}
+    rows = collector.collect(5)
+    assert torch.allclose(rows["seen"], rows["obs"] - 1.0, atol=1e-4)
+    assert torch.equal(policy.norm.running_mean, torch.ones(4))
+    Evaluation(EnvConfig(**CARTPOLE)).play(policy, 1)
+    assert {name: module.training for name, module in policy.named_modules()} == modes
+    assert (modes["norm"], modes["scripted"], modes["frozen"]) == (True, True, False)
+
+
+class Bare(trieye.Policy):
+    """Forgets the `Act`, or the tensor in it."""
+
+    returned = staticmethod(lambda actions: actions)
+
+    def act(self, obs, state, ctx):
+        return self.returned(torch.zeros(len(obs), dtype=torch.int64))
+
+
+class OfNumPy(Bare):
+    returned = staticmethod(lambda actions: trieye.Act(actions.numpy()))
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"), [(Bare, "Bare.act.. returned a torch.Tensor"), (OfNumPy, "returned an Act .* numpy.ndarray")]
+)
+def test_an_act_without_its_tensor_is_refused_with_the_name_of_the_policy(policy, said):
+    collector = collector_of(policy, **CARTPOLE)
+    for act in (lambda: collector.collect(1), lambda: Evaluation(EnvConfig(**CARTPOLE)).play(collector._policy, 1)):
+        with pytest.raises(trieye.ConfigurationError, match=f"{said}; return trieye.Act"):
+            act()
+
+
 def test_exploring_draws_from_the_generator_of_the_context_alone():
     def of_processes():
         return random.getstate(), np.random.mtrand._rand.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -374,3 +442,12 @@ def test_another_number_of_environments_begins_new_episodes(closing, capsys):
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 8)
     assert "env.num was 2 and is 3" in capsys.readouterr().err
     assert other.collect(5).valid.shape == (5, 3)
+
+
+def test_a_killed_process_of_an_environment_is_named_with_the_signal():
+    collector = collector_of(Coin, id="CartPole-v1", num=2, vector="async")
+    collector.collect(2)
+    collector._envs.processes[1].kill()
+    with pytest.raises(trieye.TrieyeError, match=r"CartPole-v1: the process of an .* is gone .*: 1 .signal 9."):
+        collector.collect(20)
+    collector.close()

@@ -9,6 +9,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
+from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
 from trieye.experiment.loop import run_alone as run_experiment
@@ -186,6 +187,12 @@ def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_th
     assert trieye.mean([]) == {}
 
 
+def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
+    rows = [{"loss": Elsewhere(torch.tensor(2.0)), "n": 1}, {"loss": 4.0, "n": torch.tensor(2.0)}]
+    with AsTensor():
+        assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5}
+
+
 def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():
     env = EnvConfig(id="tests.training.worlds:Count-v0", num=3, clip_rewards=True, kwargs={"worth": 2.0})
     policy = Remembers(SimpleNamespace(env=env), spaces_of(make_env(env))).train()
@@ -208,3 +215,34 @@ def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end
     even = sum(length % 2 == 0 for length in lengths) / 40
     assert (found["eval/success"], found["eval/last"]) == pytest.approx((even, found["eval/length"]))
     evaluation.close()
+
+
+@pytest.mark.parametrize("value", ["much", [1.0, 2.0], torch.ones(3)])
+def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, value):
+    with pytest.raises(TypeError, match=r"metric 'loss/odd' .*one number"):
+        trieye.mean([{"loss/td": 1.0, "loss/odd": value}])
+
+    class Chatty(DQN.policy_class):
+        def on_episode(self, info):
+            return {"odd": value}
+
+    class Engine(DQN, policy=Chatty):
+        pass
+
+    engine = Engine(config())
+    with pytest.raises((TypeError, ValueError), match=r"'episode/odd'.*a value is one number"):
+        for _ in range(30):
+            engine.advance()
+    with pytest.raises((TypeError, ValueError), match=r"'eval/odd'.*a value is one number"):
+        engine.evaluate()
+    engine.cleanup()
+
+
+def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys):
+    agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
+    result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1}, loop={"steps": 40}))
+    assert result.step > 40
+    assert result.stop_reason.startswith(f"loop.steps=40 done ({result.step - 40} more in the last rollout")
+    told = capsys.readouterr().err
+    assert result.stop_reason in told
+    assert f"{result.step}/40 (100 %)" in told

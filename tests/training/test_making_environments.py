@@ -44,11 +44,19 @@ class Several(Own):
 
 
 class Boundless(Own):
-    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
 
 class FromOne(Own):
     action_space = gym.spaces.Discrete(2, start=1)
+
+
+class Whole(Own):
+    action_space = gym.spaces.Box(0, 9, (2,), np.int64)
+
+
+class Double(Own):
+    action_space = gym.spaces.Box(np.array([-0.1, 0.0]), np.array([0.1, 1e300]), dtype=np.float64)
 
 
 class AtOnce(gym.vector.VectorEnv):
@@ -58,8 +66,35 @@ class AtOnce(gym.vector.VectorEnv):
         self.num_envs = num_envs
 
 
-for made in (Own, Outside, Unseeded, Several, Boundless, FromOne):
+class Pool:
+    """What EnvPool makes: it looks like a vector of environments, and is of no class of Gymnasium."""
+
+    spec, metadata = None, {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    unwrapped = property(lambda self: self)
+
+    def __init__(self, num_envs=1):
+        self.num_envs = num_envs
+        self.observation_space, self.action_space = BOX, gym.spaces.Discrete(2)
+
+
+class Vector(gym.vector.VectorEnv):
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    single_observation_space, single_action_space = BOX, gym.spaces.Discrete(3)
+
+    def __init__(self, num_envs=1):
+        self.num_envs = num_envs
+
+
+def broken(num_envs=1):
+    raise KeyError("assets/model.xml")
+
+
+for made in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
     gym.register(f"{made.__name__}-v0", made)
+gym.register("Pool-v0", Own, vector_entry_point=Pool)
+gym.register("Broken-v0", Own, vector_entry_point=broken)
+gym.register("VectorOnly-v0", vector_entry_point=Vector)
+gym.register("ThreeAtOnce-v0", Own, vector_entry_point=Vector)
 gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
 
 
@@ -92,8 +127,19 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
         ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 resets its members in the mode SameStep"),
         ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form of its own"),
         (
+            {"id": "Pool-v0", "vector": "own"},
+            "Pool-v0 makes a .*Pool, which is no gymnasium.vector.VectorEnv",
+        ),
+        ({"id": "Broken-v0", "vector": "own"}, "env.id=Broken-v0 cannot be made: .*assets/model.xml"),
+        ({"id": "VectorOnly-v0", "vector": "own"}, "env.vector=own: VectorOnly-v0 has no single form"),
+        (
+            {"id": "ThreeAtOnce-v0", "vector": "own"},
+            r"ThreeAtOnce-v0 has the action space Discrete\(3\) in its vector form and Discrete\(2\) in its single",
+        ),
+        ({"id": "Whole-v0"}, r"env.id=Whole-v0 has actions Box\(0, 9.*int64\); this agent needs .*a Box of floats"),
+        (
             {"id": "Boundless-v0"},
-            r"env.id=Boundless-v0 has actions Box\(-inf, inf.*this agent needs .*a Box with bounds",
+            r"env.id=Boundless-v0 has actions Box\(-inf, inf.*this agent needs .*a Box of floats with bounds",
         ),
         ({"id": "FromOne-v0"}, r"env.id=FromOne-v0 has actions Discrete\(2, start=1\); this agent needs Discrete ones"),
         ({"id": "Several-v0"}, "env.id=Several-v0 has observations Sequence.*needed are Box, Discrete"),
@@ -122,10 +168,20 @@ def test_an_environment_that_obeys_is_taken_also_without_a_render_mode(env):
     check_env(EnvConfig(**env), ("discrete",))
 
 
+def test_actions_of_doubles_are_float32_for_policies_and_never_beyond_the_bounds_of_the_environment():
+    env = make_env(EnvConfig(id="Double-v0"))
+    actions = spaces_of(env).action
+    assert (actions.dtype, actions.low.dtype, actions.high.dtype) == (np.float32,) * 3
+    assert actions.low.tolist() == pytest.approx([-0.1, 0.0], abs=1e-8)
+    assert actions.high.tolist() == pytest.approx([0.1, float(np.finfo(np.float32).max)])
+    assert env.action_space.contains(actions.low)
+    assert env.action_space.contains(actions.high)
+
+
 def test_an_agent_is_told_which_actions_it_needs():
     with pytest.raises(ConfigurationError, match="this agent needs Discrete ones from 0 on"):
         check_env(EnvConfig(id="Pendulum-v1"), ("discrete",))
-    with pytest.raises(ConfigurationError, match="this agent needs a Box with bounds"):
+    with pytest.raises(ConfigurationError, match="this agent needs a Box of floats with bounds"):
         check_env(EnvConfig(id="CartPole-v1"), ("continuous",))
 
 
@@ -202,3 +258,11 @@ def test_pong_is_84_by_84_in_grey_in_stacks_of_four_frames_with_four_frames_a_st
     assert ([one.unwrapped.ale.getEpisodeFrameNumber() for one in envs.envs] - frames == 4).all()
     assert after.dtype == obs.dtype == np.uint8
     envs.close()
+
+
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "gymnasium.wrappers:NormalizeReward"])
+def test_a_wrapper_whose_statistics_an_evaluation_would_not_share_is_refused_and_names_what_to_set(name):
+    config = EnvConfig(id="CartPole-v1", wrappers={"norm": {"name": name}})
+    instead = "normalize_observations" if name == "NormalizeObservation" else "normalize_rewards"
+    with pytest.raises(ConfigurationError, match=rf"env.wrappers.norm.name={name}: .*set env.{instead}=true"):
+        make_env(config).close()

@@ -181,3 +181,11 @@ def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(com
 def test_a_precision_whose_gradients_would_vanish_unscaled_is_refused(compose):
     with pytest.raises(trieye.ConfigurationError, match=r"agent\.precision=float16: .*did you mean 'bfloat16'\?"):
         compose("dqn", "agent.precision=float16")
+
+
+@pytest.mark.parametrize("agent", ["sac", "ppo"])
+def test_an_agent_trains_and_is_evaluated_with_actions_of_doubles(compose, agent):
+    config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
+    trieye.train(config)
+    policy = trieye.load_policy(config.persistence.get_run_base_dir(), "latest")
+    assert policy.spaces.action.dtype == "float32"

@@ -1,5 +1,9 @@
 """A resumed training equals one that was never stopped; where a resume changes something, learning accounts for it."""
 
+import shutil
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO
+from tests.training.data import gpu_checkpoint
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -147,6 +152,28 @@ def test_learning_that_has_not_started_waits_for_the_learning_starts_of_the_resu
     learn_until(engine, 50)
     assert engine.updates == engine.env_steps - 30
     engine.cleanup()
+
+
+RESUME = """
+import sys
+from pathlib import Path
+import trieye
+from tests.training.data import gpu_checkpoint
+result = trieye.run_experiment(gpu_checkpoint.OnGPU, gpu_checkpoint.make_config(Path(sys.argv[1]), env_steps=200))
+print(result.env_steps)
+"""
+
+
+def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_exact(tmp_path):
+    """The states of the GPU are simulated: see `tests/training/data/gpu_checkpoint.py`."""
+    run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
+    shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")
+    resumed = subprocess.run([sys.executable, "-c", RESUME, tmp_path], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert int(resumed.stdout) >= 200
+    assert "resumes at step 78" in resumed.stderr
+    assert resumed.stderr.count("saved on cuda and continue on cpu") == 1
+    assert "the resume is not bit-exact" in resumed.stderr
 
 
 @pytest.mark.parametrize("explorers", [0, 1])

@@ -1,5 +1,6 @@
 """Environments whose episodes are known beforehand, and policies that are read off them."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -52,6 +53,21 @@ class Count(gym.Env):
             return {"mask": np.eye(3, dtype=np.int8)[self.t % 3], "place": np.array([self.t], np.float64)}
         space = self.observation_space
         return np.full(space.shape, 0 if self.form == "hidden" else self.t, space.dtype)
+
+
+class Doubles(gym.Env):
+    """Actions and observations of float64, as dm_control has them; it refuses actions out of bounds."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float64)
+    action_space = gym.spaces.Box(np.array([-0.1, 0.2]), np.array([0.3, 0.7]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1.0, 1.0, 2), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.np_random.uniform(-1.0, 1.0, 2), float(-action @ action), False, False, {}
 
 
 class Pickled(gym.Wrapper, gym.utils.EzPickle):
@@ -150,6 +166,79 @@ class Troubled(gym.Wrapper):
         return super().step(action)
 
 
+class Spoiled(gym.Env):
+    """Episodes of 3 to 12 steps, of which one gives `value` as its `what`: a reward, an observation, that of a reset.
+
+    It happens once in the life of the environment, at its step (or its reset) number `at`, and again `every` so many.
+    """
+
+    observation_space, action_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32), gym.spaces.Discrete(3)
+
+    def __init__(self, what="reward", value=np.nan, at=20, every=None):
+        self.what, self.value, self.at, self.every = what, value, at, every
+        self.num_steps = self.num_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.num_resets += 1
+        self.left = int(self.np_random.integers(3, 13))
+        return self._obs(is_spoiled=self.what == "reset" and self._is_turn(self.num_resets)), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        self.left -= 1
+        is_turn = self._is_turn(self.num_steps)
+        reward = self.value if self.what == "reward" and is_turn else float(action == 1)
+        obs = self._obs(is_spoiled=self.what == "observation" and is_turn)
+        return obs, reward, self.left <= 0 and self.num_steps % 2 == 0, self.left <= 0 and self.num_steps % 2 == 1, {}
+
+    def _is_turn(self, number):
+        return number == self.at or (
+            self.every is not None and number > self.at and not (number - self.at) % self.every
+        )
+
+    def _obs(self, *, is_spoiled):
+        obs = self.np_random.normal(size=3).astype(np.float32)
+        obs[1] = self.value if is_spoiled else obs[1]
+        return obs
+
+
+class Hangs(gym.Wrapper):
+    """CartPole; one environment of the process does not return from its 20th step until `released` is set.
+
+    Args:
+        longest_s: It returns after so long in any case.
+    """
+
+    released, taken = threading.Event(), threading.Event()
+
+    def __init__(self, longest_s=60.0):
+        super().__init__(gym.make("CartPole-v1"))
+        self.longest_s, self.own_steps = longest_s, 0
+
+    def step(self, action):
+        self.own_steps += 1
+        if self.own_steps == 20 and not Hangs.taken.is_set():
+            Hangs.taken.set()
+            Hangs.released.wait(self.longest_s)
+        return super().step(action)
+
+    @classmethod
+    def again(cls):
+        cls.released, cls.taken = threading.Event(), threading.Event()
+
+
+class Endless(gym.Wrapper):
+    """CartPole whose episodes never end."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1").unwrapped)
+
+    def step(self, action):
+        _, reward, _, _, info = super().step(action)
+        return self.unwrapped.reset()[0], reward, False, False, info
+
+
 class Particular(gym.Wrapper):
     """Goes around no environment, and does not say why."""
 
@@ -157,9 +246,55 @@ class Particular(gym.Wrapper):
         assert env is None
 
 
+class Numbered(gym.Env):
+    """Shows the number of its episode in this process, and of the step in it; an episode has 50 steps.
+
+    Args:
+        fails_at: Steps of all of them in this process at which one raises; they are counted from `begin` on.
+    """
+
+    observation_space = gym.spaces.Box(0.0, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    num_episodes = num_steps = 0
+
+    def __init__(self, fails_at=()):
+        self.fails_at = fails_at
+
+    @classmethod
+    def begin(cls):
+        cls.num_episodes = cls.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Numbered.num_episodes += 1
+        self.episode, self.t = Numbered.num_episodes, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        Numbered.num_steps += 1
+        self.t += 1
+        if Numbered.num_steps in self.fails_at:
+            raise ZeroDivisionError("the world has a hole")
+        return self._obs(), 1.0, self.t >= 50, False, {}
+
+    def _obs(self):
+        return np.array([self.episode, self.t], np.float32)
+
+    @staticmethod
+    def num_joined(before, after, n_step):
+        """Return how many rows, by their observations before and after, are not one episode's next `n_step`."""
+        steps = after[:, 1] - before[:, 1]
+        return int(np.count_nonzero((after[:, 0] != before[:, 0]) | (steps < 1) | (steps > n_step)))
+
+
+gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
+gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
 gym.register("Rooms-v0", "tests.training.worlds:Rooms", vector_entry_point="tests.training.worlds:RoomsOfVector")
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
+gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
+gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")
+gym.register("Endless-v0", "tests.training.worlds:Endless")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

@@ -114,6 +114,7 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
+@pytest.mark.long
 def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_config_runs_again(project):
     words = ["walk.py", "run_name=first", "tune=asha", "tune.reduction=2", "tune.num_trials=4", SPACE, "walk.gait=slow"]
     project.interrupted_at(5, "first", *words, "sinks=[mlflow]")

@@ -51,7 +51,11 @@ class ExplorerConfig(StrictModel):
         default=1.0, gt=0, le=3600, description="Pause before the second restart in a row; it doubles each time."
     )
     num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each; 0 = none.")
-    num_gpus: float = Field(default=0.0, ge=0, description="GPUs that Ray reserves for each, which it acts on.")
+    num_gpus: float = Field(
+        default=0.0,
+        ge=0,
+        description="GPUs that Ray reserves for each, which it acts on; from 1 on, others than the learner's.",
+    )
     resources: dict[str, float] = Field(
         default_factory=dict,
         description="What else Ray reserves for each, such as `{collector: 1}` on nodes that were started with "

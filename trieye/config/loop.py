@@ -33,6 +33,12 @@ class LoopConfig(StrictModel):
         description="Evaluate in a process of its own (with runtime=local in a thread) while training goes on, from "
         "the checkpoint that is saved when the evaluation begins.",
     )
+    on_nonfinite: Literal["stop", "skip", "warn"] = Field(
+        default="stop",
+        description="When an observation, a reward, a loss or a gradient is NaN or infinite: stop = the run fails with "
+        "a message that names it; skip = leave out the row or the update, count it, and report the first one; warn = "
+        "like skip, and report each one, at most one a second.",
+    )
     profile_steps: int = Field(
         default=0,
         ge=0,

@@ -58,6 +58,8 @@ class Progress:
     evaluated_step: int | None = -1
     evaluating: int | None = None
     """Step of the checkpoint that is being evaluated beside the training."""
+    owes_evaluation: bool = False
+    """Whether a signal interrupted the evaluation of this step, which the next start does first."""
 
     def count(self, values: Mapping[str, float | None]) -> None:
         """Count an iteration, and the environment steps and updates that it says it made."""
@@ -72,14 +74,19 @@ class Progress:
     def reason_to_stop(self, limits: LoopConfig, step: int) -> str | None:
         """Return which limit is reached after this many steps, or None."""
         if limits.steps is not None and step >= limits.steps:
-            return f"loop.steps={limits.steps} done"
+            return f"loop.steps={limits.steps} done{_overshoot(step, limits.steps)}"
         if limits.env_steps is not None and self.env_steps >= limits.env_steps:
-            return f"loop.env_steps={limits.env_steps} done"
+            return f"loop.env_steps={limits.env_steps} done{_overshoot(self.env_steps, limits.env_steps)}"
         if limits.time_s is not None and self.time_s >= limits.time_s:
             return f"loop.time_s={limits.time_s:g} over"
         if limits.target is not None and self.best is not None and not _worse(self.best, limits.target, limits.mode):
             return f"loop.target={limits.target:g} reached: {limits.objective}={self.best:g}"
         return None
+
+
+def _overshoot(made: int, limit: int) -> str:
+    """Return by how much a limit was exceeded: a rollout ends as a whole, so that a higher limit resumes exactly."""
+    return f" ({made - limit} more in the last rollout, which is never cut short)" if made > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:

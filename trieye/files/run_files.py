@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS, BUFFERS = "checkpoints", "buffers"
 """Directories of the saved states in a run, where its config gives no others."""
 
-CHECKPOINT_PREFIX, BUFFER_PREFIX = "checkpoint_step_", "buffer_step_"
+CHECKPOINT_PREFIX, BUFFER_PREFIX, CRASH_PREFIX = "checkpoint_step_", "buffer_step_", "crash-"
 """What the name of a saved state begins with; its step follows."""
 
 RUN_RECORD, JOURNAL, HISTORY = "run.json", "journal.db", "history"

@@ -89,7 +89,7 @@ class Progress:
         self._said = self._step
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (self._step - self._start) / elapsed
-        total = f"/{self._total} ({100 * self._step / self._total:.0f} %)" if self._total else ""
+        total = f"/{self._total} ({min(100 * self._step / self._total, 100.0):.0f} %)" if self._total else ""
         line = f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", ")
         (self._notebook.show if self._notebook else say)(line)
 

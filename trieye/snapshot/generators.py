@@ -1,14 +1,19 @@
 """The states of random generators, NumPy's, Python's and torch's, as plain data: of objects, and those of a process."""
 
+import hashlib
+import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from trieye.exceptions import SerializationError
+
+logger = logging.getLogger(__name__)
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _NUMPY, _LEGACY, _PYTHON, _TORCH = (
@@ -42,6 +47,9 @@ def generator_state(value: Any) -> dict[str, Any] | None:
 
 def set_generator_state(generator: Any, held: Any) -> None:
     """Bring a generator to a state.
+
+    Devices of different types have different generators: a torch generator that gets the state of another type of
+    device is seeded with a hash of it, and a warning says that its draws differ from here on.
 
     Args:
         generator: One that `generator_state` knows.
@@ -99,9 +107,7 @@ def _set(generator: Any, kind: str, state: Mapping[str, Any]) -> None:
     if kind == _PYTHON:
         generator.setstate(state["state"])
     elif kind == _TORCH:
-        import torch
-
-        generator.set_state(torch.from_numpy(np.array(state["state"])))
+        _set_torch(generator, state)
     else:
         bits = generator._bit_generator if kind == _LEGACY else generator.bit_generator  # noqa: SLF001 - no public name
         bits.state = state["state"]
@@ -109,6 +115,27 @@ def _set(generator: Any, kind: str, state: Mapping[str, Any]) -> None:
             bits.__setstate__((state["state"], np.random.SeedSequence(**state["seeds"])))
         if kind == _LEGACY:
             generator.set_state(state["legacy"])
+
+
+def _set_torch(generator: Any, state: Mapping[str, Any]) -> None:
+    import torch
+
+    saved_on, device, content = torch.device(state["device"]).type, generator.device.type, np.array(state["state"])
+    if saved_on == device:
+        generator.set_state(torch.from_numpy(content))
+        return
+    generator.manual_seed(int.from_bytes(hashlib.blake2b(content.tobytes(), digest_size=8).digest()))
+    _warn_of_other_device(saved_on, device)
+
+
+@cache
+def _warn_of_other_device(saved_on: str, device: str) -> None:
+    logger.warning(
+        "random generators were saved on %s and continue on %s: they are seeded from the saved states, and the resume "
+        "is not bit-exact",
+        saved_on,
+        device,
+    )
 
 
 def _new(state: Mapping[str, Any]) -> Any:
@@ -175,7 +202,7 @@ def capture_all() -> dict[str, Any]:
 def restore_all(state: dict[str, Any]) -> None:
     """Set the generators to what `capture_all` returned; torch is imported if its state is there.
 
-    A state of more CUDA devices than there are is used as far as it goes.
+    States of CUDA devices that this process lacks are left out; a warning says so where there are none at all.
 
     Raises:
         SerializationError: `state` is not what `capture_all` returns.
@@ -193,7 +220,11 @@ def _restore_all_of_torch(state: dict[str, Any]) -> None:
     import torch
 
     torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
-    if torch.cuda.is_available() and "torch_cuda" in state:
+    if "torch_cuda" not in state:
+        return
+    if not torch.cuda.is_available():
+        _warn_of_other_device("cuda", "cpu")
+    else:
         # until CUDA is initialized torch puts states and seeds off, and a seed given before a state is taken after it
         torch.cuda.init()  # type: ignore[no-untyped-call]  # of torch
         devices = zip(range(torch.cuda.device_count()), state["torch_cuda"], strict=False)

@@ -108,15 +108,13 @@ def smoothed_sums(values: Floats, alpha: float, *, before: float) -> Floats:
 class RateWindows(MetricWindows):
     """Sum of the values since the last logged point, divided by the seconds since then.
 
-    The first point counts from the beginning of the attempt. When nothing came for a whole interval one 0 is logged,
-    and then nothing until there is something to say. An attempt never begins with that 0.
+    The first point counts from the beginning of the attempt. While nothing comes nothing is logged: no step is made
+    meanwhile, and a 0 would take the place of the last rate.
     """
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
         super().__init__(config, times)
         self._logged_at: float | None = None
-        self._value = 0.0
-        self._step = 0
 
     @property
     def _since(self) -> float:
@@ -125,7 +123,7 @@ class RateWindows(MetricWindows):
     @property
     def waits_for_time(self) -> bool:
         """Whether time alone can lead to a point."""
-        return super().waits_for_time or bool(self._seconds and self._value) or self._was_put_back
+        return super().waits_for_time or self._was_put_back
 
     @property
     def _was_put_back(self) -> bool:
@@ -142,7 +140,7 @@ class RateWindows(MetricWindows):
 
     def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         if not closed:
-            return self._idle(at)
+            return []
         if at <= self._since:  # no time has passed: these events count at the next point
             self._put_back(closed, at)
             return []
@@ -150,11 +148,9 @@ class RateWindows(MetricWindows):
         for later, events in closed[1:]:
             step = max(step, later)
             window.merge(events)
-        self._value = window.total / (at - self._since)
+        value = window.total / (at - self._since)
         self._logged_at = at
-        point = self._point(step, window, self._value)
-        self._step = point.step
-        return [point]
+        return [self._point(step, window, value)]
 
     def _put_back(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
         for step, window in closed:
@@ -162,18 +158,9 @@ class RateWindows(MetricWindows):
             self._open[key] = merged(self._open.get(key), window)
             self._opened_at[key] = at
 
-    def _idle(self, at: float) -> list[Point]:
-        if not self._seconds or self._value == 0.0 or self._open or at - self._since < self._seconds:
-            return []
-        if self._since <= self._began:  # an attempt that imports and restores has not stopped doing anything
-            return []
-        self._value, self._logged_at = 0.0, at
-        log_to = tuple(self.config.log_to)
-        return [Point(self.config.name, 0.0, self._step, self._times.started + at, log_to, count=0)]
-
     def to_state(self) -> dict[str, Any]:
         """Return plain data that `restore` takes."""
-        return {**super().to_state(), "logged_at": self._since, "value": self._value, "step": self._step}
+        return {**super().to_state(), "logged_at": self._since}
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
         """Go on where `to_state` left off.
@@ -186,4 +173,3 @@ class RateWindows(MetricWindows):
         super().restore(state, shift_s=shift_s)
         if logged_at is not None:
             self._logged_at = logged_at + shift_s
-            self._value, self._step = state.get("value", 0.0), state.get("step", 0)

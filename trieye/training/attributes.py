@@ -13,6 +13,7 @@ from trieye.snapshot.environment_values import is_data
 from trieye.snapshot.environments import stateful
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_ELSEWHERE = "_elsewhere"  # no attribute is saved by such a name
 
 
 class Attributes:
@@ -21,6 +22,9 @@ class Attributes:
     Saved are objects with `state_dict`, random generators and parameters, and plain data (numbers, text, arrays,
     tensors, and containers of such) that are other than they were when this was made: what is made from the config is
     what the config says now. Anything else is no state.
+
+    Tensors return to the device of the holder, even if that is another one now; those that were kept on another device
+    than the holder's, and those that the set-up made there, stay off it.
 
     Args:
         holder: The object, when its own set-up is over.
@@ -62,7 +66,15 @@ class Attributes:
     def state_dict(self) -> dict[str, Any]:
         """Return what has to be saved, by name."""
         held = {name: value for name, value in self._items() if self._is_state(name, value)}
-        return {name: value.detach() if _is_learned(value) else value for name, value in held.items()}
+        state = {name: value.detach() if _is_learned(value) else value for name, value in held.items()}
+        own = self._device.type
+        marks = {name: [tensor.device.type != own for tensor in _tensors_of(value)] for name, value in held.items()}
+        marks = {name: marked for name, marked in marks.items() if any(marked)}
+        return {**state, _ELSEWHERE: marks} if marks else state
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(getattr(self._holder, "device", "cpu"))
 
     def _is_state(self, name: str, value: Any) -> bool:
         if is_data(value):
@@ -71,7 +83,10 @@ class Attributes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give back what `state_dict` returned."""
+        elsewhere = state.get(_ELSEWHERE, {})
         for name, value in state.items():
+            if name == _ELSEWHERE:
+                continue
             held = getattr(self._holder, name, None)
             if isinstance(held, torch.optim.Optimizer):
                 self._load_optimizer(held, value)
@@ -81,7 +96,26 @@ class Attributes:
                 with torch.no_grad():
                     held.copy_(value)  # an optimizer holds it
             else:
-                setattr(self._holder, name, value)
+                marks = elsewhere.get(name, [False] * len(list(_tensors_of(value))))
+                setattr(self._holder, name, self._placed(value, held, iter(marks)))
+
+    def _placed(self, value: Any, held: Any, elsewhere: Iterator[bool]) -> Any:
+        """Return a value with its tensors where the set-up has them, else on the device of the holder.
+
+        Those that are marked stay on the CPU.
+        """
+        if isinstance(value, torch.Tensor):
+            is_elsewhere = next(elsewhere)
+            device = held.device if isinstance(held, torch.Tensor) else self._device
+            return value if is_elsewhere else value.to(device)
+        if isinstance(value, dict):
+            made = held if isinstance(held, dict) else {}
+            return type(value)((key, self._placed(item, made.get(key), elsewhere)) for key, item in value.items())
+        if isinstance(value, deque):
+            return deque((self._placed(item, None, elsewhere) for item in value), value.maxlen)
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value)(self._placed(item, None, elsewhere) for item in value)
+        return value
 
     def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
         """Load its moments; what it was made with stays as the config says now, unless a scheduler changes it."""
@@ -105,11 +139,20 @@ def _items_of(container: Any) -> Collection[Any]:
     return container.values() if isinstance(container, dict) else container
 
 
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in plain data, in the order of its containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, _CONTAINERS):
+        for item in _items_of(value):
+            yield from _tensors_of(item)
+
+
 def _are_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return (one.device, one.dtype) == (other.device, other.dtype) and torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_are_same(item, other[key]) for key, item in one.items())
     if isinstance(one, list | tuple | deque):

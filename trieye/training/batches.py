@@ -9,11 +9,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.replay.buffer import ReplayBuffer
-from trieye.training.rows import Rows
+from trieye.replay.samplers.base import paired
+from trieye.training.finite import OnNonfinite, first_nonfinite, refused_rows
+from trieye.training.rows import Array, Rows
 
 
 class Experience(ReplayBuffer):
-    """A replay buffer that takes what was collected."""
+    """A replay buffer that takes what was collected.
+
+    Attributes:
+        on_nonfinite: Decides about rows and priorities that are NaN or infinite, which it never takes.
+    """
+
+    on_nonfinite = OnNonfinite()
 
     def extend(
         self,
@@ -22,24 +30,88 @@ class Experience(ReplayBuffer):
         *,
         versions: ArrayLike | None = None,
     ) -> NDArray[np.int64]:
-        """Copy rows in and return their ids; of `Rows` the valid ones, each as of its environment."""
-        if not isinstance(batch, Rows):
-            return super().extend(self.as_own(batch), env_ids, versions=versions)
-        rows, env_ids = batch.transitions()
-        return super().extend(rows, env_ids, versions=versions) if len(env_ids) else np.zeros(0, np.int64)
+        """Copy rows in and return their ids; of `Rows` the valid ones, each as of its environment.
+
+        Raises:
+            NonFiniteError: A row has NaN or infinity, and `loop.on_nonfinite` is `stop`; otherwise it is left out.
+        """
+        rows: Mapping[str, ArrayLike]
+        if isinstance(batch, Rows):
+            rows, env_ids = batch.transitions()
+            if not len(env_ids):
+                return np.zeros(0, np.int64)
+        else:
+            rows = self.as_own(batch)
+        parts = finite_parts(rows, env_ids, self.on_nonfinite)
+        if parts is None:
+            return super().extend(rows, env_ids, versions=versions)
+        ids = [np.zeros(0, np.int64)]
+        for part, env_id in parts:
+            if len(part):
+                given = (None if each is None else np.asarray(each)[part] for each in (env_ids, versions))
+                taken = {name: np.asarray(array)[part] for name, array in rows.items()}
+                ids.append(super().extend(taken, next(given), versions=next(given)))
+            self.interrupt(env_id)
+        return np.concatenate(ids)
 
     def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return rows that are no `Rows` with the keys, shapes and types of an engine's; here they have them."""
         return rows
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
-        """Set priorities of rows, as `ReplayBuffer` does; rows with the id -1 are not of this buffer."""
-        given = np.asarray(ids)
-        return super().update_priorities(given[given >= 0], np.asarray(priorities)[given >= 0])
+        """Set priorities of rows, as `ReplayBuffer` does; rows with the id -1 are not of this buffer.
+
+        Raises:
+            NonFiniteError: A priority is NaN or infinite, and `loop.on_nonfinite` is `stop`; else the old one stays.
+        """
+        return super().update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
 
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
         """Draw `n` rows as tensors on a device; page-locked memory is between where that is faster."""
         return minibatch_of(self.sample, n, device)
+
+
+def finite_parts(
+    rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None, on_nonfinite: OnNonfinite
+) -> list[tuple[NDArray[np.intp], int]] | None:
+    """Return the rows `[n, ...]` that a replay takes, or None if it takes all.
+
+    Returns:
+        Indices of rows between those that have NaN or infinity, in parts, each with the environment that does not go on
+        after it.
+
+    Raises:
+        NonFiniteError: There are such rows, and the training stops for them.
+    """
+    found = refused_rows(rows)
+    if found is None:
+        return None
+    name, bad = found
+    ends, envs = np.flatnonzero(bad), np.zeros(len(bad), np.int64) if env_ids is None else np.asarray(env_ids)
+    value = first_nonfinite(np.asarray(rows[name])[ends])
+    told = f"{len(ends)} of {len(bad)} rows given to the replay have {value:g} in {name!r}, first that of "
+    told += f"environment {envs[ends[0]]} {on_nonfinite.where()}"
+    on_nonfinite.found("rows", told.rstrip(), "they are left out", len(ends))
+    parts = np.split(np.arange(len(bad)), ends)
+    kept = [parts[0], *(part[1:] for part in parts[1:])]
+    return list(zip(kept, [*envs[ends].tolist(), int(envs[ends[-1]])], strict=True))
+
+
+def own_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
+    """Return the ids of rows of this replay and their priorities, without those that are NaN or infinite.
+
+    Raises:
+        NonFiniteError: There are such priorities, and the training stops for them.
+    """
+    given, values = paired(ids, priorities)
+    kept = given >= 0
+    if not np.isfinite(values).all():
+        bad = ~np.isfinite(values)
+        told = f"{np.count_nonzero(bad)} of {len(bad)} priorities are not finite, the first {values[bad][0]:g}, "
+        told += f"{on_nonfinite.where()}; they are what train_step() gave to replay.update_priorities()"
+        on_nonfinite.found("priorities", told, "these rows keep theirs", int(np.count_nonzero(bad)))
+        kept &= ~bad
+    return given[kept], values[kept]
 
 
 def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "Minibatch":

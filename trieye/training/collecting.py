@@ -6,17 +6,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
+from trieye.exceptions import EnvironmentLostError, NonFiniteError
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted
+from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
-from trieye.training.policy import Act, Context, Moments, Normalizer, Obs, Policy, mapped, merge_moments
+from trieye.training.environments import close_envs, naming_lost_members
+from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite
+from trieye.training.policy import (
+    Act,
+    Acting,
+    Context,
+    Moments,
+    Normalizer,
+    Obs,
+    Policy,
+    chosen_actions,
+    mapped,
+    merge_moments,
+)
 from trieye.training.rows import Array, Rows, nested
 from trieye.training.seeds import training_seed
+from trieye.training.steps import Steps
 
 _PICTURE_AXES = 3  # environments, height and width
+ReturnMoments = tuple[float, float, float]
+_NEXT_STREAM = 1 << 32  # far above the number of any environment
 
 
 class Collector:
@@ -28,63 +48,98 @@ class Collector:
         config: Of the environments.
         gamma: Discount, for `normalize_rewards`.
         seed: Member `i` begins with `seed + i`.
+        on_nonfinite: Decides about observations and rewards that are NaN or infinite; None raises.
 
     Attributes:
         env_steps: Environment steps made in the whole run; a reset is none.
-        interrupted: Episodes that were cut on resume, because their environment could not be saved.
+        interrupted: Episodes that were cut: on resume, because their environment could not be saved, or because it gave
+            something that is not finite.
         generator: Of the policy's exploring, on its device; saved.
+        scale: Of the rewards, with `env.normalize_rewards`.
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], policy: Policy, config: EnvConfig, *, gamma: float, seed: int
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        policy: Policy,
+        config: EnvConfig,
+        *,
+        gamma: float,
+        seed: int,
+        on_nonfinite: OnNonfinite | None = None,
     ) -> None:
+        self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
         self._env_state = EnvState(envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
         self._moments: list[Moments] = []
-        self._scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
+        self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
+        self._calls = watchdog.calls()
+        self._cut_by: BaseException | None = None
         self.generator = torch.Generator(policy.device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
+        self._streams = np.arange(envs.num_envs)  # the environments as the replay knows them; new after a cut
+        self._refusals: dict[int, int] = {}  # by environment, in a row
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
         """Begin an episode in each environment."""
         num = self._envs.num_envs
-        self._obs = columns_of(self._envs.reset(seed=seed)[0])
+        with self._calls, naming_lost_members(self._envs, self._config):
+            obs = self._envs.reset(seed=seed)[0]
+        self._obs = columns_of(obs)
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
         self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
-        if self._scale is not None:
-            self._scale.begin(num)
+        if self.scale is not None:
+            self.scale.begin(num)
 
     def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
         """Make some steps of each environment, with the policy exploring.
 
+        If an environment raises, or is interrupted, the rows are lost and the episodes under way are cut.
+
         Args:
             steps: How many.
             before_step: Called before each; it may give the policy other weights.
+
+        Raises:
+            EnvironmentLostError: The process of a member of `env.vector=async` is gone.
+            StepInterrupted: The run was asked to stop, and an environment does not return.
         """
-        num, device = self._envs.num_envs, self._policy.device
+        if self._cut_by is not None:
+            self.interrupted += self.num_open
+            self._streams = self._streams + _NEXT_STREAM
+            self._begin(training_seed(self._seed, self.env_steps))
+            self._cut_by = None
+        done, state = self._done, self._state
+        try:
+            return self._collected(steps, before_step)
+        except BaseException as error:
+            self._done, self._state, self._cut_by = done, state, error
+            raise
+
+    def _collected(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
+        num, device = self._envs.num_envs, self._policy.device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
-        seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in self._obs.items()}
-        rewards, acts, actions = np.empty((steps, num)), list[Act](), list[Array]()
-        terminated, truncated = np.empty((2, steps, num), bool)
-        resets = np.empty((steps + 1, num), bool)  # the environments that are reset in place of a step
-        resets[0] = self._done
-        for name, item in self._obs.items():
-            seen[name][0] = item
-        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
+        made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
+        resets, terminated, truncated = made.resets, made.terminated, made.truncated
+        lost = naming_lost_members(self._envs, self._config)
+        acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
         for t in range(steps):
             if before_step is not None:
                 before_step()
-            with inference:
-                act = self._policy.act(self._seen_at(t, seen, device), self._state, ctx)
-                action = act.action.cpu().numpy()
-            found, rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-            self._see(found, seen, t + 1)
+            with acting:
+                act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
+                action = chosen_actions(self._policy, act)
+            with self._calls, lost:
+                found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+            made.see(found, t + 1)
+            if not made.is_finite(t):
+                self._refuse(t, made, action, ctx.env_steps)
             self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
             self._state = act.state if act.state is None else self._begun(act.state, resets[t])
             if self._has_own_metrics and self._done.any():
@@ -93,18 +148,99 @@ class Collector:
             actions.append(action)
             ctx.env_steps += num - int(np.count_nonzero(resets[t]))
         self.env_steps = ctx.env_steps
-        self._done, valid, done = resets[steps].copy(), ~resets[:-1], resets[1:]
-        self._obs = {name: item[steps] for name, item in seen.items()}
-        self._take_episodes(rewards, valid, done)
-        arrays = {name: item[:steps] for name, item in seen.items()} | {"action": np.stack(actions)}
-        arrays |= {"reward": self._learned_from(rewards, valid, done)}
-        arrays |= {"terminated": terminated, "truncated": truncated}
-        extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
-        last_state = mapped(self._state, torch.clone)
-        rows = Rows(arrays, self._obs, valid, extras, before, device, last_state)
-        if self._normalizers and valid.any():
-            self._moments.append(Moments.of(rows["obs"][torch.from_numpy(valid).to(device)]))
+        rows = self._rows_of(made, np.stack(actions), acts, before)
+        if self._normalizers and rows.valid.any():
+            self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
+
+    def _rows_of(self, made: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
+        """Return the steps that were made as rows, and take note of where they ended."""
+        steps = len(actions)
+        self._done, valid, done = made.resets[steps].copy(), ~made.resets[:-1], made.resets[1:]
+        self._obs = {name: item[steps] for name, item in made.seen.items()}
+        if made.cuts:
+            self._note_cuts(made)
+        self._take_episodes(made.rewards, valid, done, made.cuts)
+        arrays = {name: item[:steps] for name, item in made.seen.items()} | {"action": actions}
+        arrays |= {"reward": self._learned_from(made.rewards, valid, done)}
+        arrays |= {"terminated": made.terminated, "truncated": made.truncated}
+        extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
+        self._check_policy(actions, extras)
+        last_state = mapped(self._state, torch.clone)
+        streams = self._streams.copy()
+        return Rows(arrays, self._obs, valid, extras, before, self._policy.device, last_state, streams)
+
+    def _refuse(self, t: int, made: Steps, action: Array, env_steps: int) -> None:
+        """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
+
+        Raises:
+            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or an environment goes on so.
+        """
+        faults = made.faults(t)
+        if not faults:  # large numbers, and no more
+            return
+        members = np.zeros(self._envs.num_envs, bool)
+        members[list(faults)] = True
+        owner, at = self._on_nonfinite.owner, f"at environment step {env_steps}"
+        for n, what in faults.items():
+            if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
+                raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
+            in_a_row = not made.has_row_before(t, n)
+            self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
+            if self._refusals[n] >= MAX_IN_A_ROW:
+                raise NonFiniteError(f"{what} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
+        first, what = next(iter(faults.items()))
+        others = f", and others of {len(faults) - 1} more" if len(faults) > 1 else ""
+        consequence = "the row is left out, its episode cut, and the environment reset"
+        told = f"{what} of environment {first}{owner} {at}{others}"
+        made.cut(self._reset(members, made, t + 1), t)  # first, so that nothing of it is left whatever follows
+        self._on_nonfinite.found("rows", told, consequence, len(faults))
+
+    def _reset(self, members: NDArray[np.bool_], made: Steps, t: int) -> NDArray[np.bool_]:
+        """Reset some environments, and see their first observations at `t`; return which ones it were."""
+        is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
+        members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
+        if isinstance(self._envs, SyncVectorEnv):
+            self._envs._rewards[members] = 0.0  # noqa: SLF001 - no public name, and saved with the environments
+        for _ in range(MAX_IN_A_ROW):
+            options = {"reset_mask": members.copy()} if is_of_gymnasium else None
+            with self._calls:
+                found = self._envs.reset(options=options)[0]
+            made.see(found, t)
+            if not (faulty := made.unseen(t)):
+                return members
+        n, what = next(iter(faulty.items()))
+        raise NonFiniteError(
+            f"{what} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
+        )
+
+    def _note_cuts(self, made: Steps) -> None:
+        """Count episodes that were cut; what follows one that earlier rows belong to goes to another stream."""
+        for t, n in made.cuts:
+            if t == 0:
+                self._streams[n] += _NEXT_STREAM
+                self._returns[n], self._lengths[n] = 0.0, 0
+        self.interrupted += len(made.cuts)
+        self._ended["episode/interrupted"] = [float(self.interrupted)]
+        last = len(made.rewards) - 1
+        self._refusals = {n: num for n, num in self._refusals.items() if not made.has_row_before(last + 1, n)}
+
+    def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
+        """Refuse what a policy made of finite observations that is not finite; no row can be left out for it."""
+        what = None
+        if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
+            what = "action"
+        states = self._state if isinstance(self._state, dict) else {"": self._state}
+        given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
+        for name, tensor in given.items():
+            # -inf is the log of a forbidden action's probability
+            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+                what = name
+        if what is not None:
+            raise NonFiniteError(
+                f"the policy's {what} is not finite{self._on_nonfinite.owner} before environment step "
+                f"{self.env_steps}, though what it saw is: look at its weights and at what it computes"
+            )
 
     def learned(self) -> None:
         """Let normalizers take into account what was collected; they had to see it in learning as `act` did."""
@@ -122,15 +258,6 @@ class Collector:
         found: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
         return found
 
-    @staticmethod
-    def _see(obs: Any, seen: dict[str, Array], t: int) -> None:
-        """Note observations, in the types of `columns_of`, which those of the first ones were."""
-        if "obs" in seen:
-            seen["obs"][t] = obs
-            return
-        for key, item in obs.items():
-            seen[f"obs/{key}"][t] = item
-
     def _begun(self, state: Any, begins: NDArray[np.bool_]) -> Any:
         """Return the state of a recurrent policy, with that of new episodes where one begins."""
         if not begins.any():
@@ -145,16 +272,17 @@ class Collector:
     def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
             rewards = np.sign(rewards)
-        if self._scale is not None:
-            rewards = self._scale.scaled(rewards, valid, done)
+        if self.scale is not None:
+            rewards = self.scale.scaled(rewards, valid, done)
         return rewards.astype(np.float32)
 
-    def _take_episodes(self, rewards: Array, valid: Array, done: Array) -> None:
+    def _take_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
         for n in np.flatnonzero(done.any(axis=0)).tolist():
             first = 0
             for end in (np.flatnonzero(done[:, n]) + 1).tolist():
-                self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
-                self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
+                if (end, n) not in cuts:
+                    self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
+                    self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
                 self._returns[n], self._lengths[n], first = 0.0, 0, end
             self._returns[n] -= rewards[:first, n].sum()  # they are added below
             self._lengths[n] -= valid[:first, n].sum()
@@ -164,7 +292,7 @@ class Collector:
     def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
             for name, value in self._policy.on_episode(member_of(info, n)).items():
-                self._ended[f"episode/{name}"].append(float(value))
+                self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
     def take_ended(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, by metric."""
@@ -193,18 +321,21 @@ class Collector:
             "interrupted": self.interrupted,
             "obs": self._obs,
             "done": self._done,
+            "streams": self._streams,
             "policy_state": self._state,
             "returns": self._returns,
             "lengths": self._lengths,
-            "scale": None if self._scale is None else self._scale.state_dict(),
-            "envs": self._env_state,
+            "scale": None if self.scale is None else self.scale.state_dict(),
+            "envs": None if self._cut_by is not None else self._env_state,
             "generator": self.generator,
         }
 
     def plain_state(self) -> dict[str, Any]:
         """Return what `state_dict` does as plain data, for another process to save."""
         state = self.state_dict()
-        return {**state, **{name: stateful(state[name]).state_dict() for name in ("envs", "generator")}}
+        state["policy_state"] = mapped(self._state, torch.Tensor.cpu)
+        held = {name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None}
+        return {**state, **held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
@@ -214,8 +345,8 @@ class Collector:
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
         stateful(self.generator).load_state_dict(state["generator"])
-        if self._scale is not None and state["scale"] is not None:
-            self._scale.load_state_dict(state["scale"])
+        if self.scale is not None and state["scale"] is not None:
+            self.scale.load_state_dict(state["scale"])
         done, num = np.array(state["done"]), self._envs.num_envs
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
@@ -229,16 +360,21 @@ class Collector:
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
         self._state = mapped(state["policy_state"], lambda item: item.to(self._policy.device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
         return True
 
     def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
+        """Close the environments; those that were cut off in a call are not waited for."""
+        with self._calls:
+            hangs = isinstance(self._cut_by, StepInterrupted | EnvironmentLostError)
+            close_envs(self._envs, in_mid_call=hangs)
 
-    def _reason_to_cut(self, saved: Mapping[str, Any], done: NDArray[np.bool_]) -> str | None:
+    def _reason_to_cut(self, saved: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
         """Bring the environments back; return why their episodes cannot go on, if they cannot."""
+        if saved is None:
+            return "they were stopped in the middle of a step"
         self._env_state.load_state_dict(saved)
         resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):
@@ -252,10 +388,14 @@ class RewardScale:
     Args:
         num_envs: Environments.
         gamma: Discount.
+
+    Attributes:
+        newest: Number, mean and variance of the returns in the rewards that were scaled last; None if there were none.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         self._gamma = gamma
+        self.newest: ReturnMoments | None = None
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0
         self.begin(num_envs)
 
@@ -269,20 +409,33 @@ class RewardScale:
         for t, reward in enumerate(rewards):
             returns[t] = self._returns = self._returns * self._gamma + reward
             self._returns = np.where(done[t], 0.0, self._returns)
+        self.newest = None
         if valid.any():
-            self._merge(returns[valid])
+            found = returns[valid]
+            self.newest = len(found), float(found.mean()), float(found.var())
+            self.merge(*self.newest)
         scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
         return scaled
 
-    def _merge(self, found: Array) -> None:
-        total, delta = self._count + len(found), found.mean() - self._mean
-        squares = self._variance * self._count + found.var() * len(found)
-        self._variance = (squares + delta**2 * self._count * len(found) / total) / total
-        self._mean, self._count = self._mean + delta * len(found) / total, total
+    def merge(self, num: float, mean: float, variance: float) -> None:
+        """Take the moments of returns into account."""
+        total, delta = self._count + num, mean - self._mean
+        squares = self._variance * self._count + variance * num
+        self._variance = (squares + delta**2 * self._count * num / total) / total
+        self._mean, self._count = self._mean + delta * num / total, total
+
+    @property
+    def moments(self) -> ReturnMoments:
+        """Number, mean and variance of all returns so far."""
+        return self._count, self._mean, self._variance
+
+    @moments.setter
+    def moments(self, moments: ReturnMoments) -> None:
+        self._count, self._mean, self._variance = moments
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments, and the returns under way."""
-        return {name: value for name, value in vars(self).items() if name != "_gamma"}
+        return {name: value for name, value in vars(self).items() if name not in {"_gamma", "newest"}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring back what `state_dict` returned."""

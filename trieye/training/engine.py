@@ -14,7 +14,9 @@ from trieye.config.agent import ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import preserved_generators
@@ -27,6 +29,7 @@ from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
+from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
@@ -116,6 +119,10 @@ class TrainEngine(Experiment[ConfigT]):
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
         self.envs: Any = None
+        self.updates, self._run = 0, run
+        self._stop = StopRequest(self._stop_requested_at)
+        if run is not None:
+            watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
         self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
@@ -123,10 +130,10 @@ class TrainEngine(Experiment[ConfigT]):
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._source, self.replay = self._make_source(config, replay, spaces)
-        self._evaluation = Evaluation(config.env)
+        self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._update_ratio = UpdateRatio(
@@ -137,6 +144,10 @@ class TrainEngine(Experiment[ConfigT]):
         self._newest: Minibatch | dict[str, Any] | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
+        self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
+        if self.replay is not None:
+            self.replay.on_nonfinite = self._on_nonfinite
+        self._guard = UpdateGuard(self, self._on_nonfinite)
 
     @property
     def _evaluates_by_itself(self) -> bool:
@@ -148,15 +159,27 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None)
+            held = replay if has_replay else None
+            return make_explorers(config, self.policy, held, self._on_nonfinite, self._stop)
         seed = training_seed(config.seed)
         self.envs = make_envs(config.env, seed=seed)
-        source = Collector(self.envs, self.policy, config.env, gamma=config.agent.gamma, seed=seed)
+        source = Collector(
+            self.envs,
+            self.policy,
+            config.env,
+            gamma=config.agent.gamma,
+            seed=seed,
+            on_nonfinite=self._on_nonfinite,
+        )
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        make = partial(data_of, config.data or "", spaces) if is_offline else Experience.from_config
+        read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
+        make = read if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
+
+    def _stop_requested_at(self) -> float | None:
+        return None if self._run is None else self._run.stop_requested_at
 
     @property
     def env_steps(self) -> int:
@@ -241,12 +264,23 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of learning rates, the collecting, the episodes and the replay."""
-        values = dict(self.step())
-        self._source.learned()
-        before, self._counted = self._counted, (self.env_steps, self.updates)
-        found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
-        found |= self._source.metrics()
+        """Do `step`, and add what there is to say of learning rates, the collecting, the episodes and the replay.
+
+        Raises:
+            NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
+                them are left out instead.
+            StepInterrupted: The run was asked to stop, and the step does not end.
+        """
+        try:
+            with self._guard:
+                values = dict(self.step())
+            self._guard.settle(values)
+            self._source.learned()
+        except StepInterrupted as interruption:
+            interruption.made = self._made()
+            raise
+        found = self._made()
+        found |= self._source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
@@ -266,6 +300,11 @@ class TrainEngine(Experiment[ConfigT]):
                 for number, group in enumerate(groups):
                     found[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
         return found
+
+    def _made(self) -> dict[str, float | None]:
+        """Return the environment steps and updates since the last call."""
+        before, self._counted = self._counted, (self.env_steps, self.updates)
+        return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
 
     def _show_sample(self, made: Mapping[str, float]) -> None:
         """Log a table of the newest batch if it is time; batches are not held any longer."""
@@ -288,7 +327,7 @@ class TrainEngine(Experiment[ConfigT]):
             self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
@@ -301,13 +340,19 @@ class TrainEngine(Experiment[ConfigT]):
         return self._source.can_save
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
-        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are."""
+        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are.
+
+        Raises:
+            NonFiniteError: A weight or a moment of an optimizer is NaN or infinite.
+        """
+        self._guard.check_weights()
         return {
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
             "collector": self._source,
             "generator": self._generator,
+            "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
             "data": self.config.data if self.config.mode == "train" else None,
@@ -321,6 +366,7 @@ class TrainEngine(Experiment[ConfigT]):
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
+        self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
         is_whole = self._source.load_state_dict(checkpoint["collector"])
         self._counted = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
@@ -362,19 +408,34 @@ class TrainEngine(Experiment[ConfigT]):
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it, as numbers fetched from the device once.
+    """Return the mean of each metric over the updates that have it, as numbers fetched once from each device.
 
     Args:
         metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
+
+    Raises:
+        TypeError: A metric is something else, and is named.
     """
-    columns: dict[str, list[torch.Tensor]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
-    if not columns:
-        return {}
-    means = torch.stack([torch.stack(column).mean() for column in columns.values()])
-    return dict(zip(columns, means.tolist(), strict=True))
+    values = [(name, _one_number(name, value)) for row in metrics for name, value in row.items()]
+    columns: dict[str, list[float]] = {name: [] for name, _ in values}
+    for device in {value.device for _, value in values}:
+        there = [(name, value) for name, value in values if value.device == device]
+        numbers = torch.stack([value for _, value in there]).cpu().tolist()
+        for (name, _), number in zip(there, numbers, strict=True):
+            columns[name].append(number)
+    return {name: sum(column) / len(column) for name, column in columns.items()}
+
+
+def _one_number(name: str, value: Any) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(value).detach().float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"metric {name!r} is {value!r:.60}, and has to be one number: {error}") from error
+    if tensor.numel() != 1:
+        raise TypeError(
+            f"metric {name!r} has the shape {list(tensor.shape)}, and has to be one number, such as its mean()"
+        )
+    return tensor.reshape(())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

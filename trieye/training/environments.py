@@ -17,13 +17,18 @@ from gymnasium.wrappers import vector as vector_wrappers
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, EnvironmentLostError
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
+_END_S = 2.0
+_WITH_STATISTICS = {
+    "NormalizeObservation": "env.normalize_observations",
+    "NormalizeReward": "env.normalize_rewards",
+}
 _PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box with bounds"}
+_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
 _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
 
 
@@ -48,12 +53,14 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
         env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
     except _TROUBLES as error:
         raise _cannot_be_made(config, error) from error
+    _refuse_own_statistics(env, f"env.id={config.id}")
     if config.atari:
         env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
             env = _wrapped(env, f"env.wrappers.{name}", make)
+            _refuse_own_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
     space = env.observation_space
@@ -167,6 +174,19 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
 
 
+def _refuse_own_statistics(env: Any, key: str) -> None:
+    """Refuse wrappers that normalize by moments of their own, which an evaluation and each explorer would not share."""
+    while isinstance(env, gym.Wrapper | VectorWrapper):
+        for name, instead in _WITH_STATISTICS.items():
+            if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
+                env.close()
+                raise ConfigurationError(
+                    f"{key}: {name} keeps moving statistics in each environment, and evaluations and explorers would "
+                    f"have others than the training; leave it out, and set {instead}=true"
+                )
+        env = env.env
+
+
 def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, Any, Any]:
     """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
 
@@ -189,6 +209,51 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
+class naming_lost_members:  # noqa: N801 - a context, which a generator would make cost ten times as much
+    """Say which member of a vector is gone, and how it ended, where Gymnasium raises an error of its pipe.
+
+    Args:
+        envs: The environments.
+        config: What they are.
+    """
+
+    def __init__(self, envs: Any, config: EnvConfig) -> None:
+        self._envs, self._config = envs, config
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise `EnvironmentLostError` in place of such an error."""
+        if isinstance(error, ConnectionError | EOFError) and isinstance(self._envs, AsyncVectorEnv):
+            raise EnvironmentLostError(self._what_happened()) from error
+
+    def _what_happened(self) -> str:
+        for process in self._envs.processes:
+            process.join(_END_S / len(self._envs.processes))  # its pipe is closed before it has ended
+        ended = {n: code for n, process in enumerate(self._envs.processes) if (code := process.exitcode) is not None}
+        said = [f"{n} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for n, code in ended.items()]
+        return (
+            f"{self._config.id}: the process of an environment is gone (env.vector=async): "
+            f"{', '.join(said) or 'its pipe is closed'}; an out-of-memory killer or a crash in C ends it without a word"
+        )
+
+
+def close_envs(envs: VectorEnv[Any, Any, Any], *, in_mid_call: bool) -> None:
+    """Close environments; `in_mid_call`: one of their calls was cut off, and may never end."""
+    if not (isinstance(envs, AsyncVectorEnv) and in_mid_call):
+        envs.close()
+        return
+    # Gymnasium would wait for the call, and for processes that block SIGTERM, as those that Ray's workers start do
+    for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
+        process.kill()
+        if pipe is not None:
+            pipe.close()
+    for process in envs.processes:
+        process.join(_END_S)
+    envs.closed = True
+
+
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its types have no keyword arguments of the environment
     spec = gym.registry.get(config.id)
@@ -196,8 +261,15 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         raise ConfigurationError(f"env.vector=own: {config.id} has no vector form of its own; take env.vector=sync")
     try:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
-    except _TROUBLES as error:
+    except Exception as error:  # the border to the user's environment
         raise _cannot_be_made(config, error) from error
+    if not isinstance(envs, VectorEnv):
+        kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} makes a {kind}, which is no gymnasium.vector.VectorEnv; pools such as "
+            "EnvPool need an adapter of that class, or take env.vector=sync"
+        )
+    _refuse_own_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()
@@ -213,17 +285,29 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 def spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment, or of one member of a vector."""
+    """Return the spaces of an environment, or of one member of a vector; continuous actions are float32."""
     of_vector = isinstance(env, VectorEnv)
     observation = env.single_observation_space if of_vector else env.observation_space
-    return Spaces(observation, env.single_action_space if of_vector else env.action_space)
+    return Spaces(observation, _in_float32(env.single_action_space if of_vector else env.action_space))
+
+
+def _in_float32(space: Any) -> Any:
+    """Return a Box of other floats as one of float32, the dtype of networks, whose bounds lie within those given."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
+        return space
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+    low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+    return gym.spaces.Box(np.minimum(low, high), high, dtype=np.float32)
 
 
 def action_kind(space: Any) -> ActionKind | None:
-    """Return what an action is: `discrete`, indices from 0 on; `continuous`, numbers within bounds; None otherwise."""
+    """Return what an action is: `discrete`, indices from 0 on; `continuous`, floats within bounds; None otherwise."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else None
-    return "continuous" if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
+    is_continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
+    return "continuous" if is_continuous else None
 
 
 @functools.cache
@@ -231,12 +315,40 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it makes pictures, what it does wrong; once for a sweep over seeds."""
     config = EnvConfig.model_validate_json(made)
     if config.vector == "own":
-        with contextlib.closing(_own_vector(config.model_copy(update={"num": 1}))) as envs:
-            return spaces_of(envs), True, None
+        _check_own_vector(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
+
+
+def _check_own_vector(config: EnvConfig) -> None:
+    """Refuse a vector form that single environments, in which policies are evaluated, do not agree with."""
+    with contextlib.closing(_own_vector(config)) as envs:
+        of_vector = spaces_of(envs)
+    spec = gym.registry.get(config.id)
+    if spec is not None and spec.entry_point is None:
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} has no single form, which evaluations step; register it with an entry_point, "
+            "too"
+        )
+    with contextlib.closing(make_env(config)) as env:
+        of_single = spaces_of(env)
+    for name, one, other in zip(Spaces._fields, of_vector, of_single, strict=True):
+        if not _are_alike(one, other):
+            raise ConfigurationError(
+                f"env.vector=own: {config.id} has the {name} space {one} in its vector form and {other} in its single "
+                "form, which evaluations step"
+            )
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Tell whether a policy for one space fits the other; bounds may differ."""
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        return list(one) == list(other) and all(_are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return bool(one == other)
 
 
 def spaces_of_config(config: EnvConfig) -> Spaces:

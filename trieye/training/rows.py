@@ -34,6 +34,8 @@ class Rows:
         device: Where tensors are handed out.
         last_state: The state of a recurrent policy after the last row, with which it sees `after`. Here and between
             rows, the state after a row that is not valid is that of `initial_state`.
+        streams: int64 `[n]`, the environments as a replay knows them; None: their numbers. One whose episode was cut
+            before the first row has another one than in earlier rows.
     """
 
     arrays: dict[str, Array]
@@ -43,6 +45,7 @@ class Rows:
     state: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     last_state: Any = None
+    streams: Array | None = None
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extras:
@@ -85,7 +88,8 @@ class Rows:
             flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
         for name, tensor in self.extras.items():
             flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()
-        env_ids = np.broadcast_to(np.arange(self.valid.shape[1]), self.valid.shape).reshape(-1)
+        streams = np.arange(self.valid.shape[1]) if self.streams is None else self.streams
+        env_ids = np.broadcast_to(streams, self.valid.shape).reshape(-1)
         if chosen.all():
             return flat, env_ids
         return {name: array[chosen] for name, array in flat.items()}, env_ids[chosen]

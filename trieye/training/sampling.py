@@ -9,11 +9,12 @@ import torch
 from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import as_column
 from trieye.training.config import TrainingConfig, own_class
+from trieye.training.finite import OnNonfinite
 from trieye.training.spaces import Spaces
 
 _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
@@ -123,7 +124,8 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
     if chosen.kind == "default":
         return FromReplay()
     if config.data is not None:
-        given = data_of(config.data, spaces, replay.model_copy(update={"kind": "uniform"}), seed=config.seed + 1)
+        uniform, on_nonfinite = replay.model_copy(update={"kind": "uniform"}), OnNonfinite(config.loop.on_nonfinite)
+        given = data_of(config.data, spaces, uniform, seed=config.seed + 1, on_nonfinite=on_nonfinite)
     if chosen.kind not in {"mix", "warmup"}:
         made: Sampling = own_class("sample.kind", chosen.kind)(config, given)
         return made
@@ -156,7 +158,9 @@ class _Foreign(Experience):
         return own
 
 
-def data_of(name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int) -> Experience:
+def data_of(
+    name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int, on_nonfinite: OnNonfinite | None = None
+) -> Experience:
     """Return a buffer with rows that others collected, with the keys, shapes and types of an engine's own.
 
     Args:
@@ -166,13 +170,14 @@ def data_of(name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int) -> Ex
         replay: What kind of buffer; its capacity must hold all rows. Rows of others have neither versions nor a bound
             on their uses.
         seed: Of its draws.
+        on_nonfinite: Decides about rows with NaN or infinity; None refuses the data.
 
     Raises:
-        ConfigurationError: There is no such data, or there are more rows than the buffer holds.
+        ConfigurationError: There is no such data, there are more rows than the buffer holds, or one is not finite.
     """
     unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
     buffer = _Foreign.from_config(unbounded, seed=seed)
-    buffer.spaces = spaces
+    buffer.spaces, buffer.on_nonfinite = spaces, on_nonfinite or OnNonfinite()
     kind, colon, rest = name.partition(":")
     try:
         if colon and kind == "minari":
@@ -187,6 +192,8 @@ def data_of(name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int) -> Ex
             raise ConfigurationError(f"data={name} is of no known form; possible are {_FORMATS}")
     except OSError as error:
         raise ConfigurationError(f"data={name} cannot be read: {error}") from error
+    except NonFiniteError as error:
+        raise ConfigurationError(f"data={name}: {error}") from error
     if count > len(buffer):
         raise ConfigurationError(f"data={name} has {count} rows, and replay.capacity={replay.capacity} holds fewer")
     if not count:

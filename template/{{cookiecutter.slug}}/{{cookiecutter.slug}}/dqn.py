@@ -19,7 +19,7 @@ class QPolicy(trieye.Policy):
         super().__init__(config, spaces)
         self.epsilon = config.agent.epsilon
         self.num_actions = int(spaces.action.n)
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, self.num_actions])
 
     def forward(self, obs: Any) -> torch.Tensor:

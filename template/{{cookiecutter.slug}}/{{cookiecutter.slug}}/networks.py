@@ -13,17 +13,18 @@ class Encoder(nn.Module):
 
     Args:
         space: A `Box`, or a `Dict` of such.
+        normalized: Whether observations come through the policy's normalizer, so that bytes are no bytes any more.
 
     Attributes:
         size: Of a vector.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: Any, *, normalized: bool = False) -> None:
         """Make a part for each key."""
         super().__init__()
         self.keys = list(space.spaces) if hasattr(space, "spaces") else None
         spaces = [space] if self.keys is None else list(space.spaces.values())
-        self.parts = nn.ModuleList(_encoder(part) for part in spaces)
+        self.parts = nn.ModuleList(_encoder(part, normalized=normalized) for part in spaces)
         self.size = sum(part(torch.zeros(held.shape)).shape[0] for part, held in zip(self.parts, spaces, strict=True))
 
     def forward(self, obs: Any) -> torch.Tensor:
@@ -33,10 +34,11 @@ class Encoder(nn.Module):
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=-1)
 
 
-def _encoder(space: Any) -> nn.Module:
+def _encoder(space: Any, *, normalized: bool) -> nn.Module:
     is_bytes, axes = space.dtype.kind == "u", len(space.shape)
     is_picture = axes > 2 or (axes == 2 and is_bytes)
-    return Convolutions(space.shape, scale=1 / 255 if is_bytes else 1.0) if is_picture else Flat(axes)
+    scale = 1 / 255 if is_bytes and not normalized else 1.0
+    return Convolutions(space.shape, scale=scale) if is_picture else Flat(axes)
 
 
 class Flat(nn.Module):
@@ -59,6 +61,9 @@ class Flat(nn.Module):
 class Convolutions(nn.Module):
     """Those of Mnih et al. (2015), or one of 3x3 for pictures of less than 36 pixels (MinAtar, Young and Tian 2019).
 
+    The channels are the axis that differs where height and width are equal, else the smaller one of the first and the
+    last, and the last one where all are equal, as in MinAtar's Seaquest.
+
     Args:
         shape: `[height, width]`, with channels before or after them, and the frames of a stack before all.
         scale: Factor of the pixels.
@@ -68,7 +73,7 @@ class Convolutions(nn.Module):
         """Find out where the channels are, and make the layers that fit the size."""
         super().__init__()
         self.axes, self.scale = len(shape), scale
-        self.channels_last = len(shape) > 2 and shape[-1] <= 4 < shape[-2]
+        self.channels_last = len(shape) > 2 and _has_channels_last(*shape[-3:])
         height, width = shape[-3:-1] if self.channels_last else shape[-2:]
         channels = math.prod(shape) // (height * width)
         self.planes = (channels, height, width)
@@ -85,6 +90,12 @@ class Convolutions(nn.Module):
         planes = obs.movedim(-1, -3) if self.channels_last else obs
         found = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
         return found.reshape(*before, -1)
+
+
+def _has_channels_last(first: int, middle: int, last: int) -> bool:
+    if first == middle or middle == last:
+        return first == middle
+    return last < first
 
 
 def mlp(sizes: list[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

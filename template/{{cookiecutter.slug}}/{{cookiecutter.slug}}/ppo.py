@@ -22,7 +22,7 @@ class ActorCritic(trieye.Policy):
         super().__init__(config, spaces)
         self.is_discrete, self.shape = hasattr(spaces.action, "n"), spaces.action.shape
         num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         sizes = [self.encoder.size, *config.agent.hidden_sizes]
         # detail 13: actor and critic are networks of their own; they share convolutions if there are any
         self.actor, self.critic = mlp([*sizes, num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)

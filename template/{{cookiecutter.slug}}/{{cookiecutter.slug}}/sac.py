@@ -26,7 +26,7 @@ class GaussianActor(trieye.Policy):
         self.register_buffer("scale", (high - low) / 2)
         self.size = math.prod(spaces.action.shape)
         self.random_steps = config.agent.learning_starts
-        self.encoder = Encoder(spaces.observation)
+        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
         self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, 2 * self.size])
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +70,7 @@ class Critics(nn.Module):
     def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
         """Make both networks."""
         super().__init__()
-        self.encoder = Encoder(policy.spaces.observation)
+        self.encoder = Encoder(policy.spaces.observation, normalized=not isinstance(policy.normalizer, nn.Identity))
         sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
         self.first, self.second = mlp(sizes), mlp(sizes)
 

@@ -96,7 +96,7 @@ def test_version_not_bumped_on_failed_broadcast(train_config, way):
     policy = DQN(config).policy
     board = Synchronizer()
     task = Task(config, type(policy), policy.spaces, way)
-    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy, session="run")
+    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy)
     try:
         explorers.collect()
         newest = board.latest()
@@ -119,6 +119,7 @@ def test_one_explorer_with_a_broadcast_trains_as_through_the_object_store(ray_cl
     assert same(stored, broadcast)
 
 
+@pytest.mark.long
 def test_collective_member_death(ray_cluster, train_config):
     parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}} | IN_RAY
     sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}

@@ -1,14 +1,20 @@
 """Training with explorers in threads: the same classes and the same rules as in processes."""
 
+import pickle
+
 import pytest
 import torch
 
 import trieye
 from tests.training.algorithms import DQN, PPO, Noisy
+from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 from trieye.training.exploring.explorer import Explorer, Grant, Task
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import LocalTransport
+from trieye.training.policy import Moments
 
 DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 64}}
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
@@ -31,7 +37,7 @@ def same(one, other):
 @pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, env_steps, normalized):
-    env = {"num": 2, "normalize_observations": normalized}
+    env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
     loop = {"env_steps": env_steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
@@ -92,6 +98,22 @@ def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config)
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
+
+
+def test_what_an_explorer_on_a_gpu_sends_can_be_read_without_one(train_config):
+    """Its moments of observations and the state of its recurrent policy are simulated as tensors of a GPU."""
+    config = train_config(**PPO_PARTS, env={"normalize_observations": True})
+    policy, board, transport = PPO(config).policy, Synchronizer(), LocalTransport()
+    explorer = Explorer(Task(config, type(policy), policy.spaces, transport, board), 0, 0)
+    on_gpu = Elsewhere(torch.ones(4))
+    explorer._collector._moments.append(Moments(3, on_gpu, on_gpu))
+    report = explorer.rollout(Grant(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
+    explorer._collector._state = {"hidden": on_gpu}
+    state = explorer.state_dict()
+    explorer.close()
+    arrived, state = pickle.loads(pickle.dumps((report, state)))
+    assert torch.equal(arrived.moments[0].mean, torch.ones(4))
+    assert torch.equal(state["policy_state"]["hidden"], torch.ones(4))
 
 
 def test_version_not_bumped_on_failed_publish(train_config):
@@ -215,3 +237,22 @@ def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
     engine.cleanup()
     assert added > 500
     assert drawn.ids.min() > added - 6 * 2 * 16  # what two explorers collect with four versions, and what is under way
+
+
+def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_lose(train_config):
+    env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
+    config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "steps": 4}, loop={"steps": 1000})
+    engine = PPO(config)
+    for _ in range(40):  # an environment fails after 50 steps
+        engine.advance()
+    state = engine.save_checkpoint(None)["collector"].state_dict()
+    counts = [held["state"]["scale"]["_count"] for held in state["explorers"]]
+    assert state["interrupted"] > 2
+    assert min(counts) > 0.9 * engine.env_steps
+    other = PPO(config)
+    other.load_checkpoint(decode(encode(engine.save_checkpoint(None))))
+    engine.cleanup()
+    other.advance()
+    state = other.save_checkpoint(None)["collector"].state_dict()
+    assert min(held["state"]["scale"]["_count"] for held in state["explorers"]) > 0.9 * other.env_steps
+    other.cleanup()

@@ -1,5 +1,9 @@
 """Explorers as Ray actors, on a real Ray, with processes that are really killed."""
 
+import os
+import subprocess
+import sys
+import threading
 import time
 
 import psutil
@@ -9,6 +13,7 @@ import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
 from tests.waiting import wait_until
+from trieye.training.exploring import ray_board
 
 IN_RAY = {"runtime": {"kind": "ray"}}
 
@@ -102,3 +107,80 @@ def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_clust
         trieye.run_experiment(PPO, config)
     assert "worlds.py" in str(caught.value)
     wait_until(lambda: not processes("ExplorerActor"))
+
+
+ON_GPUS = """
+import json, sys
+import ray, torch
+from tests.training.algorithms import ActorCritic, TrainConfig
+from trieye.training.environments import spaces_of_config
+from trieye.training.exploring.making import make_explorers
+
+class OnGPU(ActorCritic):
+    device = torch.device(sys.argv[2])
+
+ray.init(address="local", num_cpus=2, num_gpus=int(sys.argv[1]), include_dashboard=False, log_to_driver=False)
+config = TrainConfig.model_validate({
+    "agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO"}, "env": {"id": "CartPole-v1"},
+    "explorer": {"num": 1, "num_gpus": 1}, "runtime": {"kind": "ray"}, "sinks": {}, "run_name": "run",
+})
+try:
+    explorers, _ = make_explorers(config, OnGPU(config, spaces_of_config(config.env)), None)
+except Exception as error:
+    print(type(error).__name__, error)
+else:
+    gpu = ray.remote(num_gpus=1)(lambda: ray.get_gpu_ids())
+    print([str(found) for found in ray.get(gpu.remote(), timeout=60)])
+    explorers.close()
+ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "learner", "said"),
+    [
+        (2, "cuda:0", "['1']"),
+        pytest.param(2, "cuda:1", "['0']", marks=pytest.mark.long),
+        pytest.param(
+            1,
+            "cuda:0",
+            "ConfigurationError explorer.num_gpus=1: Ray has no GPUs for an explorer beside the learner's",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner, said):
+    """Ray is told of GPUs that the machine does not have; it hands out their numbers all the same."""
+    arguments = [sys.executable, "-c", ON_GPUS, str(num_gpus), learner]
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    found = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip().startswith(said)
+
+
+def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
+    monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
+    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "steps": 16}, sync={"style": "fully_async"})
+    registry = processes("SynchronizerActor")[0]
+    registry.suspend()
+    try:
+        said, ends = "", time.monotonic() + 30
+        before = engine._source.version
+        while "the version registry has not answered" not in said and time.monotonic() < ends:
+            advanced = threading.Thread(target=engine.advance, daemon=True)
+            advanced.start()
+            advanced.join(max(ends - time.monotonic(), 0))
+            said += capsys.readouterr().err
+        assert "the version registry has not answered for" in said
+        assert engine._source.version > before
+    finally:
+        registry.resume()
+    while "the version registry answers again" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends
+    registry.kill()
+    while "the version registry died; Ray restarts it" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends + 30

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from trieye.replay.remote import RemoteReplay, Writer
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
-from trieye.training.batches import Minibatch, minibatch_of
+from trieye.training.batches import Minibatch, finite_parts, minibatch_of, own_priorities
+from trieye.training.finite import OnNonfinite
 from trieye.training.rows import Rows
 
 
@@ -22,7 +23,12 @@ class RemoteExperience:
         replay: The process that has the rows.
         is_in_step: Whether each batch is decided only when it is asked for, with all priorities known by then.
         directory: Of its snapshots, which nobody needs when it is closed.
+
+    Attributes:
+        on_nonfinite: Decides about rows and priorities that are NaN or infinite, which it never takes.
     """
+
+    on_nonfinite = OnNonfinite()
 
     def __init__(self, replay: RemoteReplay, *, is_in_step: bool, directory: Path | None = None) -> None:
         self._replay, self._is_in_step, self._directory = replay, is_in_step, directory
@@ -44,8 +50,22 @@ class RemoteExperience:
             if not len(batch):
                 return
             batch, env_ids = batch.transitions()
+        parts = finite_parts(batch, env_ids, self.on_nonfinite)
+        if parts is None:
+            self._write(batch, env_ids)
+            return
+        for part, _ in parts:
+            if len(part):
+                rows = {name: np.asarray(array)[part] for name, array in batch.items()}
+                self._write(rows, None if env_ids is None else np.asarray(env_ids)[part])
+            if self._writer is not None:  # another writer's rows belong to other episodes
+                self._writer.close()
+                self._replay.leave(self._writer.client)
+                self._writer = None
+
+    def _write(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> None:
         self._writer = self._writer or self._replay.writer()
-        self._writer.extend(batch, env_ids)
+        self._writer.extend(rows, env_ids)
         self._writer.flush()
 
     def minibatch(self, n: int, device: torch.device) -> Minibatch:
@@ -55,9 +75,8 @@ class RemoteExperience:
         return minibatch_of(self._reader.sample, n, device)
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:
-        """Send priorities of rows; those with the id -1 are not of this replay."""
-        given = np.asarray(ids)
-        self._reader.update_priorities(given[given >= 0], np.asarray(priorities)[given >= 0])
+        """Send priorities of rows; those with the id -1 are not of this replay; see `Experience.update_priorities`."""
+        self._reader.update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
 
     def set_version(self, version: int) -> None:
         """Tell the version of the newest weights."""

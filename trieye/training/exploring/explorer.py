@@ -3,18 +3,20 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from trieye.config.root import TrieyeConfig
+from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
-from trieye.training.collecting import Collector
+from trieye.training.collecting import Collector, ReturnMoments
 from trieye.training.environments import make_envs
 from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
 from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
@@ -32,16 +34,18 @@ class Grant:
     """A fragment that an explorer is told to collect.
 
     Attributes:
-        number: Counts the fragments of the explorer over the whole run.
+        number: Counts the grants of the explorer over the whole run; never used twice.
         steps: Steps of each environment.
         env_steps: Environment steps of the whole run so far, for schedules.
         published: The weights to begin with, or newer ones that the explorer knows of.
+        returns: Moments of all discounted returns, with `env.normalize_rewards`: all explorers scale rewards alike.
     """
 
     number: int
     steps: int
     env_steps: int
     published: Published
+    returns: ReturnMoments | None = None
 
 
 @dataclass(slots=True)
@@ -50,7 +54,7 @@ class Report:
 
     Attributes:
         explorer: Number of the explorer.
-        number: Of the fragment.
+        number: That of its grant; from its delivery on, how many fragments of the explorer were delivered before.
         version_min: Version of the oldest weights that it was collected with.
         version_max: Version of the newest ones.
         env_steps: Environment steps made.
@@ -59,6 +63,10 @@ class Report:
         payload: The rows, as `Rows.as_payload` makes them; None if they went to the replay.
         interrupted: Episodes that were cut.
         seconds: How long it took.
+        refused: Rows that were left out since they were not finite.
+        remarks: What there is to say of that.
+        lost: Fragments that were abandoned before this one, because an environment raised.
+        returns: Moments of its discounted returns, with `env.normalize_rewards`.
     """
 
     explorer: int
@@ -71,11 +79,19 @@ class Report:
     payload: dict[str, Array] | None
     interrupted: int
     seconds: float
+    refused: int = 0
+    remarks: list[str] = field(default_factory=list)
+    lost: int = 0
+    returns: ReturnMoments | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
         """The order in which fragments are learned from: with the oldest weights first."""
         return self.version_min, self.number, self.explorer
+
+
+class WeightsError(TrieyeError):
+    """Raised where a transport does not give out weights."""
 
 
 class CancelledError(Exception):
@@ -122,6 +138,9 @@ class Explorer:
         device = torch.device("cuda" if config.explorer.num_gpus and torch.cuda.is_available() else "cpu")
         self._policy = (task.policy(config, task.spaces) if policy is None else policy).to(device)
         self._seed = training_seed(config.seed, *((index, incarnation) if index or incarnation else ()))
+        self._remarks: list[str] = []
+        mode, owner = config.loop.on_nonfinite, f" of explorer {index}"
+        self._on_nonfinite = OnNonfinite(mode, owner=owner, tell=self._remarks.append)
         self._collector = self._make_collector(self._seed)
         self._writer = None if task.make_writer is None else task.make_writer()
         self._version = -1
@@ -134,7 +153,8 @@ class Explorer:
 
     def _make_collector(self, seed: int) -> Collector:
         config, self._envs = self._config, make_envs(self._config.env, seed=seed)
-        return Collector(self._envs, self._policy, config.env, gamma=config.agent.gamma, seed=seed)
+        gamma, on_nonfinite = config.agent.gamma, self._on_nonfinite
+        return Collector(self._envs, self._policy, config.env, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
 
     def writer_name(self) -> str | None:
         """Return the name of its writer."""
@@ -143,17 +163,28 @@ class Explorer:
     def rollout(self, grant: Grant) -> Report:
         """Collect a fragment.
 
-        If the environments raise after `GOOD_RUN` fragments without a fault, they are made anew.
+        Environments that raise after `GOOD_RUN` fragments without a fault are rebuilt. Any other error ends the
+        explorer: the next fragment, which it may have been granted already, would follow a gap.
         """
-        began = time.perf_counter()
+        try:
+            return self._rolled_out(grant)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _rolled_out(self, grant: Grant) -> Report:
+        began, lost = time.perf_counter(), 0
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._num_good < GOOD_RUN:
+            is_of_env = not isinstance(error, WeightsError | ConnectionError | NonFiniteError)
+            is_of_env = is_of_env or isinstance(error, EnvironmentLostError)
+            if self._is_cancelled or self._num_good < GOOD_RUN or not is_of_env:
                 raise
             self._num_good = 0
-            say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
+            say(f"explorer {self._index} rebuilds its environments: {type(error).__name__}: {error}")
             self._rebuild(grant)
+            lost = 1
             rows = self._collected(grant)
         self._num_good += 1
         payload = None
@@ -165,6 +196,8 @@ class Explorer:
             self._writer.extend(data, env_ids)
             self._writer.flush()
         cut, self._collector.interrupted = self._collector.interrupted, 0
+        refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
+        self._remarks.clear()
         return Report(
             explorer=self._index,
             number=grant.number,
@@ -172,10 +205,14 @@ class Explorer:
             version_max=max(self._versions),
             env_steps=len(rows),
             ended=self._collector.take_ended(),
-            moments=self._collector.take_moments(),
+            moments=[moments.cpu() for moments in self._collector.take_moments()],
             payload=payload,
             interrupted=cut,
             seconds=time.perf_counter() - began,
+            refused=refused,
+            remarks=remarks,
+            lost=lost,
+            returns=None if self._collector.scale is None else self._collector.scale.newest,
         )
 
     def _collected(self, grant: Grant) -> Rows:
@@ -186,6 +223,8 @@ class Explorer:
         self._take(published)
         self._versions = [self._version]
         self._collector.env_steps = grant.env_steps
+        if self._collector.scale is not None and grant.returns is not None:
+            self._collector.scale.moments = grant.returns
         self._ends.clear()
         self._begins.set()
         try:
@@ -208,6 +247,13 @@ class Explorer:
                 weights = self._task.transport.fetch(published.handle)
             except SupersededError as newer:
                 version, weights = newer.version, newer.weights
+            except ConnectionError:  # as of a broadcast: the explorer is restarted
+                raise
+            except Exception as error:
+                raise WeightsError(
+                    f"version {version} of the weights cannot be fetched by {type(self._task.transport).__name__}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             load_weights(self._policy, weights)
             self._version = version
 
@@ -215,12 +261,14 @@ class Explorer:
         cut = self._collector.num_open
         with_state = self._collector.generator
         try:
-            self._envs.close()
+            self._collector.close()
         except Exception as error:  # noqa: BLE001 - it may be what was wrong; nobody uses it any more
             say(f"explorer {self._index}: its environments did not close: {type(error).__name__}: {error}")
         self._collector = self._make_collector(training_seed(self._seed, grant.number))
         self._collector.generator = with_state
         self._collector.interrupted = cut
+        if self._writer is not None:
+            self._writer.interrupt()
 
     def _follow(self, board: Board) -> None:
         pause = threading.Event()
@@ -257,6 +305,6 @@ class Explorer:
     def close(self) -> None:
         """Close the environments; what the writer holds has arrived."""
         self.cancel()
-        self._envs.close()
+        self._collector.close()
         if self._writer is not None:
             self._writer.close()

@@ -24,6 +24,7 @@ from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import place_and_transport
 from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import CheckpointTransport, load_weights
+from trieye.training.finite import OnNonfinite
 from trieye.training.loading import LoadedPolicy, loaded_policy
 from trieye.training.rows import Rows
 
@@ -51,7 +52,14 @@ def explore(config: TrainingConfig) -> Path:
     loaded = loaded_policy(run_dir, config.explore.which)
     own, limit = loaded.config, config.explore_steps
     env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
-    changed = {"env": env, "explorer": config.explorer, "runtime": config.runtime, "seed": config.seed + _OTHER_SEED}
+    loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
+    changed = {
+        "env": env,
+        "loop": loop,
+        "explorer": config.explorer,
+        "runtime": config.runtime,
+        "seed": config.seed + _OTHER_SEED,
+    }
     gathered = _Gathered(limit, config.explorer.num * env.num or env.num, config.explorer.steps or _STEPS)
     follows = config.sync.transport == "checkpoint"
     newer = _Newer(RunFiles(config.persistence).weights_dir, loaded) if follows else None
@@ -129,8 +137,9 @@ class _Newer:
 def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, gathered: _Gathered) -> None:
     """Collect in this process."""
     policy, num = loaded.policy, config.env.num
+    on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
     envs = make_envs(config.env, seed=config.seed)
-    collector = Collector(envs, policy, config.env, gamma=config.agent.gamma, seed=config.seed)
+    collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = loaded.schedule_step
     try:
         while not gathered.is_enough:
@@ -150,18 +159,18 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
     published = Published(0, 0, transport.publish(0, policy.state_dict()))
     waiting: deque[tuple[Report, int]] = deque()
 
-    def deliver(report: Report) -> bool:
+    def deliver(report: Report) -> str:
         waiting.append((report, group.slots[report.explorer].incarnation))
-        return True
+        return ""
 
     def grant() -> None:
         for slot in group.alive:
             while slot.worker is not None and len(slot.grants) < config.explorer.in_flight:
-                promised = len(waiting) + sum(len(other.grants) for other in group.slots)
+                promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
                 env_steps = loaded.schedule_step + gathered.num
-                group.submit(slot, Grant(slot.produced, gathered.steps, env_steps, published))
+                group.submit(slot, Grant(slot.granted, gathered.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
     group = ExplorerGroup(task, place, config.explorer, deliver=deliver, grant=grant, leave=lambda _: None)

@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
 from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import Worker
@@ -87,13 +88,22 @@ class RayPlace:
     """Explorers in Ray actors.
 
     Args:
-        placement: On which nodes; see `ExplorerConfig.placement`.
+        placement: On which nodes; see `ExplorerConfig.placement`. In a placement group, as that of a trial of Tune,
+            explorers that need resources take those of the group.
         **options: Those of Ray, such as `num_cpus`.
+
+    Attributes:
+        learner_gpu: The reservation of the learner's GPU, which holds as long as this object; None if it has none.
     """
+
+    learner_gpu: Any = None
 
     def __init__(self, placement: str = "pack", **options: Any) -> None:
         where = {"spread": "SPREAD", "pack": "DEFAULT"}
-        self._options = {"scheduling_strategy": where.get(placement) or on_this_node(), **options}
+        group = ray.util.get_current_placement_group() if any(options.values()) else None
+        # a trial of Tune: what is reserved for its explorers is in its own group, and may be all that there is
+        strategy = where.get(placement) or on_this_node() if group is None else PlacementGroupSchedulingStrategy(group)
+        self._options = {"scheduling_strategy": strategy, **options}
 
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
         """Start an actor; see `Place`."""
@@ -143,6 +153,8 @@ def _pass_on(done: "Future[Any]", call: "Future[Any]") -> None:
 def _meaning(error: BaseException) -> BaseException:
     """Return an error that means the same wherever an explorer is; one that it raised shows its traceback, too."""
     if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error.cause, NonFiniteError):  # its message says all
+            return error.cause
         cause: BaseException = error.as_instanceof_cause()
         return cause
     if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:

@@ -4,8 +4,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trieye.config.replay import ReplayConfig
 from trieye.files.run_files import RunFiles
+from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
@@ -18,11 +21,16 @@ from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.places import Place, ThreadPlace
 from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, Transport
+from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy
 
 
 def make_explorers(
-    config: Any, policy: Policy, replay: ReplayConfig | None
+    config: Any,
+    policy: Policy,
+    replay: ReplayConfig | None,
+    on_nonfinite: OnNonfinite | None = None,
+    stop: StopRequest | None = None,
 ) -> tuple[Explorers, RemoteExperience | None]:
     """Make explorers, which begin with the first `collect`, and the replay that they fill.
 
@@ -30,9 +38,11 @@ def make_explorers(
         config: Of the run, a `TrainingConfig`.
         policy: Of the learner; explorers have one of the same class.
         replay: What the replay keeps; None: rows come to the learner.
+        on_nonfinite: Is told about rows that explorers left out.
+        stop: Whether the run was asked to stop.
     """
     in_threads = config.runtime.kind == "local"
-    place, transport = place_and_transport(config)  # first, as it starts Ray
+    place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
     board = _make_board(in_threads=in_threads)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
@@ -61,8 +71,9 @@ def make_explorers(
         inbox,
         board,
         policy,
-        session=config.run_name,
+        on_nonfinite=on_nonfinite,
         leave=(lambda _: None) if experience is None else experience.leave,
+        stop=stop,
     )
     return explorers, experience
 
@@ -75,8 +86,16 @@ def _make_board(*, in_threads: bool) -> Any:
     return RayBoard()
 
 
-def place_and_transport(config: Any) -> tuple[Place, Transport]:
-    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it."""
+def place_and_transport(config: Any, learner: torch.device | None = None) -> tuple[Place, Transport]:
+    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it.
+
+    Args:
+        config: Of the run.
+        learner: Device of the learner; if explorers have whole GPUs, they get others than this one.
+
+    Raises:
+        ConfigurationError: There is no GPU for an explorer beside that of the learner.
+    """
     if config.runtime.kind == "local":
         return ThreadPlace(), LocalTransport()
     from trieye.hub.ray_start import join_ray
@@ -87,6 +106,10 @@ def place_and_transport(config: Any) -> tuple[Place, Transport]:
     place = RayPlace(
         given.placement, num_cpus=given.num_cpus, num_gpus=given.num_gpus, resources=given.resources or None
     )
+    if learner is not None and learner.type == "cuda" and given.num_gpus >= 1:
+        from trieye.training.exploring.ray_gpu import reserve_gpu
+
+        place.learner_gpu = reserve_gpu(learner.index or 0, given.num_gpus)
     return place, ObjectStoreTransport()
 
 

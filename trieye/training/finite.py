@@ -1,0 +1,372 @@
+"""Finite: keeps NaN and infinity out of the replay, the moments and the weights, and names where they came from."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar, Token
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trieye.exceptions import NonFiniteError
+from trieye.process.progress import say
+from trieye.run.media import number_of
+
+Array = NDArray[Any]
+Kind = Literal["rows", "updates", "losses", "priorities"]
+MAX_IN_A_ROW = 100
+"""So many refused updates, or rows of one environment, with nothing finite between: skipping does not help."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SHORT = 64
+_REPORT_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 1.0
+_NUM_FLAGS = 1024
+
+
+class OnNonfinite:
+    """Do what `loop.on_nonfinite` says about values that are NaN or infinite.
+
+    Args:
+        mode: `stop` raises; `skip` counts, and reports the first of each kind; `warn` reports one a second.
+        owner: Whose values they are, for the message, such as ` of explorer 1`.
+        tell: Shows a message.
+
+    Attributes:
+        counts: What was left out so far, by kind.
+        where: Returns how far the training is, for messages.
+    """
+
+    def __init__(self, mode: str = "stop", *, owner: str = "", tell: Callable[[str], None] = say) -> None:
+        self._mode, self.owner, self._tell = mode, owner, tell
+        self.counts: Counter[str] = Counter()
+        self.where: Callable[[], str] = str
+        self._told: dict[str, float] = {}
+        self._logged: Counter[str] = Counter()
+
+    def found(self, kind: Kind, what: str, consequence: str, num: int = 1) -> None:
+        """Report values that are not finite.
+
+        Args:
+            kind: What is left out for it.
+            what: The value, where it is from, and when.
+            consequence: What happens to it where the training goes on.
+            num: How many are left out.
+
+        Raises:
+            NonFiniteError: The mode is `stop`.
+        """
+        if self._mode == "stop":
+            raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would go on without it)")
+        self.counts[kind] += num
+        self.tell(kind, f"{what}: {consequence}")
+
+    def tell(self, kind: Kind, text: str) -> None:
+        """Show a report, if it is the first of its kind, or the mode is `warn` and none was shown within a second."""
+        now = time.monotonic()
+        is_due = kind not in self._told or (self._mode == "warn" and now - self._told[kind] >= _REPORT_INTERVAL_S)
+        if is_due:
+            self._told[kind] = now
+            self._tell(text)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts that changed since the last call."""
+        changed = {f"nonfinite/{kind}": float(num) for kind, num in self.counts.items() if num != self._logged[kind]}
+        self._logged = self.counts.copy()
+        return changed
+
+
+def is_finite(row: Array) -> bool:
+    """Tell whether all numbers `[n]` are finite as float32; False is certain only for NaN and infinity."""
+    if row.size > _SHORT:
+        return float(np.abs(row).max()) < _LARGEST
+    return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for a few numbers a fifth of what two calls of NumPy cost
+
+
+def finite_members(array: Array) -> NDArray[np.bool_]:
+    """Return for which `[n, ...]` all numbers are finite as float32."""
+    with np.errstate(over="ignore"):
+        of_each = np.isfinite(array.astype(np.float32)).reshape(len(array), -1)
+    found: NDArray[np.bool_] = np.all(of_each, axis=1)
+    return found
+
+
+def first_nonfinite(array: Array) -> float:
+    """Return the first number that is not finite as float32."""
+    flat = array.reshape(-1)
+    return float(flat[~finite_members(flat)][0])
+
+
+def refused_rows(rows: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]] | None:
+    """Return the first column with NaN or infinity and which rows `[n]` have any, or None if there are none."""
+    floats = {name: array for name, item in rows.items() if (array := np.asarray(item)).dtype.kind == "f"}
+    if all(is_finite(array.reshape(-1)) for array in floats.values()):
+        return None
+    bad = {name: ~finite_members(array) for name, array in floats.items()}
+    names = [name for name, mask in bad.items() if mask.any()]
+    return (names[0], np.logical_or.reduce([bad[name] for name in names])) if names else None
+
+
+_ACTIVE: ContextVar["UpdateGuard | None"] = ContextVar("trieye_update_guard", default=None)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    del args, kwargs
+    if (guard := _ACTIVE.get()) is not None:
+        guard.check(optimizer)
+
+
+register_optimizer_step_pre_hook(_before_step)  # of all optimizers, so that no algorithm has to name its own
+
+
+class UpdateGuard:
+    """Let no optimizer that steps inside `with guard` apply a gradient that is NaN or infinite.
+
+    On the CPU, and of optimizers that are not fused, each update is decided before it is made. A fused optimizer on
+    another device gets a flag that its kernel reads (as from `torch.amp.GradScaler`), so nothing waits for the device;
+    `settle` fetches the flags. Optimizers that a `GradScaler` steps are left to it: it looks for infinity to adapt.
+
+    Args:
+        engine: Whose updates they are: has `updates`, `env_steps`, modules and optimizers.
+        on_nonfinite: Decides.
+        in_flags: Use flags on the CPU, too.
+    """
+
+    def __init__(self, engine: Any, on_nonfinite: OnNonfinite, *, in_flags: bool = False) -> None:
+        self._engine, self._on_nonfinite, self._in_flags = engine, on_nonfinite, in_flags
+        self._plans: dict[int, _Plan] = {}
+        self._pending: list[tuple[_Plan, int]] = []
+        self._num_refused = 0
+        self._is_due_at = time.monotonic() + _CHECK_INTERVAL_S
+        self._excepted: frozenset[str] = frozenset(name for name, _ in _bad_tensors(engine))
+        self._token: Token[UpdateGuard | None] | None = None
+
+    def __enter__(self) -> None:
+        self._num_refused = 0
+        self._token = _ACTIVE.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None  # noqa: S101 - __enter__ set it
+        _ACTIVE.reset(self._token)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep an optimizer from making its next step if a gradient is not finite.
+
+        Raises:
+            NonFiniteError: The mode is `stop`, or no update was finite for a long time.
+        """
+        plan = self._plans.get(id(optimizer))
+        if plan is None or plan.optimizer is not optimizer:
+            plan = self._plans[id(optimizer)] = _Plan(optimizer, in_flags=self._in_flags)
+        given = getattr(optimizer, "found_inf", None)
+        if given is not None and given is not plan.given:
+            return  # a GradScaler's
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not grads:
+            return
+        flag = plan.flag(grads)
+        if plan.is_deferred:
+            optimizer.found_inf = plan.given = flag  # type: ignore[attr-defined]  # read by the fused step
+            self._pending.append((plan, self._engine.updates + 1))
+            if len(plan.flags) == plan.num_used:
+                self._fetch()
+        elif flag.item():
+            flag.zero_()
+            self._refuse(plan, _what(self._engine, optimizer), self._engine.updates + 1)
+            plan.withhold()
+        else:
+            plan.num_in_a_row = 0
+
+    def settle(self, values: Mapping[str, Any]) -> None:
+        """Note what the updates of a step were, and whether a loss among its metrics, or a weight, is not finite.
+
+        Args:
+            values: Metrics of the step; those with `loss` in their name are looked at.
+
+        Raises:
+            NonFiniteError: The mode is `stop`, or what is not finite cannot be undone.
+        """
+        if self._pending:
+            self._fetch()
+        for name, value in values.items():
+            if value is None or "loss" not in name.lower() or math.isfinite(number := number_of(name, value)):
+                continue
+            if not self._num_refused:  # else an update was reported, whose loss it is
+                what = f"metric {name} is {number:g} {self._on_nonfinite.where()}"
+                self._on_nonfinite.found("losses", what, "its gradients are finite, and the update was made")
+        if time.monotonic() >= self._is_due_at:
+            self.check_weights()
+
+    def check_weights(self) -> None:
+        """Raise if a weight, a buffer or a moment of an optimizer is NaN or infinite that was not so at first.
+
+        Raises:
+            NonFiniteError: One is.
+        """
+        self._is_due_at = time.monotonic() + _CHECK_INTERVAL_S
+        for name, tensor in _bad_tensors(self._engine):
+            if name not in self._excepted:
+                value = tensor[~torch.isfinite(tensor)][0].item()
+                raise NonFiniteError(
+                    f"{name} is {value:g} {self._on_nonfinite.where()}: something else than a finite gradient changed "
+                    "it; resume from the last checkpoint, and look at what changes it besides optimizers"
+                )
+
+    def _fetch(self) -> None:
+        """Take note of the flags of the updates since the last call; one transfer for each optimizer."""
+        pending, self._pending = self._pending, []
+        flags = {id(plan): iter(plan.fetched()) for plan, _ in pending}
+        for plan, update in pending:
+            if next(flags[id(plan)]):
+                name = _name_of(self._engine, plan.optimizer)
+                self._refuse(plan, f"a gradient of {name} is not finite", update)
+            else:
+                plan.num_in_a_row = 0
+
+    def _refuse(self, plan: "_Plan", what: str, update: int) -> None:
+        self.check_weights()  # if they are not finite, their gradients are only a consequence
+        self._num_refused += 1
+        plan.num_in_a_row += 1
+        told = f"{what} in update {update} at environment step {self._engine.env_steps}"
+        if plan.num_in_a_row >= MAX_IN_A_ROW:
+            raise NonFiniteError(f"{told}, and so it was in {MAX_IN_A_ROW} updates in a row: nothing is learned")
+        self._on_nonfinite.found("updates", told, "the update was not made")
+
+
+class _Plan:
+    """How the gradients of one optimizer are looked at.
+
+    Attributes:
+        optimizer: The optimizer.
+        is_deferred: Whether its own kernel reads the flag.
+        given: The flag that it was given last.
+        flags: float32 `[n]`, one for each update until they are fetched; a single one if nothing is deferred.
+        num_used: How many are in use.
+        num_in_a_row: Updates that were refused since the last finite one.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, in_flags: bool) -> None:
+        self.optimizer = optimizer
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        device = params[0].device
+        # what decides by itself without the host is what GradScaler leaves it to
+        is_fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.is_deferred = is_fused and (in_flags or device.type != "cpu")
+        self.given: torch.Tensor | None = None
+        self.num_used = self.num_in_a_row = 0
+        self.flags = torch.zeros(_NUM_FLAGS if self.is_deferred else 1, device=device)
+        self._one = torch.ones((), device=device)
+        # the kernel of GradScaler takes tensors of one device and type
+        kinds = {(p.device, p.dtype) for p in params}
+        is_dense = all(p.grad is None or p.grad.layout is torch.strided for p in params)
+        self._is_uniform = is_dense and kinds == {(device, torch.float32)} and device.type in {"cpu", "cuda"}
+
+    def flag(self, grads: list[torch.Tensor]) -> torch.Tensor:
+        """Return a flag, a number on the device, above 0 if a gradient is not finite."""
+        flag = self.flags[self.num_used]
+        if self._is_uniform:
+            # a private name, but the kernel behind GradScaler.unscale_; tests/training/test_finite.py notices its loss
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._one)
+        else:
+            norms = [torch.linalg.vector_norm(_values(grad).float(), math.inf) for grad in grads]
+            flag += (~torch.stack([norm.to(flag.device) for norm in norms]).isfinite()).any()
+        self.num_used += self.is_deferred
+        return flag
+
+    def fetched(self) -> list[float]:
+        """Return the flags in use, which are free again."""
+        found: list[float] = self.flags[: self.num_used].tolist()
+        if any(found):
+            self.flags = torch.zeros_like(self.flags)
+        self.num_used = 0
+        if getattr(self.optimizer, "found_inf", None) is self.given:
+            self.optimizer.found_inf = None  # type: ignore[attr-defined]
+        return found
+
+    def withhold(self) -> None:
+        """Take the gradients away until the step is over: without them an optimizer changes nothing."""
+        held = [(p, p.grad) for group in self.optimizer.param_groups for p in group["params"]]
+        for param, _ in held:
+            param.grad = None
+
+        def give_back(*_: object) -> None:
+            for param, grad in held:
+                param.grad = grad
+            handle.remove()
+
+        handle = self.optimizer.register_step_post_hook(give_back)
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    return grad if grad.layout is torch.strided else grad.coalesce().values()
+
+
+def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules, optimizers and learned tensors among the attributes of an engine."""
+    for name, value in vars(engine).items():
+        is_learned = isinstance(value, torch.Tensor) and value.requires_grad
+        if name[0] != "_" and (is_learned or isinstance(value, torch.nn.Module | torch.optim.Optimizer)):
+            yield name, value
+
+
+def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the floating-point tensors of an engine that a checkpoint holds."""
+    names: dict[int, str] = {}
+    optimizers: list[tuple[str, torch.optim.Optimizer]] = []
+    for owner, value in _owned(engine):
+        if isinstance(value, torch.optim.Optimizer):
+            optimizers.append((owner, value))
+            continue
+        named = {"": value} if isinstance(value, torch.Tensor) else {**value.state_dict(keep_vars=True)}
+        for name, tensor in named.items():
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and id(tensor) not in names:
+                names[id(tensor)] = f"{owner}.{name}".rstrip(".")
+                yield names[id(tensor)], tensor
+    for owner, optimizer in optimizers:
+        for param, state in optimizer.state.items():
+            for name, tensor in state.items():
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    yield f"{owner}: {name} of {names.get(id(param), 'a weight')}", tensor
+
+
+def _bad_tensors(engine: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return the tensors that are not finite, by name; one transfer for each device."""
+    tensors = list(_named_tensors(engine))
+    by_device: dict[torch.device, list[int]] = {}
+    for place, (_, tensor) in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(place)
+    bad: list[int] = []
+    for places in by_device.values():
+        are_finite = torch.stack([torch.isfinite(tensors[place][1].detach()).all() for place in places]).tolist()
+        bad += [place for place, good in zip(places, are_finite, strict=True) if not good]
+    return [tensors[place] for place in sorted(bad)]
+
+
+def _name_of(engine: Any, optimizer: torch.optim.Optimizer) -> str:
+    names = [name for name, value in _owned(engine) if value is optimizer]
+    return names[0] if names else type(optimizer).__name__
+
+
+def _what(engine: Any, optimizer: torch.optim.Optimizer) -> str:
+    """Return which gradient of an optimizer is not finite."""
+    names = {id(tensor): name for name, tensor in _named_tensors(engine)}
+    for group in optimizer.param_groups:
+        for number, param in enumerate(group["params"]):
+            if param.grad is not None and not torch.isfinite(values := _values(param.grad)).all():
+                value = values[~torch.isfinite(values)][0].item()
+                name = names.get(id(param), f"weight {number}")
+                return f"the gradient of {name} is {value:g} ({_name_of(engine, optimizer)}){_of_batch(engine)}"
+    return f"a gradient of {_name_of(engine, optimizer)} is not finite"
+
+
+def _of_batch(engine: Any) -> str:
+    """Return which column of the newest batch is not finite, if one is."""
+    newest = getattr(engine, "_newest", None)
+    for name, tensor in getattr(newest, "data", newest or {}).items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            return f", whose batch has {tensor[~torch.isfinite(tensor)][0].item():g} in {name!r},"
+    return ""
