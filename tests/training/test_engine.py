@@ -196,3 +196,12 @@ def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end
     even = sum(length % 2 == 0 for length in lengths) / 40
     assert (found["eval/success"], found["eval/last"]) == pytest.approx((even, found["eval/length"]))
     evaluation.close()
+
+
+def test_a_missing_device_is_refused_before_the_run_begins(train_config):
+    config = train_config(agent={"device": "mps"}, loop={"env_steps": 8})
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(trieye.ConfigurationError, match=r"agent.device=mps: torch finds no such device here"):
+        trieye.run_experiment(DQN, config)
+    assert not config.persistence.get_run_base_dir().exists()
