@@ -246,3 +246,12 @@ def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys
     told = capsys.readouterr().err
     assert result.stop_reason in told
     assert f"{result.step}/40 (100 %)" in told
+
+
+def test_a_missing_device_is_refused_before_the_run_begins(train_config):
+    config = train_config(agent={"device": "mps"}, loop={"env_steps": 8})
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(trieye.ConfigurationError, match=r"agent.device=mps: torch finds no such device here"):
+        trieye.run_experiment(DQN, config)
+    assert not config.persistence.get_run_base_dir().exists()

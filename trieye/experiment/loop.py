@@ -54,6 +54,7 @@ def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> R
         say(done.sentence(limits.objective))
         return done
     experiment_class = checked(experiment, config)
+    experiment_class.check_machine(config)
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         seed_all(config.seed)

@@ -149,6 +149,11 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.on_nonfinite = self._on_nonfinite
         self._guard = UpdateGuard(self, self._on_nonfinite)
 
+    @classmethod
+    def check_machine(cls, config: ConfigT) -> None:
+        """Refuse a device that torch does not find; see `Experiment.check_machine`."""
+        device_of(config.agent.device)
+
     @property
     def _evaluates_by_itself(self) -> bool:
         kind = type(self)
