@@ -292,7 +292,7 @@ def spaces_of(env: Any) -> Spaces:
 
 
 def _in_float32(space: Any) -> Any:
-    """Return a Box of other floats as one of float32, the dtype of networks, whose bounds lie within those given."""
+    """Convert a Box of other floats to float32, the dtype of networks, with bounds rounded inwards."""
     if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
         return space
     with np.errstate(over="ignore"):
@@ -323,7 +323,7 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
 
 
 def _check_own_vector(config: EnvConfig) -> None:
-    """Refuse a vector form that single environments, in which policies are evaluated, do not agree with."""
+    """Refuse a vector form whose spaces differ from the single form, which evaluations step."""
     with contextlib.closing(_own_vector(config)) as envs:
         of_vector = spaces_of(envs)
     spec = gym.registry.get(config.id)

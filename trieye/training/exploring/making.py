@@ -91,10 +91,10 @@ def place_and_transport(config: Any, learner: torch.device | None = None) -> tup
 
     Args:
         config: Of the run.
-        learner: Device of the learner; if explorers have whole GPUs, they get others than this one.
+        learner: Device of the learner, reserved in Ray if explorers use whole GPUs.
 
     Raises:
-        ConfigurationError: There is no GPU for an explorer beside that of the learner.
+        ConfigurationError: No GPU is left for an explorer.
     """
     if config.runtime.kind == "local":
         return ThreadPlace(), LocalTransport()
