@@ -54,6 +54,8 @@ SOAKS = {
          lambda told: told["tries"] == 1),
     "no checkpoint holds a NaN that was injected, and the message names its source":
         ("nonfinite --injections 24 --ray 0", lambda told: len(told["of"]) > 12),
+    "every environment step of explorers is counted once, in whatever order answers arrive":
+        ("fragments --seeds 10", lambda told: told["seeds"] == 10),
     "no child that a run forks outlives SIGTERM, and no signal to the run is lost":
         ("forks --forks 12", lambda told: told["forks"] == 12),
 }  # fmt: skip

@@ -377,7 +377,8 @@ class Explorers:
         for slot in slots:  # those that are new are as far as the others
             slot.delivered = max((held["delivered"] for held in saved), default=0)
         for slot, held in zip(slots, [*saved, *retired], strict=False):
-            slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
+            slot.state, slot.delivered = held["state"], held["delivered"]
+            slot.incarnation = held["incarnation"] + (held["state"] is None)  # its environments get other seeds
             slot.granted = held.get("granted", slot.delivered)
         self._retired = [{**held, "state": None} for held in [*saved, *retired][len(slots) :]]
         for index, held in enumerate(saved):
