@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 
-GRACE_S = 3.0
+GRACE_S = 2.0
 """How long the step that is under way may take to end by itself."""
 
-SAVE_PATIENCE_S = 4.0
+SAVE_PATIENCE_S = 3.5
 """How long after the request others are waited for whose state belongs to the checkpoint."""
 
 

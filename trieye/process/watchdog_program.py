@@ -14,7 +14,7 @@ HANDLED, MAIN_THREAD = 0, 1
 """Places in the shared memory: whether Python has handled the signal, and the calls of the main thread."""
 
 STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)))
-INTERRUPT_S, AGAIN_S, END_S = 3.0, 1.0, 7.5
+INTERRUPT_S, AGAIN_S, END_S = 2.0, 1.0, 7.0
 """How long after the signal a call may last until it is interrupted, until it is interrupted again, until its process
 is ended."""
 
