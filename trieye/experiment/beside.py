@@ -1,4 +1,4 @@
-"""Beside: the evaluation of a checkpoint that is under way while the training goes on."""
+"""Beside: the evaluation of a checkpoint, concurrent with the training."""
 
 from collections.abc import Mapping
 from concurrent import futures
@@ -15,7 +15,7 @@ _POLL_S = 0.2
 
 
 class Evaluates(Protocol):
-    """What evaluates a checkpoint elsewhere; an `Experiment` is one."""
+    """Evaluates checkpoints elsewhere; an `Experiment` does."""
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
         """Begin to evaluate a checkpoint."""
@@ -40,14 +40,14 @@ class Beside:
         self.step, self._checkpoint, self._outcome, self._tries = step, checkpoint, None, 0
 
     def take(self, *, wait: bool, stop: StopRequest) -> tuple[int, Mapping[str, float]] | None:
-        """Return step and values of the evaluation if it has ended, which is then forgotten; None if there is none.
+        """Return step and values of the evaluation once, after its end; None otherwise.
 
         Args:
             wait: Wait for the end.
-            stop: Whether the run was asked to stop, which nobody keeps waiting.
+            stop: Whether a stop was requested, which ends the wait.
 
         Raises:
-            StepInterrupted: The run was asked to stop meanwhile.
+            StepInterrupted: A stop was requested during the wait.
             CheckpointError: The checkpoint could not be saved.
             ConnectionError: The process that evaluates died again and again.
             Exception: What the evaluation raised.

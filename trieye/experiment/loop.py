@@ -255,14 +255,14 @@ class Loop:
                 self._evaluate_all(is_last=self.reason is not None)
                 self.reason = self._reason_to_stop()
         except StepInterrupted as interruption:
-            say(f"{interruption}: it is left out now, and the next start does it first")
+            say(f"{interruption}: the evaluation is skipped, and the next start runs it first")
             self.reason, self._at.owes_evaluation = None, True
         if self.reason is not None or self._save_due():
             self._save()
 
     def _leave_step(self, interruption: StepInterrupted) -> None:
-        """Save what there is without the step that a stop interrupted, which the next start does again."""
-        say(f"{interruption}: this step is left, and what it has collected is lost")
+        """Save the state without the interrupted step, which the next start repeats."""
+        say(f"{interruption}: the step is abandoned, and its rows are lost")
         for name in ("env_steps", "updates"):  # those of its parts that are complete
             setattr(self._at, name, getattr(self._at, name) + int(interruption.made.get(name) or 0))
         self._run.step = self._at.counted()[self._limits.axis]

@@ -1,13 +1,13 @@
-"""StopRequest: whether a signal asked a run to stop, and how long whatever is under way may still take."""
+"""StopRequest: whether a signal requested a stop, and how long the current step may still take."""
 
 import time
 from collections.abc import Callable, Mapping
 
 GRACE_S = 2.0
-"""How long the step that is under way may take to end by itself."""
+"""Grace period of the current step, in seconds."""
 
 SAVE_PATIENCE_S = 3.5
-"""How long after the request others are waited for whose state belongs to the checkpoint."""
+"""Seconds after the request to wait for explorers whose state belongs to the checkpoint."""
 
 
 class StepInterrupted(BaseException):
@@ -16,7 +16,7 @@ class StepInterrupted(BaseException):
     No `Exception`, so that a step which catches those does not continue.
 
     Attributes:
-        made: What the step had completed by then, by the names that `Experiment.step` returns it under.
+        made: Progress that the step had completed, under the names that `Experiment.step` returns.
     """
 
     def __init__(self, message: str) -> None:
@@ -25,10 +25,10 @@ class StepInterrupted(BaseException):
 
 
 class StopRequest:
-    """Whether a run was asked to stop.
+    """Whether a stop was requested.
 
     Args:
-        requested_at: Returns when, as `time.monotonic`; None as long as it was not.
+        requested_at: Returns the time of the request, as `time.monotonic`, or None.
     """
 
     def __init__(self, requested_at: Callable[[], float | None] = lambda: None) -> None:
@@ -36,16 +36,16 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether it was."""
+        """Whether a stop was requested."""
         return self._requested_at() is not None
 
     def is_older_than(self, seconds: float) -> bool:
-        """Tell whether it was made more than so many seconds ago."""
+        """Return whether the request was made more than so many seconds ago."""
         requested_at = self._requested_at()
         return requested_at is not None and time.monotonic() - requested_at > seconds
 
     def check(self, waiting_for: str) -> None:
-        """Leave the step that is under way if its time is over.
+        """Interrupt the current step if its grace period is over.
 
         Raises:
             StepInterrupted: A stop was requested more than `GRACE_S` ago.

@@ -1,9 +1,9 @@
-"""Watchdog: calls into environments that do not return after a signal; a process of its own interrupts or ends them.
+"""Watchdog: a separate process interrupts, or kills, calls into environments that hang after a signal.
 
-Python runs signal handlers between its own instructions, so that a call into C that never returns would hold the
-process for ever, with its lock if that call keeps it. The process beside it, `process/watchdog_program.py`, hears of
-signals through the file descriptor of `signal.set_wakeup_fd`, which the system's handler writes to, and sees in shared
-memory which calls are under way.
+Python runs signal handlers between bytecode instructions, so a call into C that never returns would block the process
+forever. The watchdog process, `process/watchdog_program.py`, receives signals through the file descriptor of
+`signal.set_wakeup_fd`, to which the C-level handler writes, and reads the calls under way from shared memory. It works
+even if the blocking call holds the GIL.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.process.watchdog_program import HANDLED, MAIN_THREAD, NUM_SLOTS
 
 POKE = signal.SIGURG
-"""What the process beside this one sends; ignored by default."""
+"""Sent by the watchdog process; ignored by default."""
 
 
 class Calls:
-    """Calls that one thread makes into environments: odd while one is under way.
+    """Counts the calls of one thread into environments: odd while a call is under way.
 
     Args:
         memory: Unsigned 64-bit numbers.
-        slot: Which of them counts.
+        slot: Index of the counter.
     """
 
     __slots__ = ("_memory", "_slot")
@@ -47,12 +47,12 @@ class Calls:
 
 
 class Watchdog:
-    """Watches the calls into the environments of a training in this process; one at a time, made by the main thread.
+    """Watches the calls of this process into environments; created by the main thread, one at a time.
 
     Args:
         run_name: Name of the run, for messages.
-        env_id: What its environments are, likewise.
-        stop: Whether the run was asked to stop.
+        env_id: Id of its environments, likewise.
+        stop: Whether a stop was requested.
     """
 
     def __init__(self, run_name: str, env_id: str, stop: StopRequest) -> None:
@@ -74,11 +74,11 @@ class Watchdog:
             os.close(reading)
         self._handler_before = signal.signal(POKE, self._poked)
         self._fd_before = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        if self._fd_before != -1:  # an event loop of the program has it, and Python's handler tells of signals
+        if self._fd_before != -1:  # an event loop uses it; Python's handler forwards signals
             signal.set_wakeup_fd(self._fd_before, warn_on_full_buffer=False)
 
     def calls(self) -> Calls:
-        """Return what counts the calls of the present thread."""
+        """Return the call counter of the current thread."""
         if threading.current_thread() is threading.main_thread():
             return Calls(self.memory, MAIN_THREAD)
         with self._lock:
@@ -86,13 +86,13 @@ class Watchdog:
         return Calls(self.memory, slot)
 
     def note_request(self) -> None:
-        """Let the process beside this one know that Python hears signals, and that a stop was requested."""
+        """Report to the watchdog process that Python has handled a stop request."""
         self.memory[HANDLED] = 1
         with contextlib.suppress(OSError):
             os.write(self._pipe, bytes([signal.SIGTERM]))
 
     def close(self) -> None:
-        """End the watching; a second call does nothing."""
+        """Stop the watchdog process; idempotent."""
         if self._pid != os.getpid() or self._pipe < 0:
             return
         if threading.current_thread() is threading.main_thread():
@@ -114,7 +114,7 @@ _current: Watchdog | None = None
 
 
 def start(run_name: str, env_id: str, stop: StopRequest) -> None:
-    """Watch the calls that are counted from now on, until `end`; only in the main thread, which hears of signals."""
+    """Start the watchdog; does nothing outside the main thread, which alone receives signals."""
     global _current
     if threading.current_thread() is threading.main_thread():
         end()
@@ -122,7 +122,7 @@ def start(run_name: str, env_id: str, stop: StopRequest) -> None:
 
 
 def end() -> None:
-    """End the watching; does nothing if nobody watches."""
+    """Stop the watchdog, if it runs."""
     global _current
     if _current is not None:
         watchdog, _current = _current, None
@@ -130,13 +130,13 @@ def end() -> None:
 
 
 def note_request() -> None:
-    """Take note that Python has handled a request to stop."""
+    """Report that Python has handled a stop request."""
     if _current is not None:
         _current.note_request()
 
 
 def calls() -> Calls:
-    """Return what counts the calls of the present thread into environments, as a context for each of them."""
+    """Return a context manager for each call of the current thread into an environment."""
     return Calls([0], 0) if _current is None else _current.calls()
 
 
@@ -144,7 +144,7 @@ def _forget_in_child() -> None:
     global _current
     if _current is not None:
         _current = None
-        with contextlib.suppress(ValueError):  # the fork was made by another thread
+        with contextlib.suppress(ValueError):  # forked by another thread
             signal.set_wakeup_fd(-1)
 
 

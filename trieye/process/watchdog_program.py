@@ -1,4 +1,4 @@
-"""A program of its own beside a training: interrupts, or ends, a call into an environment that hangs after a signal."""
+"""The watchdog process: interrupts, or kills, a training whose environment hangs after a signal."""
 
 import contextlib
 import json
@@ -11,25 +11,24 @@ import time
 
 NUM_SLOTS = 64
 HANDLED, MAIN_THREAD = 0, 1
-"""Places in the shared memory: whether Python has handled the signal, and the calls of the main thread."""
+"""Indices in the shared memory: whether Python has handled the signal; calls of the main thread."""
 
 STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)))
 INTERRUPT_S, AGAIN_S, END_S = 2.0, 1.0, 7.0
-"""How long after the signal a call may last until it is interrupted, until it is interrupted again, until its process
-is ended."""
+"""Seconds from the signal to the first interrupt, between interrupts, and from the signal to SIGKILL."""
 
 TELL_S = 30.0
-"""A call that lasts so long is worth a line, also if nobody asked for a stop."""
+"""Calls longer than this are reported, without any signal, too."""
 
 _POLL_S = 0.1
 
 
 class Watch:
-    """What is known of the calls.
+    """Durations of the calls under way.
 
     Args:
         memory: Unsigned 64-bit numbers, odd while a call is under way.
-        told: What to call the run and its environment, the process that is watched, the signal that interrupts.
+        told: Names of the run and its environment, pid of the training, and number of the interrupting signal.
     """
 
     def __init__(self, memory: memoryview, told: dict[str, object]) -> None:
@@ -40,7 +39,7 @@ class Watch:
         self._told: set[tuple[int, int]] = set()
 
     def look(self, now: float) -> dict[int, float]:
-        """Return how long the calls under way have lasted, as far as is known, by slot."""
+        """Return the observed duration of each call under way, in seconds, by slot."""
         lasting = {}
         for slot in range(MAIN_THREAD, NUM_SLOTS):
             count = self._memory[slot]
@@ -53,7 +52,7 @@ class Watch:
         return lasting
 
     def tell_long_ones(self) -> None:
-        """Say which calls last unusually long; of explorers their group says so."""
+        """Report unusually long calls of the main thread; `ExplorerGroup` reports those of explorers."""
         for slot, lasted_s in self.look(time.monotonic()).items():
             key = (slot, self._memory[slot])
             if slot == MAIN_THREAD and lasted_s >= TELL_S and key not in self._told:
@@ -64,7 +63,7 @@ class Watch:
                 )
 
     def follow(self) -> bool:
-        """Watch the calls after a signal until the pipe is closed; return False if the process was ended."""
+        """Watch the calls after a signal until the pipe closes; return False if the process was killed."""
         began = poked = time.monotonic()
         self._since.clear()
         while True:
@@ -93,13 +92,13 @@ class Watch:
 
 
 def say(text: str) -> None:
-    """Tell the user."""
+    """Print a line for the user."""
     with contextlib.suppress(OSError):
         os.write(2, f"trieye: {text}\n".encode())
 
 
 def main() -> None:
-    """Wait for a signal to the process that has the other end of standard input."""
+    """Wait for a signal to the parent, which holds the other end of standard input."""
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     file, told = int(sys.argv[1]), json.loads(sys.argv[2])

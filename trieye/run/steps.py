@@ -14,15 +14,15 @@ _NOT_KEY_METRICS = ("time/", "progress/", "env_steps")
 
 
 class Stepped(Protocol):
-    """What the loop needs of a run.
+    """The part of a run that the loop uses.
 
     Attributes:
         name: Name of the run.
-        step: The step that is under way, or the last one that is complete.
+        step: The current step, or the last complete one.
         saved_step: The last step that was saved; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
-        stop_requested_at: When it did, as `time.monotonic`; None before.
-        exit_code: What the process should exit with then.
+        stop_requested_at: Time of the request, as `time.monotonic`; None before.
+        exit_code: Exit code of the process after a stop.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Stepped(Protocol):
         """Return the values to show, the most important one first."""
 
     def wait_for_saves(self) -> None:
-        """Return when what was saved is safe on disk; raises if it is not."""
+        """Wait until all saves are on disk; raises if one failed."""
 
 
 def steps(
@@ -47,12 +47,12 @@ def steps(
     Args:
         run: The run.
         total: The last step; None: there is none.
-        requeue_exit_code: What to exit with after a signal that is not Ctrl-C; None: 128 + its number.
+        requeue_exit_code: Exit code after a signal other than Ctrl-C; None: 128 + its number.
         counts: Add 1 to the step of the run before each round; False: the body of the loop sets it.
 
     Raises:
         RunInterrupted: A signal asked the run to stop.
-        CheckpointError: It did, and what was to be saved is not.
+        CheckpointError: A signal asked the run to stop, and its state could not be saved.
     """
     if total is not None and run.step >= total:
         say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to go on")
@@ -84,7 +84,7 @@ def steps(
 
 
 def farewell(run: Stepped) -> str:
-    """Return what to tell somebody whose run stops before its end."""
+    """Return the message for a run that stops before its end."""
     saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
     return f"run {run.name!r} stops at step {run.step}: {saved}; start it again with run_name={run.name} to go on"
 

@@ -1,4 +1,4 @@
-"""Finite: keeps NaN and infinity out of the replay, the moments and the weights, and names where they came from."""
+"""Finite: keeps NaN and infinity out of replay, moments and weights, and names their source."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from trieye.run.media import number_of
 Array = NDArray[Any]
 Kind = Literal["rows", "updates", "losses", "priorities"]
 MAX_IN_A_ROW = 100
-"""So many refused updates, or rows of one environment, with nothing finite between: skipping does not help."""
+"""Limit of consecutive refused updates, or refused rows of one environment: skipping does not help then."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SHORT = 64
@@ -37,8 +37,8 @@ class OnNonfinite:
         tell: Shows a message.
 
     Attributes:
-        counts: What was left out so far, by kind.
-        where: Returns how far the training is, for messages.
+        counts: Number of omitted values, by kind.
+        where: Returns the progress of the training, for messages.
     """
 
     def __init__(self, mode: str = "stop", *, owner: str = "", tell: Callable[[str], None] = say) -> None:
@@ -52,10 +52,10 @@ class OnNonfinite:
         """Report values that are not finite.
 
         Args:
-            kind: What is left out for it.
-            what: The value, where it is from, and when.
-            consequence: What happens to it where the training goes on.
-            num: How many are left out.
+            kind: Kind of the omitted values.
+            what: The value, its source, and when.
+            consequence: Describes the handling if the training continues.
+            num: Number of omitted values.
 
         Raises:
             NonFiniteError: The mode is `stop`.

@@ -1,4 +1,4 @@
-"""Steps: what some steps of environments gave, before they become rows."""
+"""Steps: consecutive vector steps of environments, before they become rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from trieye.training.rows import Array
 
 
 class Steps:
-    """What some steps of environments gave, `[t, n, ...]`.
+    """Consecutive vector steps of environments, `[t, n, ...]`.
 
     Args:
         obs: The observations before the first one.
-        done: Which environments are reset in place of it.
+        done: Environments that the first step resets instead.
         steps: How many there will be.
 
     Attributes:
-        seen: Observations by column; those after the last step, too.
+        seen: Observations by column, including the ones after the last step.
         rewards: float64.
         terminated: Whether an episode ended there.
         truncated: Likewise.
-        resets: Which environments were reset in place of a step, and will be in place of the next one.
-        cuts: (t, n) of steps that were left out, and with which an episode that was under way ended.
+        resets: Whether a step resets the environment instead of stepping it; including the next step.
+        cuts: (t, n) of omitted steps that cut an episode.
     """
 
     __slots__ = ("_flat", "cuts", "resets", "rewards", "seen", "terminated", "truncated")
@@ -42,7 +42,7 @@ class Steps:
         self.resets[0] = done
 
     def see(self, obs: Any, t: int) -> None:
-        """Note observations, in the types of `columns_of`, which those of the first ones were."""
+        """Store observations, whose types are the ones of `columns_of`."""
         if "obs" in self.seen:
             self.seen["obs"][t] = obs
             return
@@ -50,7 +50,7 @@ class Steps:
             self.seen[f"obs/{key}"][t] = item
 
     def is_finite(self, t: int) -> bool:
-        """Tell whether the rewards of a step, and the observations after it, are; if False, `faults` knows."""
+        """Return whether the rewards of a step and the observations after it are finite; see `faults` if not."""
         if not is_finite(self.rewards[t]):
             return False
         for flat in self._flat:  # noqa: SIM110 - all() takes longer, and this is done in each step
@@ -59,14 +59,14 @@ class Steps:
         return True
 
     def faults(self, t: int) -> dict[int, str]:
-        """Return what is not finite after a step, by environment."""
+        """Return the non-finite observation or reward of a step, described, by environment."""
         found = self.unseen(t + 1)
         for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
             found[n] = f"the reward {self.rewards[t, n]:g}"
         return found
 
     def unseen(self, t: int) -> dict[int, str]:
-        """Return which observation is not finite, by environment."""
+        """Return the non-finite observation, described, by environment."""
         found: dict[int, str] = {}
         for name, item in self.seen.items():
             if item.dtype.kind == "f":
@@ -76,11 +76,11 @@ class Steps:
         return found
 
     def has_row_before(self, t: int, n: int) -> bool:
-        """Tell whether the step before `t` is a row; False if it is not among these."""
+        """Return whether the step before `t` is a row; False at `t=0`."""
         return t > 0 and not self.resets[t - 1, n]
 
     def cut(self, members: NDArray[np.bool_], t: int) -> None:
-        """Leave out a step of some environments, which were reset in its place: the row before is truncated."""
+        """Omit a step of some environments, which were reset instead; the row before it is truncated."""
         for n in np.flatnonzero(members & ~self.resets[t]).tolist():
             self.cuts.append((t, n))
             if self.has_row_before(t, n):

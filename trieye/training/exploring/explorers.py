@@ -36,9 +36,9 @@ class Explorers:
         inbox: What waits to be learned from.
         board: Where versions are announced.
         policy: Of the learner.
-        on_nonfinite: Is told about rows that explorers left out.
+        on_nonfinite: Handles non-finite rows, which explorers report.
         leave: Called with the name of the writer of an explorer that is gone.
-        stop: Whether the run was asked to stop.
+        stop: Whether a stop was requested.
 
     Attributes:
         env_steps: Environment steps of the whole run that the learner knows of.

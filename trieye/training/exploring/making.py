@@ -37,9 +37,9 @@ def make_explorers(
     Args:
         config: Of the run, a `TrainingConfig`.
         policy: Of the learner; explorers have one of the same class.
-        replay: What the replay keeps; None: rows come to the learner.
-        on_nonfinite: Is told about rows that explorers left out.
-        stop: Whether the run was asked to stop.
+        replay: Config of the replay; None: rows come to the learner.
+        on_nonfinite: Handles non-finite rows, which explorers report.
+        stop: Whether a stop was requested.
     """
     in_threads = config.runtime.kind == "local"
     place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
