@@ -220,6 +220,19 @@ def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_
     engine.cleanup()
 
 
+def test_explorers_that_ask_for_nothing_are_starting_and_not_without_room(train_config, monkeypatch, capsys):
+    monkeypatch.setattr(group, "PATIENCE_S", 0.2)
+    explorer = {"num": 3, "steps": 8}
+    engine = DQN(train_config(explorer=explorer, sync={"style": "fully_async", "max_staleness": 2}))
+    engine._source._group._place = SomeRoom()
+    said = ""
+    while "explorers: 1 on machine0, 1 on machine1, " not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+    engine.cleanup()
+    assert "1 on machine1, 1 still starting" in said
+
+
 NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "steps": 4}}
 
 

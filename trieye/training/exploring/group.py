@@ -330,7 +330,8 @@ class ExplorerGroup:
         machines = Counter(slot.machine for slot in self.alive if slot.machine is not None)
         parts = [f"{num} on {machine}" for machine, num in sorted(machines.items())]
         if waiting:
-            parts.append(f"{len(waiting)} without room on any node yet{_demand(self._config)}")
+            demand = _demand(self._config)  # without one there is always room: the machine is slow
+            parts.append(f"{len(waiting)} {'without room on any node yet' if demand else 'still starting'}{demand}")
         told = f"explorers: {', '.join(parts)}"
         told += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_in_step else ""
         if told != self._told_where and (waiting or self._told_where or set(machines) != {platform.node()}):
