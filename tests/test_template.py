@@ -519,7 +519,10 @@ def test_a_finished_run_says_so_and_loads_nothing_heavy(project, trained):
     )
     again = run(project, "-c", code)
     assert again.stdout == "loaded []\n"
-    assert "run 'one' is finished (loop.steps=1 done); raise the limit" in again.stderr
+    assert (
+        "run 'one' is finished: loop.steps=1 done, and 3 more: the last rollout was completed; raise the limit"
+        in again.stderr
+    )
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ def test_a_finished_experiment_says_so_and_starts_nothing_until_its_budget_grows
     again = trieye.run_experiment("no.such:module", config)
     assert again == first
     assert attempts(again) == 1
-    assert "run 'run' is finished (loop." in capfd.readouterr().err
+    assert "run 'run' is finished: loop." in capfd.readouterr().err
     more = trieye.run_experiment(Walk, loop_config(steps=first.step + 10, evaluate_every_steps=5))
     assert (more.step, attempts(more)) == (first.step + 10, 2)
 

@@ -86,7 +86,7 @@ class Progress:
 
 def _overshoot(made: int, limit: int) -> str:
     """Return by how much a limit was exceeded: a rollout ends as a whole, so that a higher limit resumes exactly."""
-    return f" ({made - limit} more in the last rollout, which is never cut short)" if made > limit else ""
+    return f", and {made - limit} more: the last rollout was completed" if made > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:
@@ -122,7 +122,7 @@ def _is_delivered(paths: RunFiles, sinks: SinksConfig) -> bool:
 
 def finished_sentence(run_name: str, reason: str) -> str:
     """Return what to tell somebody who started a finished run."""
-    return f"run {run_name!r} is finished ({reason}); raise the limit to go on, or choose another run_name"
+    return f"run {run_name!r} is finished: {reason}; raise the limit to go on, or choose another run_name"
 
 
 def _worse(value: float, target: float, mode: str) -> bool:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Self
@@ -222,9 +222,10 @@ class Notes:
         """Return when all is written, with the modules that were imported later, or if that takes too long."""
         self._thread.join(PATIENCE_S)
         if self._found is not None:
-            sources = {**_sources(), **self._found.sources}
-            with contextlib.suppress(OSError):
-                self._keep(self._found.model_copy(update={"sources": sources}))
+            known = self._found.sources
+            if later := _sources(known):
+                with contextlib.suppress(OSError):
+                    self._keep(self._found.model_copy(update={"sources": {**known, **later}}))
 
     def _write(self) -> None:
         try:
@@ -233,7 +234,7 @@ class Notes:
                 write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
             found, before = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
             if before is not None and (changes := found.changes_since(before)):
-                say(f"run {self._path.parents[1].name!r} is not as in its last attempt: {'; '.join(changes)}")
+                say(f"run {self._path.parents[1].name!r} changed since its last attempt: {'; '.join(changes)}")
             signature = sign_command(found.command, found.overrides, found.directory)
             self._keep(found.model_copy(update={"signature": signature}))
         except OSError as error:
@@ -295,8 +296,8 @@ def _packages() -> dict[str, str]:
     return dict(sorted((one["Name"], one.get("Version", "")) for one in found if "Name" in one))
 
 
-def _sources() -> dict[str, str]:
-    """Return hashes of the source files that were imported and belong to no installed package, by module."""
+def _sources(known: Container[str] = ()) -> dict[str, str]:
+    """Return hashes of the imported source files that belong to no installed package, by module, except known ones."""
     roots = {sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("-packages"))}
     installed = tuple(f"{root}{os.sep}" for root in roots)
     found = {}
@@ -307,6 +308,8 @@ def _sources() -> dict[str, str]:
         if name == "__main__":  # the same module as `python -m package.module` and by its path
             spec = getattr(module, "__spec__", None)
             name = Path(file).stem if spec is None else spec.name  # noqa: PLW2901
+        if name in known:
+            continue
         with contextlib.suppress(OSError):
             found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     return dict(list(found.items())[:MAX_SOURCES])

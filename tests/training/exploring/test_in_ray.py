@@ -98,12 +98,13 @@ def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(
         assert engine._source.version == version + 30
 
 
+@pytest.mark.long
 def test_the_death_of_the_replay_process_is_said(started, capsys):
     engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "steps": 16})
     while not engine.updates:
         engine.advance()
     processes("ReplayActor")[0].kill()
-    said, ends = "", time.monotonic() + 60
+    said, ends = "", time.monotonic() + 120
     while "answers again" not in said:
         assert time.monotonic() < ends, said
         engine.advance()
