@@ -101,23 +101,28 @@ class Collector:
         made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
         resets, terminated, truncated = made.resets, made.terminated, made.truncated
         acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
-        for t in range(steps):
-            if before_step is not None:
-                before_step()
-            with acting:
-                act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
-                action = chosen_actions(self._policy, act)
-            found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-            made.see(found, t + 1)
-            if not made.is_finite(t):
-                self._refuse(t, made, action, ctx.env_steps)
-            self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
-            self._state = act.state if act.state is None else self._begun(act.state, resets[t])
-            if self._has_own_metrics and self._done.any():
-                self._take_own_metrics(info)
-            acts.append(act)
-            actions.append(action)
-            ctx.env_steps += num - int(np.count_nonzero(resets[t]))
+        leaves_out = self._on_nonfinite.leaves_out  # else a look at the end is enough, as nothing is used before
+        try:
+            for t in range(steps):
+                if before_step is not None:
+                    before_step()
+                with acting:
+                    act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
+                    action = chosen_actions(self._policy, act)
+                found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                made.see(found, t + 1)
+                actions.append(action)
+                if leaves_out and not made.is_finite(t, t + 1):
+                    self._refuse(t, made, action, ctx.env_steps)
+                self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
+                self._state = act.state if act.state is None else self._begun(act.state, resets[t])
+                if self._has_own_metrics and self._done.any():
+                    self._take_own_metrics(info)
+                acts.append(act)
+                ctx.env_steps += num - int(np.count_nonzero(resets[t]))
+        finally:
+            if not leaves_out and not made.is_finite(0, len(actions)):  # also where the policy fails because of it
+                self._stop(made, actions)
         self.env_steps = ctx.env_steps
         rows = self._rows_of(made, np.stack(actions), acts, before)
         if self._normalizers and rows.valid.any():
@@ -167,6 +172,18 @@ class Collector:
         made.cut(self._reset(members, made, t + 1), t)  # first, so that nothing of it is left whatever follows
         self._on_nonfinite.found("rows", told, consequence, len(faults))
 
+    def _stop(self, made: "Steps", actions: list[Array]) -> None:
+        """Refuse the first step that gave NaN or infinity.
+
+        Raises:
+            NonFiniteError: There is one.
+        """
+        env_steps = self.env_steps
+        for t, action in enumerate(actions):
+            if not made.is_finite(t, t + 1):
+                self._refuse(t, made, action, env_steps)
+            env_steps += int(np.count_nonzero(~made.resets[t]))
+
     def _reset(self, members: NDArray[np.bool_], made: "Steps", t: int) -> NDArray[np.bool_]:
         """Reset some environments, and see their first observations at `t`; return which ones it were."""
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
@@ -199,6 +216,8 @@ class Collector:
         what = None
         if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
             what = "action"
+        elif not extras and self._state is None:
+            return
         states = self._state if isinstance(self._state, dict) else {"": self._state}
         given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
         for name, tensor in given.items():
@@ -385,12 +404,12 @@ class Steps:
         for key, item in obs.items():
             self.seen[f"obs/{key}"][t] = item
 
-    def is_finite(self, t: int) -> bool:
-        """Tell whether the rewards of a step, and the observations after it, are; if False, `faults` knows."""
-        if not is_finite(self.rewards[t]):
+    def is_finite(self, first: int, end: int) -> bool:
+        """Tell whether the rewards of some steps, and the observations after them, are; if False, `faults` knows."""
+        if not is_finite(self.rewards[first:end].reshape(-1)):
             return False
-        for flat in self._flat:  # noqa: SIM110 - all() takes longer, and this is done in each step
-            if not is_finite(flat[t + 1]):
+        for flat in self._flat:  # noqa: SIM110 - all() takes longer
+            if not is_finite(flat[first + 1 : end + 1].reshape(-1)):
                 return False
         return True
 
