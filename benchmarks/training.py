@@ -1,8 +1,8 @@
 """Environment steps per CPU second of the template's DQN, PPO and SAC, beside stable-baselines3 and a single file.
 
-The same hyperparameters, one torch thread, one process, in turns. Ours logs to a run whose hub is a thread of this
-process, and all of its threads count. Goals: 1.2, 1.4 and 1.1 times stable-baselines3, and 0.9 times the single file,
-which logs nothing.
+The same hyperparameters and the same number of updates, which is printed for each side; one torch thread, one process,
+in turns. Ours logs to a run whose hub is a thread of this process, and all of its threads count. Goals: 1.2, 1.4 and
+1.1 times stable-baselines3, and 0.9 times the single file, which logs nothing.
 """
 
 import argparse
@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peer import single_file
 from peer.environments import SB3, installed
@@ -125,12 +126,44 @@ def bake(root: str) -> None:
     subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
 
 
-def rate(side: Iterator[int], steps: int) -> float:
-    """Return environment steps per CPU second over at least so many of them."""
+class Turn(NamedTuple):
+    """What a side did in its turn: environment steps, updates, and the CPU seconds of both."""
+
+    env_steps: int
+    updates: int
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per CPU second."""
+        return self.env_steps / self.cpu_s
+
+
+def turn(side: Iterator[int], steps: int) -> Turn:
+    """Let a side make at least so many environment steps; an update is a step of the optimizer that makes the most."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    made: Counter[int] = Counter()
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: made.update([id(optimizer)]))
     before, began = next(side), time.process_time()
+    made.clear()
     while (now := next(side)) < before + steps:
         pass
-    return (now - before) / (time.process_time() - began)
+    cpu_s = time.process_time() - began
+    hook.remove()
+    return Turn(now - before, max(made.values(), default=0), cpu_s)
+
+
+def figures_of(turns: list[dict[str, Turn]], name: str) -> dict[str, float]:
+    """Return the medians of rates and ratios of an agent, and the updates of each side per 1000 environment steps."""
+    found: dict[str, float] = {}
+    for side in turns[0]:
+        found[f"{side}_per_cpu_s"] = round(statistics.median(one[side].rate for one in turns))
+        updates, env_steps = (sum(getattr(one[side], what) for one in turns) for what in ("updates", "env_steps"))
+        found[f"{side}_updates_per_1000_steps"] = round(1000 * updates / env_steps, 1)
+    for peer in ("sb3", "single_file"):
+        found[f"vs_{peer}"] = round(statistics.median(one["trieye"].rate / one[peer].rate for one in turns), 2)
+    return found | {"goal_sb3": GOALS[name], "goal_single_file": GOAL_SINGLE_FILE}
 
 
 def measure(names: list[str], rounds: int) -> None:
@@ -146,14 +179,9 @@ def measure(names: list[str], rounds: int) -> None:
                 "single_file": alone(name),
             }
             for side in sides.values():
-                rate(side, WARM_UP[name])
-            taken = [{key: rate(side, steps) for key, side in sides.items()} for _ in range(rounds)]
-            found: dict[str, float] = {
-                f"{key}_per_cpu_s": round(statistics.median(one[key] for one in taken)) for key in sides
-            }
-            for key in ("sb3", "single_file"):
-                found[f"vs_{key}"] = round(statistics.median(one["trieye"] / one[key] for one in taken), 2)
-            figures[name] = found | {"goal_sb3": GOALS[name], "goal_single_file": GOAL_SINGLE_FILE}
+                turn(side, WARM_UP[name])
+            turns = [{key: turn(side, steps) for key, side in sides.items()} for _ in range(rounds)]
+            figures[name] = figures_of(turns, name)
             sides["trieye"].close()  # type: ignore[attr-defined]  # a generator, whose run ends
     figures["met"] = all(
         figures[name]["vs_sb3"] >= GOALS[name] and figures[name]["vs_single_file"] >= GOAL_SINGLE_FILE for name in names

@@ -4,8 +4,10 @@ A fixing commit names its tests in trailers, one line each: the item of the issu
 
     Regression-test: 33-A1 tests/cli/test_removal.py::test_name
 
-The parent of that commit is checked out with the tests of the commit. Each test has to fail there on the behaviour: a
-failure to import or to find a name does not count, nor does an error in a fixture.
+A test that came later than its fix names the fixing commit behind it, which also corrects an earlier trailer.
+
+The parent of the fixing commit is checked out with the tests of the commit that has the trailer. Each test has to fail
+there on the behaviour: a failure to import or to find a name does not count, nor does an error in a fixture.
 
     python soak/regressions.py                  every test
     python soak/regressions.py 33-A1 33-B       the tests of items that begin with one of these
@@ -26,17 +28,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TRAILER = "Regression-test"
+TEST_AND_COMMIT = re.compile(r"^(.*?)(?: ([0-9a-f]{7,40}))?$")
 NOT_BEHAVIOUR = re.compile(r"(ImportError|ModuleNotFoundError|NameError|AttributeError: module|fixture '.*' not found)")
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A test of one item of an issue, and the commit that made it pass."""
+    """A test of one item of an issue, the commit that made it pass, and the commit whose tests it is one of."""
 
     item: str
     test: str
     commit: str
-    summary: str
+    tests_of: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the message of the fixing commit."""
+        return git("show", "--no-patch", "--format=%s", self.commit).strip()
 
 
 def git(*words: str, cwd: Path = ROOT) -> str:
@@ -46,14 +54,19 @@ def git(*words: str, cwd: Path = ROOT) -> str:
 
 def regressions(items: Sequence[str]) -> list[Regression]:
     """Return the regressions that the trailers of the history name, oldest commit first."""
-    fields = f"%h%x00%s%x00%(trailers:key={TRAILER},valueonly,separator=%x01)%x00"
+    fields = f"%h%x00%(trailers:key={TRAILER},valueonly,separator=%x01)%x00"
     log = git("log", "--reverse", "--topo-order", "--no-merges", f"--format={fields}").split("\0\n")
     found: dict[tuple[str, str], Regression] = {}
-    for commit, summary, trailers in (entry.split("\0")[:3] for entry in log if entry):
+    for commit, trailers in (entry.split("\0")[:2] for entry in log if entry):
         for line in filter(None, trailers.split("\x01")):
-            item, test = line.split(maxsplit=1)
-            if not items or item.startswith(tuple(items)):
-                found.setdefault((item, test), Regression(item, test.strip(), commit, summary))
+            item, rest = line.split(maxsplit=1)
+            test, fixing = TEST_AND_COMMIT.findall(rest.strip())[0]
+            if items and not item.startswith(tuple(items)):
+                continue
+            if fixing:
+                found[item, test] = Regression(item, test, fixing, commit)
+            else:
+                found.setdefault((item, test), Regression(item, test, commit, commit))
     return list(found.values())
 
 
@@ -79,11 +92,11 @@ def problem(test: str, results: Sequence[tuple[str, str, str]]) -> str | None:
     return None
 
 
-def check(tree: Path, commit: str, tests: Sequence[str]) -> dict[str, str | None]:
-    """Return the problem of each test of a commit on its parent, with the tests of the commit."""
+def check(tree: Path, commit: str, tests_of: str, tests: Sequence[str]) -> dict[str, str | None]:
+    """Return the problem of each test on the parent of a commit, with the tests of that commit or a later one."""
     git("checkout", "--quiet", "--force", "--detach", f"{commit}^", cwd=tree)
     git("clean", "-fdqx", cwd=tree)
-    git("checkout", "--quiet", commit, "--", "tests", cwd=tree)
+    git("checkout", "--quiet", tests_of, "--", "tests", cwd=tree)
     report = tree / "regressions.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers"]
     subprocess.run(
@@ -114,9 +127,9 @@ def main() -> None:
         tree = Path(directory, "tree")
         git("worktree", "add", "--quiet", "--detach", str(tree), "HEAD")
         try:
-            for commit, group in groupby(rows, key=lambda row: row.commit):
+            for (commit, tests_of), group in groupby(rows, key=lambda row: (row.commit, row.tests_of)):
                 own = list(group)
-                problems = check(tree, commit, list(dict.fromkeys(row.test for row in own)))
+                problems = check(tree, commit, tests_of, list(dict.fromkeys(row.test for row in own)))
                 for row in own:
                     reason = problems[row.test]
                     num_bad += reason is not None

@@ -14,6 +14,7 @@ TrieyeError
 ├── RunLockedError                             another process is writing to this run
 ├── RunClosedError                             the run was closed and takes nothing more
 ├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
+├── EnvironmentLostError (ConnectionError)     the process of an environment is gone
 ├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room, or no rows, for as long as one would wait
 ├── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
 └── NonFiniteError (FloatingPointError)        a training met NaN or infinity, and `loop.on_nonfinite` is `stop`
@@ -102,6 +103,10 @@ class RunClosedError(TrieyeError):
 
 class ReplayClosedError(TrieyeError):
     """Raised when something is asked of a replay buffer, or of its writer or reader, that was closed."""
+
+
+class EnvironmentLostError(TrieyeError, ConnectionError):
+    """Raised when the process of an environment is gone; the message names the environment and how it ended."""
 
 
 class ReplayTimeoutError(TrieyeError, TimeoutError):

@@ -1,6 +1,7 @@
 """What is a secret, what is written in its place, and how it comes back."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,16 @@ from trieye.config.base import StrictModel
 from trieye.config.fingerprint import changed_values, config_hash
 from trieye.config.redaction import looks_secret, recorded, redacted, redacted_text, with_secrets
 from trieye.exceptions import ConfigurationError
+
+
+class World(StrictModel):
+    kwargs: dict[str, Any] = {}
+    wrappers: dict[str, Any] = {}
+    num: int = 1
+
+
+class WorldConfig(TrieyeConfig):
+    env: World = World()
 
 
 class Game(StrictModel):
@@ -111,6 +122,29 @@ def test_a_tracking_uri_without_its_password_takes_that_of_the_environment_for_t
         assert PersistenceConfig(**held).MLFLOW_TRACKING_URI == "http://ann:s3cret@host:1"
     other = PersistenceConfig(mlflow_tracking_uri="http://ann:***@elsewhere")
     assert other.MLFLOW_TRACKING_URI == "http://ann:***@elsewhere"
+
+
+def test_changes_name_keys_that_were_added_or_removed(tmp_path):
+    def changes(before, now):
+        configs = [WorldConfig(env=World(**env)) for env in (before, now)]
+        (earlier := tmp_path / "configs.json").write_text(json.dumps(recorded(configs[0].model_dump(mode="json"))))
+        return changed_values(earlier, configs[1])
+
+    wrapper = {"time": {"name": "TimeAwareObservation"}}
+    assert changes({}, {"kwargs": {"g": 1.0}}) == ["env.kwargs.g: not set -> 1.0"]
+    assert changes({"kwargs": {"g": 1.0}}, {}) == ["env.kwargs.g: 1.0 -> not set"]
+    assert changes({"kwargs": {"g": 1.0}}, {"kwargs": {"g": 10.0}}) == ["env.kwargs.g: 1.0 -> 10.0"]
+    assert changes({}, {"wrappers": wrapper}) == ["env.wrappers.time: not set -> {'name': 'TimeAwareObservation'}"]
+    assert changes({"wrappers": wrapper}, {"wrappers": wrapper}) == []
+    assert changes({"num": 1}, {"num": 2}) == ["env.num: 1 -> 2"]
+
+
+def test_a_stored_config_that_lacks_a_default_is_no_change(tmp_path):
+    config = WorldConfig()
+    held = config.model_dump(mode="json")
+    del held["tune"], held["env"]["wrappers"], held["replay"]["n_step"], held["loop"]
+    (earlier := tmp_path / "configs.json").write_text(json.dumps(held))
+    assert changed_values(earlier, config) == []
 
 
 def test_secrets_count_neither_in_the_hash_nor_among_the_changes_that_are_told(tmp_path):

@@ -1,6 +1,13 @@
 import io
+import os
+import pty
 import re
+import select
+import subprocess
 import sys
+import time
+
+import pytest
 
 from trieye.process import progress
 from trieye.process.progress import Progress
@@ -62,3 +69,48 @@ def test_on_a_narrow_terminal_the_numbers_of_steps_and_the_times_stay_whole_and_
         shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
         assert re.search(r"run_20261122 .*12345/60000 0:00:0\d elapsed -?[0-9:-]+ left episode/", shown), shown
         assert all(len(line) <= columns for line in re.split(r"[\r\n]+", shown))
+
+
+DEBUGGED = """
+from trieye.process.progress import Progress
+with Progress("run", 10, 0, dict) as bar:
+    for step in range(1, 11):
+        x = 40 + step
+        if step == 2:
+            breakpoint()
+        bar.update(step)
+"""
+
+
+def read_until(terminal, wanted, within_s=30.0):
+    seen, ends = "", time.monotonic() + within_s
+    while not re.search(wanted, seen):
+        assert time.monotonic() < ends, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                seen += os.read(terminal, 4096).decode()
+            except OSError as error:  # the program has ended
+                raise AssertionError(seen) from error
+    return seen
+
+
+@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
+def test_breakpoint_has_the_terminal_for_itself_and_stops_where_it_was_called(chosen):
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-c", DEBUGGED]
+    places = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONBREAKPOINT": chosen}
+    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=places)
+    os.close(other_end)
+    try:
+        assert "<string>(8)<module>()" in read_until(terminal, r"\(Pdb\) $")
+        time.sleep(0.5)  # a bar would draw itself twice
+        assert not select.select([terminal], [], [], 0)[0]
+        os.write(terminal, b"p x * 100\n")
+        assert re.search(r"^4200\r$", read_until(terminal, r"4200\s+\(Pdb\) $"), re.MULTILINE)
+        os.write(terminal, b"c\n")
+        read_until(terminal, "10/10")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

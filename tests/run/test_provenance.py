@@ -50,6 +50,35 @@ def repository(tmp_path):
     return path
 
 
+def test_a_resume_names_edited_modules_also_where_there_is_no_repository(tmp_path):
+    (program := tmp_path / "train.py").write_text("import helper\n" + PROGRAM)
+    (tmp_path / "helper.py").write_text("RATE = 0.1\n")
+
+    def run():
+        command = [sys.executable, program, tmp_path / "root"]
+        return subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True).stderr
+
+    assert "is not as in its last attempt" not in run()
+    assert "is not as in its last attempt" not in run()
+    (tmp_path / "helper.py").write_text("RATE = 0.2\n")
+    assert "run 'first' is not as in its last attempt: edited: helper\n" in run()
+    program.write_text(program.read_text() + "\n# edited\n")
+    assert "run 'first' is not as in its last attempt: edited: train\n" in run()
+
+
+def test_a_resume_names_another_commit(repository, tmp_path):
+    def run():
+        command = [sys.executable, repository / "train.py", tmp_path / "root"]
+        return subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True).stderr
+
+    run()
+    shas = [git(repository, "rev-parse", "HEAD")]
+    git(repository, "commit", "-qam", "second")
+    shas.append(git(repository, "rev-parse", "HEAD"))
+    told = run()
+    assert f"is not as in its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in told
+
+
 def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
     program = [sys.executable, repository / "train.py", tmp_path / "root"]

@@ -57,6 +57,17 @@ def record(tmp_path):
     return json.loads((tmp_path / "data/app/runs/first/run.json").read_text())
 
 
+def test_a_run_is_not_begun_again_in_a_subdirectory(tmp_path):
+    done = program(tmp_path, CONFIG, TRAIN.replace("TOTAL", "3"))
+    assert done.returncode == 0, done.stderr
+    (below := tmp_path / "below" / "deeper").mkdir(parents=True)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, cwd=below, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert f"run_name=first: this run exists in {tmp_path / 'data/app/runs/first'}" in done.stderr
+    assert "data" not in [path.name for path in below.iterdir()]
+
+
 @pytest.fixture
 def notebook(tmp_path):
     """Return a function that runs a cell in a real kernel, and returns what stands below it."""

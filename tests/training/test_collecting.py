@@ -442,3 +442,12 @@ def test_another_number_of_environments_begins_new_episodes(closing, capsys):
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 8)
     assert "env.num was 2 and is 3" in capsys.readouterr().err
     assert other.collect(5).valid.shape == (5, 3)
+
+
+def test_a_killed_process_of_an_environment_is_named_with_the_signal():
+    collector = collector_of(Coin, id="CartPole-v1", num=2, vector="async")
+    collector.collect(2)
+    collector._envs.processes[1].kill()
+    with pytest.raises(trieye.TrieyeError, match=r"CartPole-v1: the process of an .* is gone .*: 1 .signal 9."):
+        collector.collect(20)
+    collector.close()

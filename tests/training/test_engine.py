@@ -154,6 +154,25 @@ def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine.cleanup()
 
 
+class TwoRates(PPO):
+    """An actor-critic whose networks learn with an optimizer each, and whose encoder has a group of its own."""
+
+    def setup(self, config):
+        super().setup(config)
+        groups = [{"params": self.policy.pi.parameters()}, {"params": self.policy.v.parameters(), "lr": 0.5}]
+        self.critic_optimizer = torch.optim.SGD(groups, lr=0.25)
+
+
+def test_the_learning_rate_of_each_optimizer_is_a_metric(train_config):
+    agent = {"kind": "ppo", "rollout_steps": 8, "lr": {"start": 1.0, "end": 0.0, "steps": 32}}
+    engine = TwoRates(train_config(agent=agent))
+    values = engine.advance()
+    assert values["train/lr"] == pytest.approx(1 - engine.env_steps / 32)
+    assert (values["train/lr_critic/0"], values["train/lr_critic/1"]) == (0.25, 0.5)
+    assert engine.advance()["train/lr"] < values["train/lr"]
+    engine.cleanup()
+
+
 def test_an_engine_that_names_no_policy_is_told_how_to(config):
     class Nameless(trieye.TrainEngine[TrainConfig]):
         pass
@@ -227,3 +246,12 @@ def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys
     told = capsys.readouterr().err
     assert result.stop_reason in told
     assert f"{result.step}/40 (100 %)" in told
+
+
+def test_a_missing_device_is_refused_before_the_run_begins(train_config):
+    config = train_config(agent={"device": "mps"}, loop={"env_steps": 8})
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(trieye.ConfigurationError, match=r"agent.device=mps: torch finds no such device here"):
+        trieye.run_experiment(DQN, config)
+    assert not config.persistence.get_run_base_dir().exists()

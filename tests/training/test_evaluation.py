@@ -1,20 +1,31 @@
 """Evaluations: what an environment cannot show is said, and what it shows is a picture of each step."""
 
+import types
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from PIL import Image
 
 import trieye
-from tests.training.algorithms import QPolicy, TrainConfig
+from tests.training.algorithms import DQN, QPolicy, TrainConfig
 from trieye.config.env import EnvConfig
 from trieye.training.environments import make_env, spaces_of
 from trieye.training.evaluation import Evaluation
 
 
+def _draw():
+    raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+draw = types.FunctionType(_draw.__code__, {"__name__": "gymnasium.envs.mujoco.mujoco_rendering"})
+"""Fails as MuJoCo does without a display, in a module of the name of Gymnasium's."""
+
+
 class Shown(gym.Env):
     """Three steps, and whatever `picture` is as their picture."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space, action_space = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2)
 
     def __init__(self, picture=None, render_mode=None):
@@ -32,6 +43,8 @@ class Shown(gym.Env):
     def render(self):
         if self.picture == "missing":
             raise gym.error.DependencyNotInstalled("pygame is not installed")
+        if self.picture == "headless":
+            draw()
         return None if self.picture is None else np.zeros((4, 4, 3), np.uint8)
 
 
@@ -56,3 +69,19 @@ def test_the_first_episode_has_a_picture_of_each_step(play):
 def test_an_environment_without_pictures_is_named(play, picture, said):
     with pytest.raises(trieye.ConfigurationError, match=f"Shown-v0.*makes no picture for a video: .*{said}"):
         play(picture)
+
+
+def test_a_drawing_of_mujoco_without_a_display_names_the_variable_that_chooses_another_backend(play, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    with pytest.raises(
+        trieye.ConfigurationError, match=r"an OpenGL platform.*MUJOCO_GL=egl.*osmesa.*\(it is not set\)"
+    ):
+        play("headless")
+
+
+def test_a_gif_is_as_fast_as_its_environment_says(play, train_config, tmp_path):
+    config = train_config(env={"id": "Shown-v0", "kwargs": {"picture": "black"}}, loop={"env_steps": 20})
+    run_dir = trieye.run_experiment(DQN, config).run_dir
+    trieye.evaluate(run_dir, episodes=1, video=tmp_path / "episode.gif")
+    with Image.open(tmp_path / "episode.gif") as gif:
+        assert gif.info["duration"] == 300  # ms: three pictures at 10 a second, which are equal and so are one

@@ -194,9 +194,32 @@ def test_discrete_observations_are_one_hot_in_each_form_of_a_vector():
     assert (rows.arrays["obs"].sum(2) == 1).all()
 
 
+@pytest.mark.parametrize("vector", ["sync", "own"])
+def test_discrete_parts_of_a_dict_are_one_hot(vector):
+    collector = collector_of(_First, id="tests.training.worlds:Rooms-v0", num=2, vector=vector)
+    rows = collector.collect(5)
+    parts = {name.partition("/")[2]: array for name, array in rows.arrays.items() if name.startswith("obs/")}
+    assert parts["room"].shape == (5, 2, 4)
+    assert (parts["room"].argmax(2) == np.arange(5)[:, None] % 4).all()
+    assert (parts["room"].sum(2) == 1).all()
+    assert parts["doors"].shape == (5, 2, 5)
+    assert parts["doors"][4, 1].tolist() == [1, 0, 0, 1, 0]
+    assert parts["open"][0, 0].tolist() == [1, 0]
+    assert parts["at"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    spaces = collector._policy.spaces.observation
+    assert {key: space.shape for key, space in spaces.items()} == {
+        "room": (4,),
+        "doors": (5,),
+        "open": (2,),
+        "at": (1,),
+    }
+    assert vector == "own" or collector.can_save
+
+
 class _First(Policy):
     def act(self, obs, state, ctx):
-        return Act(torch.zeros(len(obs), dtype=torch.int64))
+        first = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        return Act(torch.zeros(len(first), dtype=torch.int64))
 
 
 def test_stacked_frames_come_first_the_oldest_before_the_newest():

@@ -106,12 +106,31 @@ def test_after_learning_from_data_alone_updates_continue_in_environments(config,
     engine.cleanup()
 
 
-def test_a_resume_with_other_data_learns_from_those(config, offline, tmp_path):
+@pytest.fixture
+def other_data(tmp_path):
+    """A file of 6 rows whose rewards are 100."""
     buffer, obs = ReplayBuffer(10), np.zeros((6, 4), np.float32)
     ends = {"terminated": np.zeros(6, bool), "truncated": np.zeros(6, bool)}
     buffer.extend({"obs": obs, "action": np.zeros(6, int), "reward": np.full(6, 100.0), "next_obs": obs, **ends})
     export_npz(buffer, tmp_path / "other.npz")
-    engine = resumed(offline, config(mode="train", data=str(tmp_path / "other.npz"), loop={"axis": "updates"}))
+    return str(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize("kind", ["mix", "warmup"])
+def test_a_mixed_resume_with_other_data_takes_its_part_from_those(config, data, other_data, kind):
+    engine = DQN(config(data=data, sample={"kind": kind}))
+    while engine.updates < 5:
+        engine.advance()
+    engine = resumed(engine, config(data=other_data, sample={"kind": kind}))
+    engine.replay.extend(engine.collect())
+    batch = next(engine.due_batches())
+    assert (batch["reward"][batch["is_data"]] == 100.0).all()
+    assert batch["is_data"].any()
+    engine.cleanup()
+
+
+def test_a_resume_with_other_data_learns_from_those(config, offline, other_data):
+    engine = resumed(offline, config(mode="train", data=other_data, loop={"axis": "updates"}))
     batch = next(engine.due_batches())
     assert (batch["reward"] == 100.0).all()
     assert engine.updates == 20

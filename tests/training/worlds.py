@@ -1,5 +1,6 @@
 """Environments whose episodes are known beforehand, and policies that are read off them."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -77,6 +78,56 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
         gym.Wrapper.__init__(self, env)
 
 
+class Rooms(gym.Env):
+    """Walks through rooms 3 to 6 in a circle; the observation says which one, and what the doors are."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "room": gym.spaces.Discrete(4, start=3),
+            "doors": gym.spaces.MultiDiscrete([2, 3]),
+            "open": gym.spaces.MultiBinary(2),
+            "at": gym.spaces.Box(0.0, 9.0, (1,), np.float32),
+        }
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), 0.0, False, False, {}
+
+    def _obs(self):
+        open_ = np.array([1, 0], np.int8)
+        at = np.array([self.t], np.float32)
+        return {"room": np.int64(3 + self.t % 4), "doors": np.array([self.t % 2, self.t % 3]), "open": open_, "at": at}
+
+
+class RoomsOfVector(gym.vector.VectorEnv):
+    """Rooms as a vector with a form of its own."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs):
+        self.num_envs, self.members = num_envs, [Rooms() for _ in range(num_envs)]
+        self.single_observation_space, self.single_action_space = Rooms.observation_space, Rooms.action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return self._joined([member.reset()[0] for member in self.members]), {}
+
+    def step(self, actions):
+        ends = np.zeros(self.num_envs, bool)
+        return self._joined([member.step(0)[0] for member in self.members]), np.zeros(self.num_envs), ends, ends, {}
+
+    def _joined(self, seen):
+        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+
+
 class Sampling(gym.Env):
     """Draws its observations from its own space, and its first one from its space of actions."""
 
@@ -152,6 +203,42 @@ class Spoiled(gym.Env):
         return obs
 
 
+class Hangs(gym.Wrapper):
+    """CartPole; one environment of the process does not return from its 20th step until `released` is set.
+
+    Args:
+        longest_s: It returns after so long in any case.
+    """
+
+    released, taken = threading.Event(), threading.Event()
+
+    def __init__(self, longest_s=60.0):
+        super().__init__(gym.make("CartPole-v1"))
+        self.longest_s, self.own_steps = longest_s, 0
+
+    def step(self, action):
+        self.own_steps += 1
+        if self.own_steps == 20 and not Hangs.taken.is_set():
+            Hangs.taken.set()
+            Hangs.released.wait(self.longest_s)
+        return super().step(action)
+
+    @classmethod
+    def again(cls):
+        cls.released, cls.taken = threading.Event(), threading.Event()
+
+
+class Endless(gym.Wrapper):
+    """CartPole whose episodes never end."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1").unwrapped)
+
+    def step(self, action):
+        _, reward, _, _, info = super().step(action)
+        return self.unwrapped.reset()[0], reward, False, False, info
+
+
 class Particular(gym.Wrapper):
     """Goes around no environment, and does not say why."""
 
@@ -159,10 +246,55 @@ class Particular(gym.Wrapper):
         assert env is None
 
 
+class Numbered(gym.Env):
+    """Shows the number of its episode in this process, and of the step in it; an episode has 50 steps.
+
+    Args:
+        fails_at: Steps of all of them in this process at which one raises; they are counted from `begin` on.
+    """
+
+    observation_space = gym.spaces.Box(0.0, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    num_episodes = num_steps = 0
+
+    def __init__(self, fails_at=()):
+        self.fails_at = fails_at
+
+    @classmethod
+    def begin(cls):
+        cls.num_episodes = cls.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Numbered.num_episodes += 1
+        self.episode, self.t = Numbered.num_episodes, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        Numbered.num_steps += 1
+        self.t += 1
+        if Numbered.num_steps in self.fails_at:
+            raise ZeroDivisionError("the world has a hole")
+        return self._obs(), 1.0, self.t >= 50, False, {}
+
+    def _obs(self):
+        return np.array([self.episode, self.t], np.float32)
+
+    @staticmethod
+    def num_joined(before, after, n_step):
+        """Return how many rows, by their observations before and after, are not one episode's next `n_step`."""
+        steps = after[:, 1] - before[:, 1]
+        return int(np.count_nonzero((after[:, 0] != before[:, 0]) | (steps < 1) | (steps > n_step)))
+
+
+gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Rooms-v0", "tests.training.worlds:Rooms", vector_entry_point="tests.training.worlds:RoomsOfVector")
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
+gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")
+gym.register("Endless-v0", "tests.training.worlds:Endless")
 for name in ("FailsOnce", "FailsLater", "Hangs"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 

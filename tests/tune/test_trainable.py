@@ -2,12 +2,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import ray
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.utils.util import validate_save_restore
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
@@ -238,3 +240,40 @@ def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place
             return {"eval/return": float(Path.cwd() == place.working_dir)}
 
     assert fit(as_trainable(Where, walks_config("where"), place), place, [1.0])[0].metrics["eval/return"] == 1.0
+
+
+@ray.remote(max_retries=0)
+def train_in_group(config):
+    trieye.run_experiment(DQN, config)
+
+
+def test_explorers_of_a_trial_run_on_what_its_placement_group_reserves(tmp_path):
+    config = TrainConfig(
+        agent={"kind": "dqn", "rollout_steps": 8, "batch_size": 8, "learning_starts": 16},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        explorer={"num": 1, "num_cpus": 1},
+        run_name="trial",
+        sinks={},
+        persistence={"root_data_dir": str(tmp_path)},
+        loop={"axis": "env_steps", "env_steps": 64},
+    )
+    bundles = as_trainable(DQN, config).default_resource_request({}).bundles
+    assert bundles == [{"CPU": 1}, {"CPU": 1}]  # all that this Ray has
+    group = ray.util.placement_group(bundles)
+    try:
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        trained = train_in_group.options(num_cpus=1, scheduling_strategy=where).remote(config)
+        done, _ = ray.wait([trained], timeout=90)
+        assert done, "its explorer found no room"
+        ray.get(trained)
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_a_study_whose_trials_find_no_room_is_refused(walks_config, place, monkeypatch):
+    monkeypatch.chdir(place.working_dir)
+    asked = {"enabled": True, "scheduler": "none", "space": {"walk.pace": "1,2"}, "num_cpus": 3, "time_s": 20}
+    with pytest.raises(
+        ConfigurationError, match=r"a trial .* needs more than this Ray has \(CPU 3 of 2\); lower tune.num_cpus"
+    ):
+        trieye.run_experiment(Walk, walks_config("large", tune=asked))

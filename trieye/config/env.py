@@ -47,6 +47,11 @@ class EnvConfig(StrictModel):
         default=False, description="The policy sees observations with mean 0 and standard deviation 1."
     )
     eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+    eval_max_steps: int = Field(
+        default=100_000,
+        ge=1,
+        description="Steps after which an episode of an evaluation is cut; its return counts up to there.",
+    )
     eval_video: bool = Field(default=False, description="Record the first episode of each evaluation as a GIF.")
 
     @model_validator(mode="after")

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from trieye.config.loop import LoopConfig
-from trieye.config.redaction import redacted
+from trieye.config.redaction import HIDDEN, redacted
 from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig
 
@@ -83,10 +85,32 @@ def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
 
 
 def differences(held: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
-    """Return `key: stored -> present` where a stored config trains something else; see `changed_values`."""
-    now = dict(leaves(redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))))
-    before = dict(leaves(redacted(held)))
-    return [f"{key}: {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
+    """Return `key: stored -> present` where a stored config trains something else; see `changed_values`.
+
+    Keys that were added or removed are among them, unless a stored config lacks what has its default now.
+    """
+    now = redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
+    before = {key: value for key, value in redacted(held).items() if key not in {*_HOW_IT_RUNS, HIDDEN}}
+    return list(_differences(before, now, config))
+
+
+_NOT_SET = "not set"
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], model: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the differences of two sections; `model` is the config object of the present one, if there is one."""
+    fields = type(model).model_fields if isinstance(model, BaseModel) else {}
+    is_other_kind = before.get("kind") != now.get("kind")  # whose keys are others
+    for key in dict.fromkeys((*now, *before)):
+        one, other = before.get(key, _NOT_SET), now.get(key, _NOT_SET)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, getattr(model, key, None) if fields else None, f"{prefix}{key}.")
+        elif key not in before or key not in now:
+            is_default = key in fields and getattr(model, key) == fields[key].get_default(call_default_factory=True)
+            if not is_other_kind and not is_default:
+                yield f"{prefix}{key}: {one} -> {other}"
+        elif one != other:
+            yield f"{prefix}{key}: {one} -> {other}"
 
 
 def json_of(path: Path) -> dict[str, Any]:

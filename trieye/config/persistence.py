@@ -233,6 +233,11 @@ class PersistenceConfig(TolerantModel):
         copy._made_in = working_dir  # noqa: SLF001 - its own
         return copy
 
+    def roots_above(self) -> list[Path]:
+        """Return where a relative `root_data_dir` would be from each directory above the working directory."""
+        given = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
+        return [] if given.is_absolute() else [parent / given for parent in Path(self._made_in).parents]
+
     def _get_absolute_root(self) -> Path:
         return self._absolute("persistence.root_data_dir", self.root_data_dir)
 

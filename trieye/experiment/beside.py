@@ -1,14 +1,17 @@
 """Beside: the evaluation of a checkpoint that is under way while the training goes on."""
 
 from collections.abc import Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.saves import SaveHandle
 
 _MAX_TRIES = 3
+_POLL_S = 0.2
 
 
 class Evaluates(Protocol):
@@ -36,13 +39,15 @@ class Beside:
         """Evaluate a checkpoint, as soon as it is safe on disk."""
         self.step, self._checkpoint, self._outcome, self._tries = step, checkpoint, None, 0
 
-    def take(self, *, wait: bool) -> tuple[int, Mapping[str, float]] | None:
+    def take(self, *, wait: bool, stop: StopRequest) -> tuple[int, Mapping[str, float]] | None:
         """Return step and values of the evaluation if it has ended, which is then forgotten; None if there is none.
 
         Args:
             wait: Wait for the end.
+            stop: Whether the run was asked to stop, which nobody keeps waiting.
 
         Raises:
+            StepInterrupted: The run was asked to stop meanwhile.
             CheckpointError: The checkpoint could not be saved.
             ConnectionError: The process that evaluates died again and again.
             Exception: What the evaluation raised.
@@ -55,6 +60,9 @@ class Beside:
                 self._outcome = self._experiment.evaluate_saved(path)
             if not (wait or self._outcome.done()):
                 return None
+            while not futures.wait([self._outcome], _POLL_S).done:
+                if stop.is_made:
+                    raise StepInterrupted(f"the evaluation of step {self.step} was under way")
             try:
                 values = self._outcome.result()
             except ConnectionError as error:

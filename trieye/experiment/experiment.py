@@ -47,6 +47,14 @@ class Experiment(Generic[ConfigT]):
         """Go on in another run; a state of that run follows."""
         self.config, self._run = run.config, run  # type: ignore[assignment]  # of the type that the caller has checked
 
+    @classmethod
+    def check_machine(cls, config: ConfigT) -> None:
+        """Refuse a config that this machine cannot train, such as with a device that it lacks, before the run begins.
+
+        Raises:
+            ConfigurationError: The message names the key, and what there is.
+        """
+
     def setup(self, config: ConfigT) -> None:
         """Make models, optimizers and environments."""
 

@@ -58,6 +58,8 @@ class Progress:
     evaluated_step: int | None = -1
     evaluating: int | None = None
     """Step of the checkpoint that is being evaluated beside the training."""
+    owes_evaluation: bool = False
+    """Whether a signal interrupted the evaluation of this step, which the next start does first."""
 
     def count(self, values: Mapping[str, float | None]) -> None:
         """Count an iteration, and the environment steps and updates that it says it made."""

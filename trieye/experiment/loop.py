@@ -22,10 +22,13 @@ from trieye.experiment.experiment import ConfigT, Experiment, imported
 from trieye.experiment.finished import Progress, Result, finished, finished_sentence
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted, StopRequest
+from trieye.run.crash import save_crash
 from trieye.run.media import number_of
 from trieye.run.run import Run
-from trieye.run.steps import steps
+from trieye.run.steps import farewell, steps
 from trieye.snapshot.generators import seed_all
 
 _MIN_PATIENCE_STEPS = 100
@@ -51,18 +54,24 @@ def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> R
         say(done.sentence(limits.objective))
         return done
     experiment_class = checked(experiment, config)
+    experiment_class.check_machine(config)
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         seed_all(config.seed)
-        made = experiment_class(config, run)
         try:
+            made = experiment_class(config, run)
             loop = Loop(made, run)
-            reason = loop.drive()
-        except BaseException as error:
-            with noted(error, "cleanup() of the experiment"):
-                made.cleanup()
-            raise
-        made.cleanup()
+            try:
+                reason = loop.drive()
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    loop.keep_crash(error)
+                with noted(error, "cleanup() of the experiment"):
+                    made.cleanup()
+                raise
+            made.cleanup()
+        finally:
+            watchdog.end()
     result = loop.result(reason)
     say(result.sentence(limits.objective))
     if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
@@ -131,6 +140,7 @@ class Loop:
         self._found: Mapping[str, float] | None = None
         self._objective: float | None = None
         self._beside = Beside(experiment)
+        self._stop = StopRequest(lambda: run.stop_requested_at)
         self._rating: Future[None] | None = None
         self._has_skipped = False
 
@@ -143,8 +153,11 @@ class Loop:
             return self.reason
         for _ in steps(run, self._limits.steps, requeue_exit_code=code, counts=self._counts_steps):
             self._round()
-            if self.reason is not None:
+            if self.reason is not None or self._at.owes_evaluation:
                 break
+        if self._at.owes_evaluation:
+            run.wait_for_saves()
+            raise RunInterrupted(farewell(run), run.exit_code)
         self.end()
         assert self.reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
         return self.reason
@@ -166,6 +179,11 @@ class Loop:
                 self._keep_as_own()
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
+        if self._at.owes_evaluation:
+            self._at.owes_evaluation, run.saved_step = False, -1  # it is saved once more, with its objective
+            self._evaluate_all(is_last=self.reason is not None)
+            self.reason = self._reason_to_stop()
+            self._save()
         self._began = time.monotonic()
 
     def advance(self) -> Mapping[str, float] | None:
@@ -184,6 +202,21 @@ class Loop:
     def save(self) -> None:
         """Save the present state, unless that is done."""
         self._save()
+
+    def keep_crash(self, error: Exception) -> None:
+        """Save as `crash-<step>` what an error left behind, and say so in a note of it, unless nothing would be lost.
+
+        A save that failed, or values that are not finite, are no state to keep.
+        """
+        is_unfit = isinstance(error, CheckpointError | FloatingPointError)
+        if self._began is None or is_unfit or self._run.saved_step == self._run.step:
+            return
+        with noted(error, "saving the state that this error left behind"):
+            path = save_crash(self._run, experiment=_State(self._experiment), loop=self)
+            error.add_note(
+                f"the state that this error left behind is saved: {path}. run_name={self._run.name} resumes from the "
+                "last checkpoint before it; another run_name with persistence.load_checkpoint_path starts from it"
+            )
 
     @property
     def progress(self) -> Progress:
@@ -210,17 +243,39 @@ class Loop:
 
     def _round(self) -> None:
         """Make a step whose number is known, and do what is due after it."""
-        self._one_step()
+        try:
+            self._one_step()
+        except StepInterrupted as interruption:
+            self._leave_step(interruption)
+            return
         self._take_beside(wait=False)
         self.reason = self._reason_to_stop()
-        if self.reason is not None:
-            self._take_beside(wait=True)
-            self._evaluate()
-        elif self._evaluation_due():
-            self._evaluate_beside() if self._limits.evaluate_beside else self._evaluate()
-            self.reason = self._reason_to_stop()
+        try:
+            if self.reason is not None or self._evaluation_due():
+                self._evaluate_all(is_last=self.reason is not None)
+                self.reason = self._reason_to_stop()
+        except StepInterrupted as interruption:
+            say(f"{interruption}: it is left out now, and the next start does it first")
+            self.reason, self._at.owes_evaluation = None, True
         if self.reason is not None or self._save_due():
             self._save()
+
+    def _leave_step(self, interruption: StepInterrupted) -> None:
+        """Save what there is without the step that a stop interrupted, which the next start does again."""
+        say(f"{interruption}: this step is left, and what it has collected is lost")
+        for name in ("env_steps", "updates"):  # those of its parts that are complete
+            setattr(self._at, name, getattr(self._at, name) + int(interruption.made.get(name) or 0))
+        self._run.step = self._at.counted()[self._limits.axis]
+        self._save()
+
+    def _evaluate_all(self, *, is_last: bool) -> None:
+        if is_last:
+            self._take_beside(wait=True)
+            self._evaluate()
+        elif self._limits.evaluate_beside:
+            self._evaluate_beside()
+        else:
+            self._evaluate()
 
     def _one_step(self) -> None:
         began = time.perf_counter()
@@ -281,7 +336,7 @@ class Loop:
 
     def _take_beside(self, *, wait: bool) -> None:
         """Log what the evaluation beside the training found, at the step of its checkpoint, and rate that."""
-        if (found := self._beside.take(wait=wait)) is None:
+        if (found := self._beside.take(wait=wait, stop=self._stop)) is None:
             return
         step, values = found
         self._at.evaluating = None

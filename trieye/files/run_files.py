@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS, BUFFERS = "checkpoints", "buffers"
 """Directories of the saved states in a run, where its config gives no others."""
 
-CHECKPOINT_PREFIX, BUFFER_PREFIX = "checkpoint_step_", "buffer_step_"
+CHECKPOINT_PREFIX, BUFFER_PREFIX, CRASH_PREFIX = "checkpoint_step_", "buffer_step_", "crash-"
 """What the name of a saved state begins with; its step follows."""
 
 RUN_RECORD, JOURNAL, HISTORY = "run.json", "journal.db", "history"
@@ -83,6 +83,21 @@ class RunFiles:
         other = copy.copy(self)
         other._name_parts(run_dir)  # noqa: SLF001 - its own class
         return other
+
+    def check_not_above(self) -> None:
+        """Refuse to begin a run that exists below a parent directory: the command was likely given in a subdirectory.
+
+        Raises:
+            ConfigurationError: It exists there.
+        """
+        record, given = self.run_record_path.relative_to(self.root_data_dir), self.persist_config.root_data_dir
+        above = [] if self.run_record_path.is_file() else self.persist_config.roots_above()
+        if (found := next((root / record for root in above if (root / record).is_file()), None)) is not None:
+            raise ConfigurationError(
+                f"run_name={self.run_base_dir.name}: this run exists in {found.parent}, and "
+                f"persistence.root_data_dir={given} belongs to the working directory: start it where it was started, "
+                "set persistence.root_data_dir to an absolute path, or choose another run_name"
+            )
 
     def run_roots(self) -> list[Path]:
         """Return the directories in which the app's runs lie: that of this run first, then those below `resume_dirs`.

@@ -231,7 +231,10 @@ class ActorLogic:
         Raises:
             CheckpointError: It could not be written; counted in `persistence/save_failures`.
         """
-        path = self._saved(step, lambda: self.files.states.save(step, state, metadata, hub_state))
+        is_tracked = not metadata.get("is_crash")
+        path = self._saved(
+            step, lambda: self.files.states.save(step, state, metadata, hub_state), is_tracked=is_tracked
+        )
         return Saved(str(path), damaged_parts(path) if state.parts else ())
 
     @request("save")
@@ -262,7 +265,7 @@ class ActorLogic:
         hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
         self._saved(step, lambda: self.files.states.save_training(hub_state, resolve(state)))
 
-    def _saved(self, step: Any, write: Callable[[], Path]) -> Path:
+    def _saved(self, step: Any, write: Callable[[], Path], *, is_tracked: bool = True) -> Path:
         self._check_open()
         try:
             with self.status.doing(f"saving step {step}"):
@@ -272,7 +275,8 @@ class ActorLogic:
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
         with suppress(JournalFullError):  # it is safe, although the trackers do not know it
-            self.tracking.note_checkpoint(path)
+            if is_tracked:
+                self.tracking.note_checkpoint(path)
         return path
 
     def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:

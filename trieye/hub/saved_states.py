@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer, point_at
-from trieye.checkpoints.directory import parts_in, read_hub_state
+from trieye.checkpoints.directory import parts_in, read_hub_state, save_state
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.checkpoints.store import CheckpointStore, Mode, Retention
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.files.run_files import BUFFER_PREFIX, RUN_RECORD, RunFiles
+from trieye.files.atomic import remove_directory
+from trieye.files.run_files import BUFFER_PREFIX, CRASH_PREFIX, RUN_RECORD, RunFiles
 from trieye.files.run_record import ForkPoint, RunRecord
 from trieye.hub.marks import unpack_state
 from trieye.snapshot.encode import EncodedState
@@ -110,10 +111,30 @@ class SavedStates:
             SerializationError: It could not be written.
         """
         whose = {"run_name": self._config.run_name, "attempt": self._attempt}
+        if metadata.get("is_crash"):
+            return self._save_crash(step, state, {**metadata, **whose}, _deflated(hub_state))
         path = self._checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
         is_best = bool(metadata.get("is_best")) or self._is_best(path, metadata)
         self._files.update_checkpoint_links(path, is_best)
         self._prune(metadata)
+        return path
+
+    def _save_crash(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Path:
+        """Write what an error left behind, in place of what an earlier one did; no link leads there."""
+        before = list(self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*"))
+        path = save_state(
+            self._files.checkpoint_dir / f"{CRASH_PREFIX}{step}",
+            state,
+            step=step,
+            metadata=metadata,
+            hub_state=hub_state,
+            key=self._serializer.key,
+            checksum=self._config.checksum,
+            find_part=parts_in([entry.path for entry in reversed(self._checkpoints.entries())]),
+        )
+        for other in before:
+            if other != path:
+                remove_directory(other)
         return path
 
     def rate(self, step: int, objective: float | None) -> None:

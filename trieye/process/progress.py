@@ -1,6 +1,7 @@
 """Progress: a bar with the key metrics on a terminal, a line that changes in a notebook, plain lines elsewhere."""
 
 import contextlib
+import inspect
 import logging
 import os
 import re
@@ -52,14 +53,41 @@ class Progress:
         self._next = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._hook_before: Callable[..., Any] | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _rich_bar(has_end=self._total is not None)
             self._task = self._bar.add_task(visible(self._name), total=self._total, completed=self._start, metrics="")
+            self._start_bar()
+        return self
+
+    def _start_bar(self) -> None:
+        if self._bar is not None:
             self._bar.start()
             self._handlers = _through_the_bar()
-        return self
+            self._hook_before, sys.breakpointhook = sys.breakpointhook, self._debug
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None and self._hook_before is not None:
+            self._bar.stop()
+            for handler, stream in self._handlers:
+                handler.setStream(stream)
+            sys.breakpointhook, self._hook_before = self._hook_before, None
+
+    def _debug(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave the terminal to a debugger, at the line that called `breakpoint`, until the next `update`."""
+        hook = self._hook_before or sys.__breakpointhook__
+        self._stop_bar()
+        chosen = os.environ.get("PYTHONBREAKPOINT", "")
+        # Ray names itself there, and waits for an editor to attach, which nobody at this terminal asked for
+        is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
+        if hook is not sys.__breakpointhook__ or not is_pdb:
+            return hook(*args, **kwargs)
+        import pdb  # noqa: T100 - not `set_trace`, which would stop in this frame
+
+        frame = inspect.currentframe()
+        return pdb.Pdb().set_trace(None if frame is None else frame.f_back)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,16 +96,15 @@ class Progress:
             self._show()
         if self._notebook is not None:
             self._notebook.end()
-        if self._bar is not None:
-            self._bar.stop()
-            for handler, stream in self._handlers:
-                handler.setStream(stream)
+        self._stop_bar()
 
     def update(self, step: int) -> None:
         """Note that a step is done; shows it now and then."""
         self._step = step
         now = time.monotonic()
         if now >= self._next:
+            if self._hook_before is None:
+                self._start_bar()
             self._next = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
             self._show()
 

@@ -109,6 +109,7 @@ class Attempt:
         self._required = tuple(config.trieye.sinks.required)
         self._paths = RunFiles(config.trieye.persistence)
         check_start(config)
+        self._paths.check_not_above()
         signing.check_key()
         self._config, self._sinks = config, sinks
         self.recorded_config = recorded(config.model_dump(mode="json"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import getpass
+import hashlib
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Self
@@ -25,7 +27,9 @@ from trieye.snapshot.signing import is_own_command, sign_command
 
 DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
-MAX_UNTRACKED = 1000
+MAX_UNTRACKED = MAX_SOURCES = 1000
+MAX_NAMED = 5
+"""Modules or packages that a message names."""
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
@@ -90,6 +94,7 @@ class Provenance(BaseModel):
         packages: Version of every package that is installed, by its name.
         machine: Where it ran.
         job: What the scheduler says of the job, such as SLURM_JOB_ID.
+        sources: Hashes of the modules that were imported and are not installed, by name: the code of the project.
         signature: Of the command, the overrides and the directory, by the user's key; empty if there was none.
     """
 
@@ -104,6 +109,7 @@ class Provenance(BaseModel):
     packages: dict[str, str]
     machine: Machine
     job: dict[str, str]
+    sources: dict[str, str] = {}
     signature: str = ""
 
     @property
@@ -121,6 +127,20 @@ class Provenance(BaseModel):
                 return cls.model_validate_json(path.read_bytes())
         return None
 
+    def changes_since(self, before: Self) -> list[str]:
+        """Return what is different from an earlier attempt and may change what is trained, for a message."""
+        edited = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
+        ours, theirs = ({**side.packages, "Python": side.python} for side in (self, before))
+        versions = [
+            f"{name} {theirs.get(name, 'missing')} -> {ours.get(name, 'missing')}"
+            for name in dict.fromkeys((*ours, *theirs))
+            if ours.get(name) != theirs.get(name)
+        ]
+        shas = [None if side.commit is None else side.commit.sha for side in (before, self)]
+        changes = [f"edited: {_named(edited)}"] if edited else []
+        changes += [f"commit {shas[0][:10]} -> {shas[1][:10]}"] if shas[0] and shas[1] and shas[0] != shas[1] else []
+        return changes + ([f"packages: {_named(versions)}"] if versions else [])
+
     @classmethod
     def gather(cls, commit: Commit | None) -> Self:
         """Look at this process and its machine; asking for packages and GPUs takes some tenths of a second."""
@@ -135,6 +155,7 @@ class Provenance(BaseModel):
             packages=_packages(),
             machine=_machine(),
             job={name: os.environ[name] for name in _JOB if name in os.environ},
+            sources=_sources(),
         )
 
 
@@ -193,24 +214,34 @@ class Notes:
 
     def __init__(self, run_dir: Path, attempt: int, commit: Commit | None) -> None:
         self._path, self._commit = run_dir / DIRECTORY / f"attempt-{attempt}.json", commit
+        self._found: Provenance | None = None
         self._thread = threading.Thread(target=self._write, name="trieye-provenance", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when all is written, or if that takes too long."""
+        """Return when all is written, with the modules that were imported later, or if that takes too long."""
         self._thread.join(PATIENCE_S)
+        if self._found is not None:
+            sources = {**_sources(), **self._found.sources}
+            with contextlib.suppress(OSError):
+                self._keep(self._found.model_copy(update={"sources": sources}))
 
     def _write(self) -> None:
         try:
             self._path.parent.mkdir(exist_ok=True)
             if self._commit is not None and self._commit.is_dirty:
                 write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
-            found = Provenance.gather(self._commit)
+            found, before = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
+            if before is not None and (changes := found.changes_since(before)):
+                say(f"run {self._path.parents[1].name!r} is not as in its last attempt: {'; '.join(changes)}")
             signature = sign_command(found.command, found.overrides, found.directory)
-            found = found.model_copy(update={"signature": signature})
-            write_atomic(self._path, found.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
+            self._keep(found.model_copy(update={"signature": signature}))
         except OSError as error:
             say(f"what this attempt ran is not written down: {self._path}: {error.strerror or error}")
+
+    def _keep(self, found: Provenance) -> None:
+        write_atomic(self._path, found.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
+        self._found = found
 
 
 def _patch(directory: str) -> bytes:
@@ -219,6 +250,11 @@ def _patch(directory: str) -> bytes:
     if len(patch) <= MAX_PATCH_BYTES:
         return patch
     return b"the uncommitted changes are larger than %d MiB and were not kept\n" % (MAX_PATCH_BYTES >> 20)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def command_line() -> str:
@@ -257,6 +293,23 @@ def _packages() -> dict[str, str]:
     heads = ((held.read_text("METADATA") or held.read_text("PKG-INFO") or "") for held in distributions(path=own))
     found = (dict(_NAME_OR_VERSION.findall(head.partition("\n\n")[0])) for head in heads)
     return dict(sorted((one["Name"], one.get("Version", "")) for one in found if "Name" in one))
+
+
+def _sources() -> dict[str, str]:
+    """Return hashes of the source files that were imported and belong to no installed package, by module."""
+    roots = {sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("-packages"))}
+    installed = tuple(f"{root}{os.sep}" for root in roots)
+    found = {}
+    for name, module in sorted(sys.modules.copy().items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(installed) or name == "__mp_main__":
+            continue
+        if name == "__main__":  # the same module as `python -m package.module` and by its path
+            spec = getattr(module, "__spec__", None)
+            name = Path(file).stem if spec is None else spec.name  # noqa: PLW2901
+        with contextlib.suppress(OSError):
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return dict(list(found.items())[:MAX_SOURCES])
 
 
 def _machine() -> Machine:

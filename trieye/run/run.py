@@ -69,6 +69,7 @@ class Run(Recorder):
         restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
         saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
+        stop_requested_at: When it did, as `time.monotonic`; None before.
         exit_code: What the program should exit with then.
 
     Raises:
@@ -82,6 +83,7 @@ class Run(Recorder):
         self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
+        self.stop_requested_at: float | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, sinks
         self._attempt: Attempt | None = None
@@ -341,8 +343,7 @@ class Run(Recorder):
         attempt.flusher.flush()
         hub_state = hub.ask(ActorLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
-        metadata["seed"] = self.config.seed
-        metadata |= {"is_awaited": True} if is_awaited else {}
+        metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if is_awaited else {})
         begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
@@ -396,8 +397,7 @@ class Run(Recorder):
         """
         found = self._entered().find(from_checkpoint)
         if found is None or found.state is None:
-            attempt = self._opened()
-            attempt.hub.ask(ActorLogic.resume, None)
+            (attempt := self._opened()).hub.ask(ActorLogic.resume, None)
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False

@@ -1,9 +1,11 @@
 """steps: the loop over the steps of a run that are left."""
 
+import time
 from collections.abc import Generator, Mapping
 from typing import Protocol
 
 from trieye.exceptions import RunInterrupted
+from trieye.process import watchdog
 from trieye.process.progress import Progress, say
 from trieye.process.signals import StopSignals
 
@@ -19,6 +21,7 @@ class Stepped(Protocol):
         step: The step that is under way, or the last one that is complete.
         saved_step: The last step that was saved; -1 before the first.
         stop_requested: Whether a signal asked the run to stop.
+        stop_requested_at: When it did, as `time.monotonic`; None before.
         exit_code: What the process should exit with then.
     """
 
@@ -26,6 +29,7 @@ class Stepped(Protocol):
     step: int
     saved_step: int
     stop_requested: bool
+    stop_requested_at: float | None
     exit_code: int
 
     def key_metrics(self) -> Mapping[str, float]:
@@ -55,7 +59,8 @@ def steps(
         return
 
     def request_stop(exit_code: int) -> None:
-        run.stop_requested, run.exit_code = True, exit_code
+        run.stop_requested, run.stop_requested_at, run.exit_code = True, time.monotonic(), exit_code
+        watchdog.note_request()
 
     stops = StopSignals(
         request_stop,
@@ -75,10 +80,11 @@ def steps(
                 bar.update(run.step)
     if run.stop_requested and (total is None or run.step < total):
         run.wait_for_saves()
-        raise RunInterrupted(_farewell(run), run.exit_code)
+        raise RunInterrupted(farewell(run), run.exit_code)
 
 
-def _farewell(run: Stepped) -> str:
+def farewell(run: Stepped) -> str:
+    """Return what to tell somebody whose run stops before its end."""
     saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
     return f"run {run.name!r} stops at step {run.step}: {saved}; start it again with run_name={run.name} to go on"
 

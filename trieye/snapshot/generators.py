@@ -48,8 +48,8 @@ def generator_state(value: Any) -> dict[str, Any] | None:
 def set_generator_state(generator: Any, held: Any) -> None:
     """Bring a generator to a state.
 
-    Devices of different types have different generators: a torch generator that gets the state of another type of
-    device is seeded with a hash of it, and a warning says that its draws differ from here on.
+    Generator states of different device types are incompatible: a torch generator given the state of another type is
+    seeded with a hash of that state, with a warning that its draws differ from here on.
 
     Args:
         generator: One that `generator_state` knows.
@@ -202,7 +202,7 @@ def capture_all() -> dict[str, Any]:
 def restore_all(state: dict[str, Any]) -> None:
     """Set the generators to what `capture_all` returned; torch is imported if its state is there.
 
-    States of CUDA devices that this process lacks are left out; a warning says so where there are none at all.
+    States of missing CUDA devices are ignored, with a warning if this process has no CUDA device.
 
     Raises:
         SerializationError: `state` is not what `capture_all` returns.

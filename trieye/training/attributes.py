@@ -23,8 +23,8 @@ class Attributes:
     tensors, and containers of such) that are other than they were when this was made: what is made from the config is
     what the config says now. Anything else is no state.
 
-    Tensors return to the device of the holder, even if that is another one now; those that were kept on another device
-    than the holder's, and those that the set-up made there, stay off it.
+    Tensors return to the current device of the holder. A tensor saved off that device stays on the CPU; one that the
+    set-up has created keeps the device chosen there.
 
     Args:
         holder: The object, when its own set-up is over.
@@ -100,9 +100,9 @@ class Attributes:
                 setattr(self._holder, name, self._placed(value, held, iter(marks)))
 
     def _placed(self, value: Any, held: Any, elsewhere: Iterator[bool]) -> Any:
-        """Return a value with its tensors where the set-up has them, else on the device of the holder.
+        """Return a value with its tensors on the device chosen by the set-up, else that of the holder.
 
-        Those that are marked stay on the CPU.
+        Marked tensors stay on the CPU.
         """
         if isinstance(value, torch.Tensor):
             is_elsewhere = next(elsewhere)

@@ -10,11 +10,14 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
-from trieye.exceptions import NonFiniteError
+from trieye.exceptions import EnvironmentLostError, NonFiniteError
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted
 from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
-from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, finite_members, first_nonfinite, is_finite
+from trieye.training.environments import close_envs, naming_lost_members
+from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite
 from trieye.training.policy import (
     Act,
     Acting,
@@ -29,6 +32,7 @@ from trieye.training.policy import (
 )
 from trieye.training.rows import Array, Rows, nested
 from trieye.training.seeds import training_seed
+from trieye.training.steps import Steps
 
 _PICTURE_AXES = 3  # environments, height and width
 ReturnMoments = tuple[float, float, float]
@@ -72,6 +76,8 @@ class Collector:
         self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
+        self._calls = watchdog.calls()
+        self._cut_by: BaseException | None = None
         self.generator = torch.Generator(policy.device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
         self._streams = np.arange(envs.num_envs)  # the environments as the replay knows them; new after a cut
@@ -81,7 +87,9 @@ class Collector:
     def _begin(self, seed: int) -> None:
         """Begin an episode in each environment."""
         num = self._envs.num_envs
-        self._obs = columns_of(self._envs.reset(seed=seed)[0])
+        with self._calls, naming_lost_members(self._envs, self._config):
+            obs = self._envs.reset(seed=seed)[0]
+        self._obs = columns_of(obs)
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
         self._returns, self._lengths = np.zeros(num), np.zeros(num, np.int64)
@@ -91,15 +99,35 @@ class Collector:
     def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
         """Make some steps of each environment, with the policy exploring.
 
+        If an environment raises, or is interrupted, the rows are lost and the episodes under way are cut.
+
         Args:
             steps: How many.
             before_step: Called before each; it may give the policy other weights.
+
+        Raises:
+            EnvironmentLostError: The process of a member of `env.vector=async` is gone.
+            StepInterrupted: The run was asked to stop, and an environment does not return.
         """
+        if self._cut_by is not None:
+            self.interrupted += self.num_open
+            self._streams = self._streams + _NEXT_STREAM
+            self._begin(training_seed(self._seed, self.env_steps))
+            self._cut_by = None
+        done, state = self._done, self._state
+        try:
+            return self._collected(steps, before_step)
+        except BaseException as error:
+            self._done, self._state, self._cut_by = done, state, error
+            raise
+
+    def _collected(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
         num, device = self._envs.num_envs, self._policy.device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
         made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
         resets, terminated, truncated = made.resets, made.terminated, made.truncated
+        lost = naming_lost_members(self._envs, self._config)
         acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
         leaves_out = self._on_nonfinite.leaves_out  # else a look at the end is enough, as nothing is used before
         try:
@@ -109,7 +137,8 @@ class Collector:
                 with acting:
                     act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
-                found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                with self._calls, lost:
+                    found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
                 made.see(found, t + 1)
                 actions.append(action)
                 if leaves_out and not made.is_finite(t, t + 1):
@@ -120,16 +149,18 @@ class Collector:
                     self._take_own_metrics(info)
                 acts.append(act)
                 ctx.env_steps += num - int(np.count_nonzero(resets[t]))
-        finally:
-            if not leaves_out and not made.is_finite(0, len(actions)):  # also where the policy fails because of it
-                self._stop(made, actions)
+        except Exception:  # perhaps because the policy, or the environment, was given what is not finite
+            self._check_steps(made, actions)
+            raise
+        if not leaves_out:
+            self._check_steps(made, actions)
         self.env_steps = ctx.env_steps
         rows = self._rows_of(made, np.stack(actions), acts, before)
         if self._normalizers and rows.valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
 
-    def _rows_of(self, made: "Steps", actions: Array, acts: list[Act], before: Any) -> Rows:
+    def _rows_of(self, made: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
         """Return the steps that were made as rows, and take note of where they ended."""
         steps = len(actions)
         self._done, valid, done = made.resets[steps].copy(), ~made.resets[:-1], made.resets[1:]
@@ -146,7 +177,7 @@ class Collector:
         streams = self._streams.copy()
         return Rows(arrays, self._obs, valid, extras, before, self._policy.device, last_state, streams)
 
-    def _refuse(self, t: int, made: "Steps", action: Array, env_steps: int) -> None:
+    def _refuse(self, t: int, made: Steps, action: Array, env_steps: int) -> None:
         """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
 
         Raises:
@@ -169,22 +200,24 @@ class Collector:
         others = f", and others of {len(faults) - 1} more" if len(faults) > 1 else ""
         consequence = "the row is left out, its episode cut, and the environment reset"
         told = f"{what} of environment {first}{owner} {at}{others}"
-        made.cut(self._reset(members, made, t + 1), t)  # first, so that nothing of it is left whatever follows
         self._on_nonfinite.found("rows", told, consequence, len(faults))
+        made.cut(self._reset(members, made, t + 1), t)
 
-    def _stop(self, made: "Steps", actions: list[Array]) -> None:
+    def _check_steps(self, made: Steps, actions: list[Array]) -> None:
         """Refuse the first step that gave NaN or infinity.
 
         Raises:
-            NonFiniteError: There is one.
+            NonFiniteError: There is one, and `loop.on_nonfinite` is `stop`.
         """
+        if self._on_nonfinite.leaves_out or made.is_finite(0, len(actions)):
+            return
         env_steps = self.env_steps
         for t, action in enumerate(actions):
             if not made.is_finite(t, t + 1):
                 self._refuse(t, made, action, env_steps)
             env_steps += int(np.count_nonzero(~made.resets[t]))
 
-    def _reset(self, members: NDArray[np.bool_], made: "Steps", t: int) -> NDArray[np.bool_]:
+    def _reset(self, members: NDArray[np.bool_], made: Steps, t: int) -> NDArray[np.bool_]:
         """Reset some environments, and see their first observations at `t`; return which ones it were."""
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
@@ -192,7 +225,9 @@ class Collector:
             self._envs._rewards[members] = 0.0  # noqa: SLF001 - no public name, and saved with the environments
         for _ in range(MAX_IN_A_ROW):
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
-            made.see(self._envs.reset(options=options)[0], t)
+            with self._calls:
+                found = self._envs.reset(options=options)[0]
+            made.see(found, t)
             if not (faulty := made.unseen(t)):
                 return members
         n, what = next(iter(faulty.items()))
@@ -200,7 +235,7 @@ class Collector:
             f"{what} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
         )
 
-    def _note_cuts(self, made: "Steps") -> None:
+    def _note_cuts(self, made: Steps) -> None:
         """Count episodes that were cut; what follows one that earlier rows belong to goes to another stream."""
         for t, n in made.cuts:
             if t == 0:
@@ -314,7 +349,7 @@ class Collector:
             "returns": self._returns,
             "lengths": self._lengths,
             "scale": None if self.scale is None else self.scale.state_dict(),
-            "envs": self._env_state,
+            "envs": None if self._cut_by is not None else self._env_state,
             "generator": self.generator,
         }
 
@@ -322,7 +357,8 @@ class Collector:
         """Return what `state_dict` does as plain data, for another process to save."""
         state = self.state_dict()
         state["policy_state"] = mapped(self._state, torch.Tensor.cpu)
-        return {**state, **{name: stateful(state[name]).state_dict() for name in ("envs", "generator")}}
+        held = {name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None}
+        return {**state, **held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
@@ -353,96 +389,20 @@ class Collector:
         return True
 
     def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
+        """Close the environments; those that were cut off in a call are not waited for."""
+        with self._calls:
+            hangs = isinstance(self._cut_by, StepInterrupted | EnvironmentLostError)
+            close_envs(self._envs, in_mid_call=hangs)
 
-    def _reason_to_cut(self, saved: Mapping[str, Any], done: NDArray[np.bool_]) -> str | None:
+    def _reason_to_cut(self, saved: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
         """Bring the environments back; return why their episodes cannot go on, if they cannot."""
+        if saved is None:
+            return "they were stopped in the middle of a step"
         self._env_state.load_state_dict(saved)
         resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
         return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
-
-
-class Steps:
-    """What some steps of environments gave, `[t, n, ...]`.
-
-    Args:
-        obs: The observations before the first one.
-        done: Which environments are reset in place of it.
-        steps: How many there will be.
-
-    Attributes:
-        seen: Observations by column; those after the last step, too.
-        rewards: float64.
-        terminated: Whether an episode ended there.
-        truncated: Likewise.
-        resets: Which environments were reset in place of a step, and will be in place of the next one.
-        cuts: (t, n) of steps that were left out, and with which an episode that was under way ended.
-    """
-
-    __slots__ = ("_flat", "cuts", "resets", "rewards", "seen", "terminated", "truncated")
-
-    def __init__(self, obs: Mapping[str, Array], done: NDArray[np.bool_], steps: int) -> None:
-        num = len(done)
-        self.seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in obs.items()}
-        self.rewards = np.empty((steps, num))
-        self.terminated, self.truncated = np.empty((2, steps, num), bool)
-        self.resets = np.empty((steps + 1, num), bool)
-        self.cuts: list[tuple[int, int]] = []
-        self._flat = [item.reshape(steps + 1, -1) for item in self.seen.values() if item.dtype.kind == "f"]
-        for name, item in obs.items():
-            self.seen[name][0] = item
-        self.resets[0] = done
-
-    def see(self, obs: Any, t: int) -> None:
-        """Note observations, in the types of `columns_of`, which those of the first ones were."""
-        if "obs" in self.seen:
-            self.seen["obs"][t] = obs
-            return
-        for key, item in obs.items():
-            self.seen[f"obs/{key}"][t] = item
-
-    def is_finite(self, first: int, end: int) -> bool:
-        """Tell whether the rewards of some steps, and the observations after them, are; if False, `faults` knows."""
-        if not is_finite(self.rewards[first:end].reshape(-1)):
-            return False
-        for flat in self._flat:  # noqa: SIM110 - all() takes longer
-            if not is_finite(flat[first + 1 : end + 1].reshape(-1)):
-                return False
-        return True
-
-    def faults(self, t: int) -> dict[int, str]:
-        """Return what is not finite after a step, by environment."""
-        found = self.unseen(t + 1)
-        for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
-            found[n] = f"the reward {self.rewards[t, n]:g}"
-        return found
-
-    def unseen(self, t: int) -> dict[int, str]:
-        """Return which observation is not finite, by environment."""
-        found: dict[int, str] = {}
-        for name, item in self.seen.items():
-            if item.dtype.kind == "f":
-                label = name.replace("obs", "the observation", 1).replace("/", " ")
-                for n in np.flatnonzero(~finite_members(item[t])).tolist():
-                    found[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
-        return found
-
-    def has_row_before(self, t: int, n: int) -> bool:
-        """Tell whether the step before `t` is a row; False if it is not among these."""
-        return t > 0 and not self.resets[t - 1, n]
-
-    def cut(self, members: NDArray[np.bool_], t: int) -> None:
-        """Leave out a step of some environments, which were reset in its place: the row before is truncated."""
-        for n in np.flatnonzero(members & ~self.resets[t]).tolist():
-            self.cuts.append((t, n))
-            if self.has_row_before(t, n):
-                self.truncated[t - 1, n] = True
-        self.resets[t, members] = True
-        self.rewards[t, members] = 0.0
-        self.terminated[t, members] = self.truncated[t, members] = False
 
 
 class RewardScale:

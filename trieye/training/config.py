@@ -122,6 +122,16 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     @model_validator(mode="after")
+    def _chunks_are_single_fragments(self) -> Self:
+        per_chunk = self.replay.fragment.fragments_per_chunk
+        if self.explorer.num and per_chunk > 1:
+            raise ValueError(
+                f"replay.fragment.fragments_per_chunk={per_chunk}: explorers deliver chunks of one fragment; "
+                "raise explorer.steps for longer fragments"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _exploring_ends(self) -> Self:
         if self.mode == "explore" and self.loop.axis != "env_steps":
             raise ValueError(f"mode=explore makes environment steps; set loop.axis=env_steps, not {self.loop.axis}")

@@ -14,7 +14,9 @@ from trieye.config.agent import ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
+from trieye.process import watchdog
 from trieye.process.progress import say
+from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.run import Run
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import preserved_generators
@@ -117,6 +119,10 @@ class TrainEngine(Experiment[ConfigT]):
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
         self.envs: Any = None
+        self.updates, self._run = 0, run
+        self._stop = StopRequest(self._stop_requested_at)
+        if run is not None:
+            watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
         self.policy = self.policy_class(config, spaces).to(self.device)
         if config.agent.compile:
@@ -124,11 +130,10 @@ class TrainEngine(Experiment[ConfigT]):
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        self.updates = 0
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
         self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._source, self.replay = self._make_source(config, replay, spaces)
-        self._evaluation = Evaluation(config.env)
+        self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._update_ratio = UpdateRatio(
@@ -144,6 +149,11 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.on_nonfinite = self._on_nonfinite
         self._guard = UpdateGuard(self, self._on_nonfinite)
 
+    @classmethod
+    def check_machine(cls, config: ConfigT) -> None:
+        """Refuse a device that torch does not find; see `Experiment.check_machine`."""
+        device_of(config.agent.device)
+
     @property
     def _evaluates_by_itself(self) -> bool:
         kind = type(self)
@@ -154,7 +164,8 @@ class TrainEngine(Experiment[ConfigT]):
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            return make_explorers(config, self.policy, replay if has_replay else None, self._on_nonfinite)
+            held = replay if has_replay else None
+            return make_explorers(config, self.policy, held, self._on_nonfinite, self._stop)
         seed = training_seed(config.seed)
         self.envs = make_envs(config.env, seed=seed)
         source = Collector(
@@ -171,6 +182,9 @@ class TrainEngine(Experiment[ConfigT]):
         read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
         make = read if is_offline else Experience.from_config
         return source, make(replay, seed=config.seed)
+
+    def _stop_requested_at(self) -> float | None:
+        return None if self._run is None else self._run.stop_requested_at
 
     @property
     def env_steps(self) -> int:
@@ -255,23 +269,47 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of the collecting, the episodes and the replay.
+        """Do `step`, and add what there is to say of learning rates, the collecting, the episodes and the replay.
 
         Raises:
             NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
                 them are left out instead.
+            StepInterrupted: The run was asked to stop, and the step does not end.
         """
-        with self._guard:
-            values = dict(self.step())
-        self._guard.settle(values)
-        self._source.learned()
-        before, self._counted = self._counted, (self.env_steps, self.updates)
-        found: dict[str, float | None] = {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
+        try:
+            with self._guard:
+                values = dict(self.step())
+            self._guard.settle(values)
+            self._source.learned()
+        except StepInterrupted as interruption:
+            interruption.made = self._made()
+            raise
+        found = self._made()
         found |= self._source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
             found |= self.replay.metrics()
         self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
-        return {**found, **values}
+        return {**found, **self._learning_rates(), **values}
+
+    def _learning_rates(self) -> dict[str, float]:
+        """Return the learning rate of each optimizer: `train/lr` of `optimizer`, `train/lr_actor` of `actor_optimizer`.
+
+        An optimizer with several groups of parameters has one for each: `train/lr/0`, `train/lr/1`.
+        """
+        found = {}
+        for name, optimizer in vars(self).items():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                short = name.strip("_").removesuffix("optimizer").strip("_")
+                metric = f"train/lr_{short}" if short else "train/lr"
+                groups = optimizer.param_groups
+                for number, group in enumerate(groups):
+                    found[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
+        return found
+
+    def _made(self) -> dict[str, float | None]:
+        """Return the environment steps and updates since the last call."""
+        before, self._counted = self._counted, (self.env_steps, self.updates)
+        return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
 
     def _show_sample(self, made: Mapping[str, float]) -> None:
         """Log a table of the newest batch if it is time; batches are not held any longer."""
@@ -294,7 +332,7 @@ class TrainEngine(Experiment[ConfigT]):
             self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=30)
+            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":

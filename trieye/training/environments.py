@@ -10,17 +10,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces.utils import flatten, flatten_space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as vector_wrappers
 
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, EnvironmentLostError
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
 _TRIED_STEPS = 10
+_END_S = 2.0
 _WITH_STATISTICS = {
     "NormalizeObservation": "env.normalize_observations",
     "NormalizeReward": "env.normalize_rewards",
@@ -33,7 +35,8 @@ _TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError
 def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
     """Make one environment with its wrappers.
 
-    Observations that are neither a `Box` nor a `Dict` of such come out flat: discrete ones as one-hot vectors.
+    Discrete observations come out as one-hot vectors, also as parts of a `Dict`; others that are neither a `Box` nor a
+    `Dict` come out flat.
 
     Args:
         config: What to make.
@@ -63,9 +66,44 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box | gym.spaces.Dict) and space.is_np_flattenable:
         env = gym.wrappers.FlattenObservation(env)
+    elif _has_discrete_parts(space):
+        env = OneHotParts(env)
     if seed is not None:
         seed_spaces(env, seed)
     return env
+
+
+def _has_discrete_parts(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Dict) and any(map(_is_discrete, space.spaces.values()))
+
+
+def _is_discrete(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+
+
+def _with_one_hot_parts(space: Any) -> Any:
+    parts = space.spaces.items()
+    return gym.spaces.Dict([(key, flatten_space(part) if _is_discrete(part) else part) for key, part in parts])
+
+
+class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
+    """Makes one-hot vectors of the discrete parts of a `Dict`: their numbers mean nothing to a network."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = _with_one_hot_parts(env.observation_space)
+
+    @property
+    def func(self) -> Callable[[Any], Any]:
+        """What `VectorizeTransformObservation` applies to the observation of each member."""
+        return self.observation
+
+    def observation(self, observation: Any) -> Any:
+        """Return the observation of one environment."""
+        spaces: Any = self.env.observation_space
+        return {
+            key: flatten(spaces[key], part) if _is_discrete(spaces[key]) else part for key, part in observation.items()
+        }
 
 
 def seed_spaces(env: Any, seed: int) -> None:
@@ -171,6 +209,51 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
+class naming_lost_members:  # noqa: N801 - a context, which a generator would make cost ten times as much
+    """Say which member of a vector is gone, and how it ended, where Gymnasium raises an error of its pipe.
+
+    Args:
+        envs: The environments.
+        config: What they are.
+    """
+
+    def __init__(self, envs: Any, config: EnvConfig) -> None:
+        self._envs, self._config = envs, config
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise `EnvironmentLostError` in place of such an error."""
+        if isinstance(error, ConnectionError | EOFError) and isinstance(self._envs, AsyncVectorEnv):
+            raise EnvironmentLostError(self._what_happened()) from error
+
+    def _what_happened(self) -> str:
+        for process in self._envs.processes:
+            process.join(_END_S / len(self._envs.processes))  # its pipe is closed before it has ended
+        ended = {n: code for n, process in enumerate(self._envs.processes) if (code := process.exitcode) is not None}
+        said = [f"{n} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for n, code in ended.items()]
+        return (
+            f"{self._config.id}: the process of an environment is gone (env.vector=async): "
+            f"{', '.join(said) or 'its pipe is closed'}; an out-of-memory killer or a crash in C ends it without a word"
+        )
+
+
+def close_envs(envs: VectorEnv[Any, Any, Any], *, in_mid_call: bool) -> None:
+    """Close environments; `in_mid_call`: one of their calls was cut off, and may never end."""
+    if not (isinstance(envs, AsyncVectorEnv) and in_mid_call):
+        envs.close()
+        return
+    # Gymnasium would wait for the call, and for processes that block SIGTERM, as those that Ray's workers start do
+    for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
+        process.kill()
+        if pipe is not None:
+            pipe.close()
+    for process in envs.processes:
+        process.join(_END_S)
+    envs.closed = True
+
+
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its types have no keyword arguments of the environment
     spec = gym.registry.get(config.id)
@@ -195,6 +278,9 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
             f"{AutoresetMode.NEXT_STEP.value}, which env.kwargs may ask it for; or take env.vector=sync"
         )
     space = envs.single_observation_space
+    if _has_discrete_parts(space):
+        one_hot: Any = OneHotParts  # it has what is used of a TransformObservation
+        return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
     return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
 
 
@@ -206,7 +292,7 @@ def spaces_of(env: Any) -> Spaces:
 
 
 def _in_float32(space: Any) -> Any:
-    """Return a Box of other floats as one of float32, the dtype of networks, whose bounds lie within those given."""
+    """Convert a Box of other floats to float32, the dtype of networks, with bounds rounded inwards."""
     if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
         return space
     with np.errstate(over="ignore"):
@@ -237,7 +323,7 @@ def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
 
 
 def _check_own_vector(config: EnvConfig) -> None:
-    """Refuse a vector form that single environments, in which policies are evaluated, do not agree with."""
+    """Refuse a vector form whose spaces differ from the single form, which evaluations step."""
     with contextlib.closing(_own_vector(config)) as envs:
         of_vector = spaces_of(envs)
     spec = gym.registry.get(config.id)

@@ -93,7 +93,7 @@ def evaluate(
     finally:
         evaluation.close()
     if video is not None:
-        _write_gif(Path(video), played[0].frames)
+        _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
     own = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
@@ -150,8 +150,8 @@ def _chosen(run_dir: Path, which: str) -> list[Which]:
     return found
 
 
-def _write_gif(path: Path, frames: "list[NDArray[np.uint8]]") -> None:
+def _write_gif(path: Path, frames: "list[NDArray[np.uint8]]", fps: float) -> None:
     from trieye.run.video import video
 
-    write_atomic(path, video("episode", frames, fps=30, format="gif", step=0, time=0.0).content)
+    write_atomic(path, video("episode", frames, fps=fps, format="gif", step=0, time=0.0).content)
     say(f"wrote {path}")

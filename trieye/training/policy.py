@@ -99,9 +99,9 @@ class Policy(nn.Module):
 
 
 class Acting:
-    """A context in which a policy acts: without gradients, and in evaluation mode, whatever mode each module is in.
+    """Context for acting: no gradients, all modules in evaluation mode; each returns to its previous mode on exit.
 
-    It may be entered many times. It sets the flags themselves, in 2 µs for 14 modules: `Module.eval()` would take 20.
+    Reusable. Sets the flags directly, which takes 2 µs for 14 modules; `Module.eval()` would take 20.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -128,10 +128,10 @@ class Acting:
 
 
 def chosen_actions(policy: Policy, act: object) -> NDArray[Any]:
-    """Return the actions that a policy chose, `[n, ...]`, for environments.
+    """Return the chosen actions, `[n, ...]`, for environments.
 
     Raises:
-        ConfigurationError: `act()` returned something else than an `Act` with a tensor.
+        ConfigurationError: `act()` did not return an `Act` with a tensor.
     """
     if isinstance(act, Act) and isinstance(act.action, torch.Tensor):
         actions: NDArray[Any] = act.action.cpu().numpy()
@@ -167,7 +167,7 @@ class Moments(NamedTuple):
         return cls(len(obs), obs.mean(0), obs.var(0, unbiased=False))
 
     def cpu(self) -> Self:
-        """Return them with tensors on the CPU, in which they travel between processes."""
+        """Return a copy on the CPU, for other processes."""
         return self._replace(mean=self.mean.cpu(), variance=self.variance.cpu())
 
 

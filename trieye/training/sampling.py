@@ -75,10 +75,11 @@ class FromData:
         data: The rows.
         ratio: Part of each batch from data.
         until_update: Only batches before this many updates have such rows; None: all.
+        name: Of the data; a saved state of other data is left alone.
     """
 
-    def __init__(self, data: Experience, ratio: float, until_update: int | None = None) -> None:
-        self.data, self._ratio, self._until = data, ratio, until_update
+    def __init__(self, data: Experience, ratio: float, until_update: int | None = None, name: str = "") -> None:
+        self.data, self._ratio, self._until, self._name = data, ratio, until_update, name
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch; see `Sampling`."""
@@ -95,11 +96,11 @@ class FromData:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows, which are saved once, and how far their draws are."""
-        return {"data": self.data}
+        return {"data": self.data, "name": self._name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the draws."""
-        if "data" in state:  # not if the run began without such rows
+        if "data" in state and state.get("name", self._name) == self._name:  # else the run had none, or others
             self.data.load_state_dict(state["data"])
 
 
@@ -129,7 +130,8 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
         made: Sampling = own_class("sample.kind", chosen.kind)(config, given)
         return made
     assert given is not None  # noqa: S101 - the config wants `data` for both
-    return FromData(given, chosen.data_ratio) if chosen.kind == "mix" else FromData(given, 1.0, chosen.warmup_updates)
+    ratio, until = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
+    return FromData(given, ratio, until, config.data or "")
 
 
 class _Foreign(Experience):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
@@ -148,6 +149,7 @@ class Study:
         is_cluster = runtime.kind == "cluster"
         with _quiet():
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
+            self._check_room(is_cluster=is_cluster)
             watch = Watch(self._config, self.directory, self._space.keys, self._size)
             Watching.watch = watch
             stops = StopSignals(
@@ -173,6 +175,28 @@ class Study:
             )
             interrupt.tell(say)
             raise interrupt
+
+    def _check_room(self, *, is_cluster: bool) -> None:
+        """Refuse trials that this Ray has no room for; a cluster may grow, so there it is only said.
+
+        Raises:
+            ConfigurationError: A trial needs more than there is.
+        """
+        needed, offered = self._trainable.default_resource_request({}).required_resources, ray.cluster_resources()
+        missing = [
+            f"{name} {need:g} of {offered.get(name, 0.0):g}"
+            for name, need in needed.items()
+            if need > offered.get(name, 0.0)
+        ]
+        if not missing:
+            return
+        text = (
+            f"a trial with its explorers needs more than this Ray has ({', '.join(missing)}); lower tune.num_cpus, "
+            "tune.num_gpus or what explorer.num explorers need (explorer.num_cpus, num_gpus, resources)"
+        )
+        if not is_cluster:
+            raise ConfigurationError(f"{text}, or raise runtime.num_cpus")
+        say(f"{text}; no trial starts until nodes join the cluster")
 
     def _tuner(self) -> tune.Tuner:
         stored = str(self.directory / _STORED)

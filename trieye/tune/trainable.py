@@ -156,9 +156,12 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         del config
         asked, explorer = cls.base_config.tune, getattr(cls.base_config, "explorer", None)
         bundles = [{"CPU": asked.num_cpus, "GPU": asked.num_gpus}]
-        if explorer is not None and explorer.num and (explorer.num_cpus or explorer.num_gpus):
-            bundles += [{"CPU": explorer.num_cpus, "GPU": explorer.num_gpus}] * explorer.num
-        return PlacementGroupFactory([{name: need for name, need in each.items() if need} for each in bundles])
+        if explorer is None or not explorer.num:
+            return PlacementGroupFactory(_needed(bundles))
+        need = {"CPU": explorer.num_cpus, "GPU": explorer.num_gpus, **explorer.resources}
+        bundles += [need] * explorer.num if any(need.values()) else []
+        strategies = {"spread": "SPREAD", "pack": "PACK", "learner": "STRICT_PACK"}
+        return PlacementGroupFactory(_needed(bundles), strategy=strategies[explorer.placement])
 
     def _config_of(self, config: Mapping[str, Any]) -> tuple[TrieyeConfig, dict[str, Any]]:
         values = {key: _plain(value) for key, value in flat(config).items() if key != INDEX}
@@ -193,6 +196,10 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         index = index_of(self.trial_id, self.config)
         if index is not None:
             self._printing.enter_context(printing_to(self.place.directory / str(index) / OUTPUT))
+
+
+def _needed(bundles: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: need for name, need in each.items() if need} for each in bundles]
 
 
 def _plain(value: Any) -> Any:

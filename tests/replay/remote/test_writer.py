@@ -242,6 +242,55 @@ def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(make_fla
     assert "has lost 6 rows of this writer" in capsys.readouterr().err
 
 
+def numbered(value):
+    """Return a row that shows where it and the next one are in an episode without end."""
+    obs = np.full(1, value, np.float32)
+    return row(value) | {"obs": obs, "next_obs": obs + 1, "reward": 1.0}
+
+
+def longest(replay, draws=200):
+    """Return how many steps lie between the observations of the n-step row with the most of them."""
+    batch = replay.reader().sample(draws)
+    return (batch["next_obs"] - batch["obs"]).max()
+
+
+def test_an_episode_does_not_go_on_behind_rows_that_were_lost_for_good(make_flaky):
+    replay, channel = make_flaky(n_step=3)
+    with replay.writer(flush_rows=2, keep_bytes=0) as writer:
+        for value in range(4):
+            writer.add(**numbered(value))
+        writer.flush()
+        replay.snapshot()
+        for value in range(4, 8):
+            writer.add(**numbered(value))
+        writer.flush()
+        channel.die()
+        for value in range(8, 12):
+            writer.add(**numbered(value))
+        writer.flush()
+        assert content(replay) == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert longest(replay) == 3
+
+
+def test_an_interruption_begins_an_episode_in_each_environment_of_the_writer(make_replay):
+    replay = make_replay(n_step=3)
+    with replay.writer() as writer, replay.writer() as other:
+        for first in (0, 100, 200):
+            for value in range(first, first + 5):
+                for env_id in (0, 1):
+                    writer.add(env_id, **numbered(value))
+                writer.extend({name: [item] for name, item in numbered(value).items()}, env_ids=[2])
+                other.add(**numbered(first // 20 + value % 5))
+            other.flush()
+            if first:  # rows before and after an interruption may come together
+                writer.flush()
+            writer.interrupt()
+        writer.flush()
+        assert longest(replay, 500) == 3
+        table = replay._channel._server.table("default")
+        assert len(table._env_codes[writer.client]) == 3
+
+
 def test_the_trouble_of_closing_stands_beside_the_error_of_the_user(make_replay):
     replay = make_replay(schema={"x": np.int64})
 

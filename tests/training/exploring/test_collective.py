@@ -96,7 +96,7 @@ def test_version_not_bumped_on_failed_broadcast(train_config, way):
     policy = DQN(config).policy
     board = Synchronizer()
     task = Task(config, type(policy), policy.spaces, way)
-    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy, session="run")
+    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy)
     try:
         explorers.collect()
         newest = board.latest()

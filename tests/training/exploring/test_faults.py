@@ -13,10 +13,14 @@ import torch
 import trieye
 from tests.training.algorithms import DQN, QPolicy
 from tests.training.exploring.test_in_ray import processes
+from tests.training.worlds import Numbered
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.training.exploring import group
+from trieye.training.exploring.explorer import Explorer, Grant, Task
 from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.synchronizer import Published
+from trieye.training.exploring.transports import LocalTransport
 
 LATE = 60
 """Environment steps of the whole run after which something goes wrong."""
@@ -214,3 +218,119 @@ def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_
     place.third.set_result("machine0")
     wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)
     engine.cleanup()
+
+
+NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "steps": 4}}
+
+
+def numbered(*fails_at):
+    """Return an environment that raises at some of its steps."""
+    Numbered.begin()
+    return {"id": "tests.training.worlds:Numbered-v0", "kwargs": {"fails_at": fails_at}}
+
+
+def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(train_config):
+    engine = DQN(train_config(**NUMBERED, env=numbered(58, 110, 163)))
+    for _ in range(60):
+        engine.collect()
+        engine._source.learned()
+    batch = engine.replay.minibatch(2000, engine.device)
+    lost = engine._source.metrics()["explorer/lost"]
+    engine.cleanup()
+    assert Numbered.num_joined(batch["obs"].numpy(), batch["next_obs"].numpy(), 3) == 0
+    assert engine._source.interrupted == lost == 3
+
+
+def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_before(train_config):
+    learner = DQN(train_config(**NUMBERED, env=numbered(6)))
+    transport = LocalTransport()
+    published = Published(0, handle=transport.publish(0, learner.policy.state_dict()))
+    make_writer = learner.replay.make_writer
+    explorer = Explorer(
+        Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, None, make_writer), 0, 0
+    )
+    explorer.rollout(Grant(number=0, steps=4, env_steps=0, published=published))
+    with pytest.raises(ZeroDivisionError):
+        explorer.rollout(Grant(number=1, steps=4, env_steps=4, published=published))
+    with pytest.raises(Exception, match="given up"):
+        explorer.rollout(Grant(number=2, steps=4, env_steps=8, published=published))
+    assert learner.replay.metrics()["replay/size"] == 4
+    explorer.close()
+    learner.cleanup()
+
+
+class FailsToPublish(DQN):
+    """Its transport fails in the way that the tags of its run name."""
+
+    def setup(self, config):
+        super().setup(config)
+        self._source._task.transport.__class__ = flaky(config.tags["where"])
+
+
+def flaky(where):
+    from trieye.training.exploring.transports import LocalTransport
+
+    class Flaky(LocalTransport):
+        published = fetched = 0
+
+        def publish(self, version, weights):
+            Flaky.published += 1
+            if where == "publish" and Flaky.published == 5:
+                raise OSError("the disk of the weights is busy")
+            return super().publish(version, weights)
+
+        def fetch(self, handle):
+            Flaky.fetched += 1
+            if where == "fetch" and Flaky.fetched >= 20:
+                raise ZeroDivisionError("no weights today")
+            return super().fetch(handle)
+
+    return Flaky
+
+
+def flaky_config(train_config, where, **explorer):
+    return train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        explorer={"num": 1, **explorer},
+        loop={"env_steps": 400},
+        tags={"where": where},
+    )
+
+
+def test_publishing_is_tried_again(train_config, capsys):
+    result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
+    assert result.env_steps >= 400
+    assert "publishing version 4 of the weights failed and is tried again: the disk" in capsys.readouterr().err
+
+
+def test_an_error_of_the_transport_is_not_taken_for_one_of_the_environment(train_config, capsys):
+    with pytest.raises(trieye.TrieyeError, match=r"weights cannot be fetched by Flaky: ZeroDivisionError: no weights"):
+        trieye.run_experiment(FailsToPublish, flaky_config(train_config, "fetch", max_restarts=0))
+    assert "rebuilds its environments" not in capsys.readouterr().err
+
+
+def test_an_error_of_the_learner_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
+    config = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        explorer={"num": 1},
+        persistence={"checkpoint_save_freq_steps": 50},
+        loop={"env_steps": 100_000},
+        tags={"where": "engine"},
+    )
+    with pytest.raises(ZeroDivisionError, match="in engine") as caught:
+        trieye.run_experiment(Failing, config)
+    checkpoints = config.persistence.get_run_base_dir() / "checkpoints"
+    crashes = list(checkpoints.glob("crash-*"))
+    assert len(crashes) == 1
+    assert str(crashes[0]) in "".join(caught.value.__notes__)
+    step = int(crashes[0].name.removeprefix("crash-"))
+    assert trieye.load_checkpoint(checkpoints.parent, "latest").step < step
+    assert (checkpoints / "latest.pkl").resolve().name.startswith("checkpoint_step_")
+    onward = train_config(
+        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+        run_name="onward",
+        explorer={"num": 1},
+        persistence={"load_checkpoint_path": str(crashes[0])},
+        loop={"env_steps": step + 40},
+    )
+    assert step + 40 <= trieye.run_experiment(DQN, onward).env_steps < step + 80

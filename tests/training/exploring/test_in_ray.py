@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -12,6 +13,7 @@ import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
 from tests.waiting import wait_until
+from trieye.training.exploring import ray_board
 
 IN_RAY = {"runtime": {"kind": "ray"}}
 
@@ -96,6 +98,19 @@ def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(
         assert engine._source.version == version + 30
 
 
+def test_the_death_of_the_replay_process_is_said(started, capsys):
+    engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "steps": 16})
+    while not engine.updates:
+        engine.advance()
+    processes("ReplayActor")[0].kill()
+    said, ends = "", time.monotonic() + 60
+    while "answers again" not in said:
+        assert time.monotonic() < ends, said
+        engine.advance()
+        said += capsys.readouterr().err
+    assert "died; Ray restarts it, and it continues from its last snapshot" in said
+
+
 def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     config = train_config(
@@ -139,7 +154,12 @@ ray.shutdown()
     [
         (2, "cuda:0", "['1']"),
         pytest.param(2, "cuda:1", "['0']", marks=pytest.mark.long),
-        (1, "cuda:0", "ConfigurationError explorer.num_gpus=1: Ray has no GPUs for an explorer beside the learner's"),
+        pytest.param(
+            1,
+            "cuda:0",
+            "ConfigurationError explorer.num_gpus=1: Ray has no GPUs for an explorer beside the learner's",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner, said):
@@ -149,3 +169,31 @@ def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner
     found = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().startswith(said)
+
+
+def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
+    monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
+    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "steps": 16}, sync={"style": "fully_async"})
+    registry = processes("SynchronizerActor")[0]
+    registry.suspend()
+    try:
+        said, ends = "", time.monotonic() + 30
+        before = engine._source.version
+        while "the version registry has not answered" not in said and time.monotonic() < ends:
+            advanced = threading.Thread(target=engine.advance, daemon=True)
+            advanced.start()
+            advanced.join(max(ends - time.monotonic(), 0))
+            said += capsys.readouterr().err
+        assert "the version registry has not answered for" in said
+        assert engine._source.version > before
+    finally:
+        registry.resume()
+    while "the version registry answers again" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends
+    registry.kill()
+    while "the version registry died; Ray restarts it" not in said:
+        engine.advance()
+        said += capsys.readouterr().err
+        assert time.monotonic() < ends + 30

@@ -9,7 +9,8 @@ from trieye.training.exploring.pace import Counts, Pace
 
 
 def counts(**given):
-    return Counts(**{"version": 0, "explorers": 2, "produced": 0, "own_produced": 0, "own_on_version": 0, **given})
+    zeros = dict.fromkeys(("steps_left", "outstanding", "own_outstanding", "own_on_version"), 0)
+    return Counts(**{"explorers": 2, **zeros, **given})
 
 
 @pytest.mark.parametrize(
@@ -46,9 +47,18 @@ def test_styles_have_the_names_of_trinity_too(alias, style):
 
 
 def test_in_step_an_explorer_is_ahead_by_the_offset_and_no_more():
-    for interval, offset, version, most in ((1, 0, 0, 1), (1, 0, 3, 4), (2, 0, 0, 2), (2, 1, 1, 5), (1, 1, 0, 2)):
+    for interval, offset, steps, has_taken, most in (
+        (1, 0, 0, False, 1),
+        (1, 0, 0, True, 0),
+        (2, 0, 0, False, 2),
+        (2, 0, 1, False, 1),
+        (2, 1, 0, True, 2),
+        (1, 1, 0, False, 2),
+        (1, 0, 3, False, 1),  # a resume with a smaller interval
+    ):
         pace = Pace(SyncConfig(interval=interval, offset=offset))
-        allowed = [produced for produced in range(20) if pace.may_begin(counts(version=version, own_produced=produced))]
+        left = pace.steps_left(steps, has_taken=has_taken)
+        allowed = [own for own in range(20) if pace.may_begin(counts(steps_left=left, own_outstanding=own))]
         assert allowed == list(range(most))
 
 
@@ -59,16 +69,17 @@ def test_whatever_is_begun_is_learned_from_before_it_is_too_stale(staleness, int
     """As many as may be are begun at every moment, each takes as long as it likes, and nobody waits for ever."""
     pace = Pace(SyncConfig(style="fully_async", interval=interval, max_staleness=staleness))
     rng = random.Random(100 * staleness + 10 * interval + explorers)
-    version = consumed = step = published_step = 0
+    version = published_step = 0
     under_way, waiting, seen = [], [], set()
-    for _ in range(300):
+    for step in range(300):
         while True:
-            while pace.may_begin(
-                counts(version=version, explorers=explorers, produced=consumed + len(waiting) + len(under_way))
-            ):
+            steps_left = pace.steps_left(step - published_step, has_taken=False)
+            outstanding = len(waiting) + len(under_way)
+            while pace.may_begin(counts(explorers=explorers, steps_left=steps_left, outstanding=outstanding)):
                 under_way.append(version)
+                outstanding += 1
             left = sorted(waiting)[explorers:] + under_way
-            steps_left = interval - 1 - (step - published_step)
+            steps_left = pace.steps_left(step - published_step, has_taken=True)
             may_take = pace.may_take(version, left, explorers=explorers, steps_left=steps_left)
             if len(waiting) >= explorers and (may_take or not under_way):
                 break
@@ -76,9 +87,9 @@ def test_whatever_is_begun_is_learned_from_before_it_is_too_stale(staleness, int
             waiting.append(under_way.pop(rng.randrange(len(under_way))))
         taken, waiting = sorted(waiting)[:explorers], sorted(waiting)[explorers:]
         seen |= {version - begun for begun in taken}
-        consumed, step = consumed + explorers, step + 1
-        if pace.needs_publish(step, published_step, is_asked=False):
-            version, published_step = version + 1, step
+        if pace.needs_publish(step + 1, published_step, is_asked=False):
+            assert all(pace.is_fresh(begun, version + 1) for begun in [*waiting, *under_way])
+            version, published_step = version + 1, step + 1
     assert max(seen) == staleness
 
 

@@ -11,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
 from trieye.process.niceness import get_a_fair_share
+from trieye.process.progress import say
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.server import FragmentServer, ReplayServer
 
@@ -77,11 +78,12 @@ class RayChannel(Generic[Server]):
     Args:
         actor: The actor.
         name: Of the replay, for messages.
+        tells: Tell the user when its process dies and when it answers again; one of those who use it is enough.
     """
 
-    def __init__(self, actor: Any, name: str) -> None:
+    def __init__(self, actor: Any, name: str, *, tells: bool = False) -> None:
         self.name = name
-        self._actor = actor
+        self._actor, self._tells, self._is_gone = actor, tells, False
 
     def begin(
         self,
@@ -106,10 +108,17 @@ class RayChannel(Generic[Server]):
 
     def _settle(self, call: "Future[Any]", done: "Future[Any]") -> None:
         error = done.exception()
+        self._tell(is_gone=isinstance(error, ray.exceptions.RayActorError))
         if error is None:
             call.set_result(done.result())
         else:
             call.set_exception(self._meaning(error))
+
+    def _tell(self, *, is_gone: bool) -> None:
+        if self._tells and is_gone != self._is_gone:
+            self._is_gone = is_gone
+            what = "died; Ray restarts it, and it continues from its last snapshot" if is_gone else "answers again"
+            say(f"the process of replay {self.name!r} {what}")
 
     def _meaning(self, error: BaseException) -> BaseException:
         """Return the error that means the same for every kind of channel."""
@@ -160,4 +169,4 @@ def start_server(
         directory=None if directory is None else Path(directory).absolute(),
         snapshot_every_s=snapshot_every_s,
     )
-    return RayChannel(actor, shown)
+    return RayChannel(actor, shown, tells=True)

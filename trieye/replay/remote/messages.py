@@ -14,6 +14,9 @@ from trieye.replay.samplers.base import Draw, Ids
 
 DEFAULT_TABLE = "default"
 
+INTERRUPTION = 1 << 32
+"""Added to the numbers of a writer's environments by each interruption, so that later rows start new episodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -15,7 +15,7 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.delivery import Ack, Receipts
-from trieye.replay.remote.messages import Memory, Plan, Rows
+from trieye.replay.remote.messages import INTERRUPTION, Memory, Plan, Rows
 from trieye.replay.samplers.base import Draw, Ids
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -72,6 +72,8 @@ class Table:
             if verdict == "next":
                 refused = self._refusal(len(rows))
                 if not refused:
+                    if self._receipts.ack(client).end < first:
+                        self._interrupt(client)  # the rows in between are lost
                     self._take(client, rows)
                     self._receipts.take(client, first, len(rows))
                     self._changed.notify_all()
@@ -87,8 +89,7 @@ class Table:
         """Forget a writer that will send nothing more."""
         with self._changed:
             self._receipts.forget(client)
-            for code in self._env_codes.pop(client, {}).values():
-                self._buffer.interrupt(code)  # nobody goes on with these episodes
+            self._interrupt(client)  # nobody goes on with these episodes
 
     def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Plan | str:
         """Draw up to `k` times `n` rows, for somebody who copies them out of the shared memory.
@@ -216,6 +217,11 @@ class Table:
             self._buffer.close()
             self._changed.notify_all()
 
+    def _interrupt(self, client: str) -> None:
+        """Let the next row of each environment of a writer begin an episode."""
+        for code in self._env_codes.pop(client, {}).values():
+            self._buffer.interrupt(code)
+
     def _take(self, client: str, rows: Rows) -> None:
         versions = rows.versions
         if versions is not None:
@@ -234,10 +240,14 @@ class Table:
         envs, places = (
             (np.zeros(1, np.int64), 0) if rows.env_ids is None else np.unique(rows.env_ids, return_inverse=True)
         )
-        for env in envs.tolist():
-            if env not in codes:
-                codes[env] = self._num_envs
-                self._num_envs += 1
+        new = [env for env in envs.tolist() if env not in codes]
+        for env in new:
+            codes[env] = self._num_envs
+            self._num_envs += 1
+        first = max(new, default=0) // INTERRUPTION * INTERRUPTION
+        if first > 0:  # after an interruption the writer sends no more rows of its earlier environments
+            for env in [env for env in codes if env < first and env not in envs]:
+                self._buffer.interrupt(codes.pop(env))
         known = np.array([codes[env] for env in envs.tolist()], np.int64)
         return np.broadcast_to(known[places], len(rows))
 

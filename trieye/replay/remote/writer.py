@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.remote.channel import Channel, Client
 from trieye.replay.remote.courier import Courier
-from trieye.replay.remote.messages import DEFAULT_TABLE, Block
+from trieye.replay.remote.messages import DEFAULT_TABLE, INTERRUPTION, Block
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
@@ -85,6 +85,7 @@ class Writer(Client):
         self._num_rows = 0
         self._lock = threading.Lock()  # guards the block that is being filled, the columns and the number of rows
         self._block: Block | None = None
+        self._first_env = 0  # added to the numbers of environments; each interruption raises it
         self._is_closed = False
         self._courier = Courier(
             channel,
@@ -101,7 +102,7 @@ class Writer(Client):
         """Copy one row in.
 
         Args:
-            env_id: Which of the writer's environments it comes from; each writer counts its own.
+            env_id: Which of the writer's environments it comes from, below 2**32; each writer counts its own.
             **row: A value for each key.
 
         Raises:
@@ -114,7 +115,7 @@ class Writer(Client):
             with self._lock:
                 block = self._block or self._begin(row, rows=False)
                 if block is not None:
-                    block.add(row, env_id, self.version)
+                    block.add(row, self._first_env + env_id, self.version)
                     self._note_added(block, 1)
                     return
             self._await_room()
@@ -132,6 +133,8 @@ class Writer(Client):
         arrays = {name: np.asarray(values) for name, values in batch.items()}
         count = row_count(arrays)
         envs = None if env_ids is None else np.asarray(env_ids, np.int64)
+        if self._first_env:
+            envs = self._first_env + (np.zeros(count, np.int64) if envs is None else envs)
         weights = None if priorities is None else np.asarray(priorities, np.float64)
         for name, found in (("env_ids", envs), ("priorities", weights)):
             if found is not None and found.shape != (count,):
@@ -154,6 +157,10 @@ class Writer(Client):
                     start = cut.stop
                     continue
             self._await_room()
+
+    def interrupt(self) -> None:
+        """Let the next row of each environment begin an episode, for example after environments were rebuilt."""
+        self._first_env += INTERRUPTION
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when every row added before is in the ring.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trieye.config.root import TrieyeConfig
-from trieye.exceptions import NonFiniteError
+from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector, ReturnMoments
@@ -34,7 +34,7 @@ class Grant:
     """A fragment that an explorer is told to collect.
 
     Attributes:
-        number: Counts the fragments of the explorer over the whole run.
+        number: Counts the grants of the explorer over the whole run; never used twice.
         steps: Steps of each environment.
         env_steps: Environment steps of the whole run so far, for schedules.
         published: The weights to begin with, or newer ones that the explorer knows of.
@@ -54,7 +54,7 @@ class Report:
 
     Attributes:
         explorer: Number of the explorer.
-        number: Of the fragment.
+        number: That of its grant; from its delivery on, how many fragments of the explorer were delivered before.
         version_min: Version of the oldest weights that it was collected with.
         version_max: Version of the newest ones.
         env_steps: Environment steps made.
@@ -65,6 +65,7 @@ class Report:
         seconds: How long it took.
         refused: Rows that were left out since they were not finite.
         remarks: What there is to say of that.
+        lost: Fragments that were abandoned before this one, because an environment raised.
         returns: Moments of its discounted returns, with `env.normalize_rewards`.
     """
 
@@ -80,6 +81,7 @@ class Report:
     seconds: float
     refused: int = 0
     remarks: list[str] = field(default_factory=list)
+    lost: int = 0
     returns: ReturnMoments | None = None
 
     @property
@@ -88,8 +90,15 @@ class Report:
         return self.version_min, self.number, self.explorer
 
 
+class WeightsError(TrieyeError):
+    """Raised where a transport does not give out weights."""
+
+
 class CancelledError(Exception):
     """Raised inside an explorer that was given up while it collected."""
+
+
+_NOT_OF_ENV = (WeightsError, NonFiniteError, ConnectionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +166,27 @@ class Explorer:
     def rollout(self, grant: Grant) -> Report:
         """Collect a fragment.
 
-        If the environments raise after `GOOD_RUN` fragments without a fault, they are made anew.
+        Environments that raise after `GOOD_RUN` fragments without a fault are rebuilt. Any other error ends the
+        explorer: the next fragment, which it may have been granted already, would follow a gap.
         """
-        began = time.perf_counter()
+        try:
+            return self._rolled_out(grant)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _rolled_out(self, grant: Grant) -> Report:
+        began, lost = time.perf_counter(), 0
         try:
             rows = self._collected(grant)
         except Exception as error:
-            if self._is_cancelled or self._num_good < GOOD_RUN or isinstance(error, NonFiniteError):
+            is_of_env = isinstance(error, EnvironmentLostError) or not isinstance(error, _NOT_OF_ENV)
+            if self._is_cancelled or self._num_good < GOOD_RUN or not is_of_env:
                 raise
             self._num_good = 0
-            say(f"explorer {self._index} makes its environments anew: {type(error).__name__}: {error}")
+            say(f"explorer {self._index} rebuilds its environments: {type(error).__name__}: {error}")
             self._rebuild(grant)
+            lost = 1
             rows = self._collected(grant)
         self._num_good += 1
         payload = None
@@ -194,6 +213,7 @@ class Explorer:
             seconds=time.perf_counter() - began,
             refused=refused,
             remarks=remarks,
+            lost=lost,
             returns=None if self._collector.scale is None else self._collector.scale.newest,
         )
 
@@ -229,6 +249,13 @@ class Explorer:
                 weights = self._task.transport.fetch(published.handle)
             except SupersededError as newer:
                 version, weights = newer.version, newer.weights
+            except ConnectionError:  # as of a broadcast: the explorer is restarted
+                raise
+            except Exception as error:
+                raise WeightsError(
+                    f"version {version} of the weights cannot be fetched by {type(self._task.transport).__name__}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             load_weights(self._policy, weights)
             self._version = version
 
@@ -236,12 +263,14 @@ class Explorer:
         cut = self._collector.num_open
         with_state = self._collector.generator
         try:
-            self._envs.close()
+            self._collector.close()
         except Exception as error:  # noqa: BLE001 - it may be what was wrong; nobody uses it any more
             say(f"explorer {self._index}: its environments did not close: {type(error).__name__}: {error}")
         self._collector = self._make_collector(training_seed(self._seed, grant.number))
         self._collector.generator = with_state
         self._collector.interrupted = cut
+        if self._writer is not None:
+            self._writer.interrupt()
 
     def _follow(self, board: Board) -> None:
         pause = threading.Event()
@@ -278,6 +307,6 @@ class Explorer:
     def close(self) -> None:
         """Close the environments; what the writer holds has arrived."""
         self.cancel()
-        self._envs.close()
+        self._collector.close()
         if self._writer is not None:
             self._writer.close()

@@ -2,13 +2,15 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
+from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
@@ -21,6 +23,9 @@ from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.rows import Rows
 
+_PUBLISH_TRIES = 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+
 
 class Explorers:
     """Explorers from the learner's side: it publishes weights, grants fragments, and hands out what came.
@@ -31,9 +36,9 @@ class Explorers:
         inbox: What waits to be learned from.
         board: Where versions are announced.
         policy: Of the learner.
-        session: Names the attempt of the run.
         on_nonfinite: Is told about rows that explorers left out.
         leave: Called with the name of the writer of an explorer that is gone.
+        stop: Whether the run was asked to stop.
 
     Attributes:
         env_steps: Environment steps of the whole run that the learner knows of.
@@ -48,29 +53,41 @@ class Explorers:
         board: Board,
         policy: Policy,
         *,
-        session: str,
         on_nonfinite: OnNonfinite | None = None,
         leave: Callable[[str], None] = lambda _: None,
+        stop: StopRequest | None = None,
     ) -> None:
         config: Any = task.config
-        self._task, self._inbox, self._board, self._policy, self._session = task, inbox, board, policy, session
+        self._session = config.run_name
+        self._task, self._inbox, self._board, self._policy = task, inbox, board, policy
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
         self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
-        self._pace = Pace(config.sync)
+        self._pace = Pace(config.sync, inbox.max_staleness)
         self.env_steps = 0
         self.version = -1
-        self._step = self._published_step = self._consumed = 0
+        self._step = self._published_step = 0
+        self._has_taken = self._is_publishing = False
         self._published: Published | None = None
         self._publish_s: list[float] = []
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._learned: list[Report] = []
         self._lags: dict[int, int] = {}
         self._told_interrupted = 0
+        self._retired: list[dict[str, Any]] = []
         self._is_paused, self._is_waiting = True, False
-        self._group = ExplorerGroup(task, place, config.explorer, deliver=self._deliver, grant=self._grant, leave=leave)
+        self._stop = stop or StopRequest()
+        self._group = ExplorerGroup(
+            task,
+            place,
+            config.explorer,
+            deliver=self._deliver,
+            grant=self._grant,
+            leave=leave,
+            stop=self._stop,
+        )
         self._has_begun = False
 
     def begin(self) -> None:
@@ -87,6 +104,7 @@ class Explorers:
 
         Raises:
             ConfigurationError: Another number of steps is wanted than a fragment has.
+            StepInterrupted: The run was asked to stop, and the fragments do not come.
         """
         if steps not in {None, self._steps}:
             raise ConfigurationError(
@@ -97,32 +115,47 @@ class Explorers:
             self._announce(max(self.version, 0))
         self._is_paused, self._is_waiting = False, True
         self._group.poke()
-        self._group.wait(self._has_enough)
-        self._is_waiting = False
+        try:
+            self._group.wait(self._may_take)
+        finally:
+            self._is_waiting = False
         with self._group.lock:
             reports, rows = self._inbox.take(self._wanted)
-            self._consumed += self._wanted
+            self._has_taken = True
             for report in reports:
                 self._account(report)
+        self._group.poke()
         return rows
 
     @property
     def _wanted(self) -> int:
-        return len(self._group.alive)
+        """How many fragments the learner takes: one for each explorer, and all of explorers that are gone."""
+        alive = {slot.index for slot in self._group.alive}
+        return len(alive) + sum(num for index, num in self._inbox.counts().items() if index not in alive)
+
+    def _may_take(self) -> bool:
+        if self._has_enough():
+            return True
+        self._stop.check("the fragments of this step")
+        return False
 
     def _has_enough(self) -> bool:
         if self._sync.style == "fixed":
             counts = self._inbox.counts()
             return all(counts[slot.index] for slot in self._group.alive)
         waiting = self._inbox.versions()
-        if len(waiting) < self._wanted:
+        wanted = self._wanted
+        if len(waiting) < wanted:
             return False
-        under_way = [grant.published.version for slot in self._group.slots for grant in slot.grants]
+        under_way = self._under_way()
         if not under_way or not self._inbox.is_bounded:
             return True
-        left = sorted(waiting)[self._wanted :] + under_way
-        steps_left = max(self._sync.interval - 1 - (self._step - self._published_step), 0)
-        return self._pace.may_take(self.version, left, explorers=self._wanted, steps_left=steps_left)
+        left = sorted(waiting)[wanted:] + under_way
+        explorers, steps_left = len(self._group.alive), self._steps_left(has_taken=True)
+        return self._pace.may_take(self.version, left, explorers=explorers, steps_left=steps_left)
+
+    def _steps_left(self, *, has_taken: bool) -> int:
+        return self._pace.steps_left(self._step - self._published_step, has_taken=has_taken)
 
     def _account(self, report: Report) -> None:
         self.env_steps += report.env_steps
@@ -144,15 +177,34 @@ class Explorers:
         self._step += 1
         with self._group.lock:
             is_asked = any(slot.asks_until is not None for slot in self._group.slots)
-        if self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked):
-            self._announce(self.version + 1)
-            self._published_step = self._step
+            is_due = self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked)
+            self._is_publishing = is_due and self._may_publish()
+        if self._is_publishing:
+            try:
+                self._announce(self.version + 1)
+                self._published_step = self._step
+            finally:
+                self._is_publishing = False
+        self._has_taken = False
+        self._group.poke()
         self._group.check()
+
+    def _may_publish(self) -> bool:
+        """Tell whether no fragment that waits or is under way would be too stale with the next version."""
+        return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *self._under_way()])
+
+    def _under_way(self) -> list[int]:
+        """Return the versions of fragments under way, of explorers that do not hang."""
+        return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
+
+    def _is_usable(self, begun: int, version: int) -> bool:
+        """Tell whether a fragment that was begun with a version may be learned from with another one."""
+        return not self._inbox.is_bounded or self._pace.is_fresh(begun, version)
 
     def _announce(self, version: int) -> None:
         """Publish the weights: the transport first, then the board, then fragments may begin with them."""
         began = time.perf_counter()
-        handle = self._task.transport.publish(version, self._policy.state_dict())
+        handle = self._handed_over(version)
         published = Published(version, self._step, handle, self._session)
         self._board.publish(published)
         self._publish_s.append(time.perf_counter() - began)
@@ -162,9 +214,22 @@ class Explorers:
                 self._account(report)
             for slot in self._group.slots:
                 slot.asks_until = None
-        self._group.poke()
 
-    def _deliver(self, report: Report) -> bool:
+    def _handed_over(self, version: int) -> Any:
+        """Give the weights to the transport, again after a pause if that fails."""
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            try:
+                return self._task.transport.publish(version, self._policy.state_dict())
+            except Exception as error:
+                pause_s = backoff.failed()
+                if backoff.failures == _PUBLISH_TRIES:
+                    error.add_note(f"publishing version {version} of the weights failed {_PUBLISH_TRIES} times")
+                    raise
+                say(f"publishing version {version} of the weights failed and is tried again: {error}")
+                time.sleep(pause_s)
+
+    def _deliver(self, report: Report) -> str:
         return self._inbox.put(report, self._group.slots[report.explorer].incarnation)
 
     def _grant(self) -> None:
@@ -172,16 +237,19 @@ class Explorers:
         published = self._published
         if self._is_paused or published is None:
             return
-        produced = self._consumed + self._inbox.counts().total()
-        produced += sum(len(slot.grants) for slot in self._group.slots)
+        if not self._is_usable(published.version, self.version + self._is_publishing):
+            return  # it would be too stale when it comes
+        waiting = self._inbox.counts()
+        outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
             for slot in sorted(alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
                 is_free = slot.is_there and len(slot.grants) < self._most_in_flight
-                if is_free and self._may_begin(slot, produced, len(alive)):
+                own = waiting[slot.index] + len(slot.grants)
+                if is_free and self._may_begin(slot, own, outstanding, len(alive)):
                     self._tell(slot, published)
-                    granted, produced = True, produced + 1
+                    granted, outstanding = True, outstanding + 1
         self._keep_from_starving(published)
 
     @property
@@ -191,15 +259,15 @@ class Explorers:
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.produced, self._steps, self.env_steps, published, self._scale.moments))
+        self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
-    def _may_begin(self, slot: Slot, produced: int, explorers: int) -> bool:
+    def _may_begin(self, slot: Slot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
         counts = Counts(
-            version=self.version,
             explorers=explorers,  # counted once for all: with a thousand of them that is most of a report's cost
-            produced=produced,
-            own_produced=slot.produced,
+            steps_left=self._steps_left(has_taken=self._has_taken),
+            outstanding=outstanding,
+            own_outstanding=own,
             own_on_version=on_version if version == self.version else 0,
         )
         if self._pace.asks(counts) and (slot.asks_until is None or time.monotonic() < slot.asks_until):
@@ -212,11 +280,11 @@ class Explorers:
 
         So it is if it collects more than once in a step, or after explorers were given up.
         """
-        if not self._is_waiting or any(slot.grants for slot in self._group.slots) or self._has_enough():
+        if not self._is_waiting or any(slot.is_expected for slot in self._group.slots) or self._has_enough():
             return
         there = self._inbox.counts()
         for slot in self._group.alive:
-            if slot.is_there and not there[slot.index]:
+            if slot.is_there and not slot.grants and not there[slot.index]:
                 self._tell(slot, published)
 
     def metrics(self) -> dict[str, float]:
@@ -250,50 +318,74 @@ class Explorers:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`."""
+        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`.
+
+        Nobody waits for explorers that hang, nor long after a stop was requested: their fragments count as lost, and
+        their episodes as interrupted.
+        """
         self._is_paused = True
         timeout_s = self._config.timeout_s
         if not self._has_begun:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:
-            self._group.wait(lambda: not any(slot.grants for slot in self._group.slots), timeout_s)
+            if self._group.fault is None:
+                self._group.wait(self._is_quiet, timeout_s)
             states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,
             "version": self.version,
             "step": self._step,
             "published_step": self._published_step,
-            "consumed": self._consumed,
             "explorers": [
-                {"state": state, "delivered": slot.delivered, "incarnation": slot.incarnation}
+                {
+                    "state": state,
+                    "delivered": slot.delivered,
+                    "granted": slot.granted,
+                    "incarnation": slot.incarnation,
+                }
                 for slot, state in zip(self._group.slots, states, strict=True)
             ],
+            "retired": self._retired,
             "restarts": self._group.restarts,
-            "lost": self._group.lost,
+            "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
             "returns": self._scale.moments,
             "inbox": self._inbox.state_dict(),
         }
 
+    def _is_quiet(self) -> bool:
+        is_late = self._stop.is_older_than(SAVE_PATIENCE_S)
+        return is_late or not any(slot.is_expected for slot in self._group.slots)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
-        self._consumed = int(state["consumed"])
         self._scale.moments = tuple(state.get("returns", self._scale.moments))
-        group, saved = self._group, state["explorers"]
+        group = self._group
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
-        if len(saved) != len(group.slots):
-            say(f"explorer.num was {len(saved)} and is {len(group.slots)}")
-        for slot in group.slots:  # those that are new are as far as the others
-            slot.delivered = max((held["delivered"] for held in saved), default=0)
-        for slot, held in zip(group.slots, saved, strict=False):
-            slot.state, slot.delivered, slot.incarnation = held["state"], held["delivered"], held["incarnation"]
-            if held["state"] is None:
-                group.interrupted += self._num_envs
+        self._load_explorers(state["explorers"], state.get("retired", []))
         self._inbox.load_state_dict(state["inbox"])
         return False
+
+    def _load_explorers(self, saved: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
+        """Give each explorer the state of its number; the counts of explorers that are no more are kept for later."""
+        slots = self._group.slots
+        if len(saved) != len(slots):
+            say(f"explorer.num was {len(saved)} and is {len(slots)}")
+        for slot in slots:  # those that are new are as far as the others
+            slot.delivered = max((held["delivered"] for held in saved), default=0)
+        for slot, held in zip(slots, [*saved, *retired], strict=False):
+            slot.state, slot.delivered = held["state"], held["delivered"]
+            slot.incarnation = held["incarnation"] + (held["state"] is None)  # its environments get other seeds
+            slot.granted = held.get("granted", slot.delivered)
+        self._retired = [{**held, "state": None} for held in [*saved, *retired][len(slots) :]]
+        for index, held in enumerate(saved):
+            if held["state"] is None:
+                self._group.interrupted += self._num_envs
+            elif index >= len(slots):
+                self._group.interrupted += int(np.count_nonzero(~np.asarray(held["state"]["done"])))
 
     def close(self) -> None:
         """End the explorers."""

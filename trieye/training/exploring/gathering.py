@@ -159,18 +159,18 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
     published = Published(0, 0, transport.publish(0, policy.state_dict()))
     waiting: deque[tuple[Report, int]] = deque()
 
-    def deliver(report: Report) -> bool:
+    def deliver(report: Report) -> str:
         waiting.append((report, group.slots[report.explorer].incarnation))
-        return True
+        return ""
 
     def grant() -> None:
         for slot in group.alive:
             while slot.worker is not None and len(slot.grants) < config.explorer.in_flight:
-                promised = len(waiting) + sum(len(other.grants) for other in group.slots)
+                promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
                 env_steps = loaded.schedule_step + gathered.num
-                group.submit(slot, Grant(slot.produced, gathered.steps, env_steps, published))
+                group.submit(slot, Grant(slot.granted, gathered.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
     group = ExplorerGroup(task, place, config.explorer, deliver=deliver, grant=grant, leave=lambda _: None)

@@ -14,12 +14,23 @@ from typing import Any
 from trieye.config.explorer import ExplorerConfig
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
+from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
 from trieye.training.exploring.places import Place, Worker
 
 _LONGEST_PAUSE_S = 60.0
+_REFUSED_EVERY_S = 10.0
 PATIENCE_S = 20.0
 """How long an explorer waits for room before that is said."""
+
+OVERDUE_S = 5.0
+"""A fragment that takes so long, and `_UNUSUAL` times as long as others of its explorer, is waited for no longer."""
+
+_UNUSUAL = 4.0
+_FORGETS = 0.9
+_CLOSE_STOPPED_S = 1.5
+_POLL_S = 0.2
+"""How soon somebody who waits notices that the run was asked to stop; what explorers say wakes at once."""
 
 
 @dataclass(slots=True)
@@ -32,8 +43,10 @@ class Slot:
         machine: Name of the machine that it is on; None while it is away, or waits for room on a cluster.
         is_there: Whether it has answered; one that has not is told nothing.
         incarnation: How often it was begun anew.
-        delivered: Fragments that came from it over the whole run.
-        grants: What it was told and has not done yet, the oldest first.
+        delivered: Fragments that were delivered over the whole run.
+        granted: Fragments that it was told to collect over the whole run, lost ones included.
+        grants: Those that were not delivered yet, the oldest first.
+        early: Reports that arrived before that of an older grant, by the number of theirs.
         failures: In a row, with fewer than `GOOD_RUN` fragments between.
         num_good: Fragments since the last one.
         resumes_at: When it is begun anew, seconds of `time.monotonic`.
@@ -44,6 +57,8 @@ class Slot:
         on_version: Fragments that it was told to begin with the newest version.
         asks_until: How long it waits for newer weights at most; None if it waits for none.
         began_at: When it began its oldest grant, or was begun itself.
+        usual_s: The longest of its recent fragments, seconds; 0 before the first.
+        is_overdue: Whether its oldest grant takes unusually long, so that nobody waits for it who need not.
     """
 
     index: int
@@ -52,7 +67,9 @@ class Slot:
     is_there: bool = False
     incarnation: int = 0
     delivered: int = 0
+    granted: int = 0
     grants: deque[Grant] = field(default_factory=deque)
+    early: dict[int, Report] = field(default_factory=dict)
     failures: int = 0
     num_good: int = 0
     resumes_at: float | None = None
@@ -63,6 +80,8 @@ class Slot:
     on_version: tuple[int, int] = (-1, 0)
     asks_until: float | None = None
     began_at: float = 0.0
+    usual_s: float = 0.0
+    is_overdue: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -76,8 +95,20 @@ class Slot:
 
     @property
     def produced(self) -> int:
-        """Fragments that came, and those under way."""
+        """Fragments that were delivered, and those under way."""
         return self.delivered + len(self.grants)
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether a fragment of it is under way that is worth waiting for."""
+        return bool(self.grants) and not self.is_overdue
+
+    @property
+    def overdue_at(self) -> float:
+        """When what is under way takes unusually long, by `time.monotonic`."""
+        if not self.usual_s:  # its first fragment, or its start, for which processes import for seconds
+            return self.began_at + PATIENCE_S / 2
+        return self.began_at + max(OVERDUE_S, _UNUSUAL * self.usual_s)
 
 
 class ExplorerGroup:
@@ -89,16 +120,19 @@ class ExplorerGroup:
         task: What explorers are made of.
         place: Where they run.
         config: How many, and what is done when they fail.
-        deliver: Called with each report; returns whether the fragment counts.
+        deliver: Called with each report, those of an explorer in the order of collection; returns why the fragment is
+            refused, empty if it is not.
         grant: Called whenever something changed; tells explorers what to do by `submit`.
         leave: Called with the name of the writer of an explorer that is gone.
+        stop: Whether the run was asked to stop.
 
     Attributes:
         slots: The explorers.
         lock: Held while slots change, and while `deliver` and `grant` are called.
         restarts: How often an explorer was begun anew.
-        lost: Fragments that never came.
+        lost: Fragments that were granted and never learned from: they never came, or were refused.
         interrupted: Episodes that were cut.
+        fault: What cannot be mended by restarting explorers; None as long as all is well.
     """
 
     def __init__(
@@ -107,20 +141,24 @@ class ExplorerGroup:
         place: Place,
         config: ExplorerConfig,
         *,
-        deliver: Callable[[Report], bool],
+        deliver: Callable[[Report], str],
         grant: Callable[[], None],
         leave: Callable[[str], None],
+        stop: StopRequest | None = None,
     ) -> None:
         self._task, self._place, self._config = task, place, config
+        self._stop = stop or StopRequest()
         self._deliver, self._grant, self._leave = deliver, grant, leave
         self.slots = [Slot(index) for index in range(config.num)]
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
-        self._fault: BaseException | None = None
+        self.fault: BaseException | None = None
+        self._refused: Counter[str] = Counter()
+        self._tells_refused_at = 0.0
         self._has_delivered = self._is_closed = False
         self._has_moved, self._told_where = True, ""
         whole: Any = task.config
-        self._is_in_step = whole.sync.style == "fixed"
+        self._is_in_step, self._env_id = whole.sync.style == "fixed", whole.env.id
         self._heard: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="trieye-explorers", daemon=True)
@@ -142,6 +180,7 @@ class ExplorerGroup:
         assert slot.worker is not None  # noqa: S101 - `grant` looks at it
         slot.began_at = slot.began_at if slot.grants else time.monotonic()
         slot.grants.append(grant)
+        slot.granted = grant.number + 1
         incarnation, call = slot.incarnation, slot.worker.begin("rollout", grant)
         call.add_done_callback(lambda done: self._heard.put(lambda: self._settle(slot, incarnation, grant, done)))
 
@@ -150,7 +189,7 @@ class ExplorerGroup:
         self._heard.put(lambda: None)
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until something holds, which is looked at whenever something changed; tell whether it does.
+        """Wait until something holds, and tell whether it does; it is looked at whenever something changed, and often.
 
         Raises:
             BaseException: What the last explorer raised, if all were given up, or the first one if none ever collected.
@@ -167,48 +206,59 @@ class ExplorerGroup:
             if left_s is not None and left_s <= 0:
                 return False
             try:  # no Condition: Ctrl-C inside one leaves it locked
-                self._bell.get(timeout=left_s)
+                self._bell.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))
             except queue.Empty:
                 continue
 
     def check(self) -> None:
         """Raise what cannot be mended by beginning explorers anew."""
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
 
     def ask(self, method: str, timeout_s: float) -> list[Any]:
-        """Call a method of each explorer; None for those that are away, or do not answer in time."""
+        """Call a method of each explorer; None for those that are away, busy, or do not answer in time."""
         with self.lock:
-            workers = [slot.worker if slot.is_there else None for slot in self.slots]
+            workers = [slot.worker if slot.is_there and not slot.grants else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
         until = time.monotonic() + timeout_s
         return [None if call is None else self._answer(call, until) for call in calls]
 
-    @staticmethod
-    def _answer(call: "Future[Any]", until: float) -> Any:
-        try:
-            return call.result(max(until - time.monotonic(), 0.0))
-        except (ConnectionError, TimeoutError, TrieyeError):
-            return None
+    def _answer(self, call: "Future[Any]", until: float) -> Any:
+        while not self._stop.is_older_than(SAVE_PATIENCE_S):
+            try:
+                return call.result(max(min(until - time.monotonic(), _POLL_S), 0.0))
+            except (ConnectionError, TrieyeError):
+                return None
+            except TimeoutError:
+                if call.done() or time.monotonic() >= until:
+                    return None
+        return None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all explorers; those that can close their environments first."""
+        """End all explorers; those that do not hang close their environments first."""
         with self.lock:
             self._is_closed = True
-            workers = [slot.worker for slot in self.slots if slot.worker is not None]
-            asked = [slot.worker for slot in self.slots if slot.worker is not None and slot.machine is not None]
-        until = time.monotonic() + timeout_s
-        calls = [] if self._fault is not None else [worker.begin("close") for worker in asked]
-        for call in calls:
+            present = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
+            hung = [slot.index for slot, _ in present if self._hangs(slot)]
+            asked = [(slot, worker) for slot, worker in present if slot.machine is not None and slot.index not in hung]
+        if hung:
+            say(f"explorers {hung} are ended in the middle of a fragment: {self._env_id} does not return")
+        until = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
+        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in asked]
+        for slot, call in calls:
             try:
                 call.result(max(until - time.monotonic(), 0.0))
             except Exception as error:  # noqa: BLE001 - it is ended in any case
-                say(f"an explorer did not close: {type(error).__name__}: {error}")
-        for worker in workers:
+                say(f"explorer {slot.index} did not close {self._env_id}: {type(error).__name__}: {error}")
+        for _, worker in present:
             worker.kill()
         self._heard.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def _hangs(self, slot: Slot) -> bool:
+        seems_so = self._stop.is_made and time.monotonic() - slot.began_at > _CLOSE_STOPPED_S
+        return slot.is_overdue or (bool(slot.grants) and seems_so)
 
     def _listen(self) -> None:
         try:
@@ -221,7 +271,7 @@ class ExplorerGroup:
                     self._grant()
                 self._bell.put(None)
         except BaseException as error:  # noqa: BLE001 - the border of the thread: `wait` raises it in the learner
-            self._fault = error
+            self.fault = error
             self._bell.put(None)
 
     def _next(self) -> Callable[[], None] | None:
@@ -239,6 +289,7 @@ class ExplorerGroup:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
         times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
+        times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
         times += [patience_ends] if slot.has_no_room and patience_ends > now else []
         times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
@@ -252,9 +303,21 @@ class ExplorerGroup:
                 slot.incarnation += 1
                 self._begin(slot)
             if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
-                what = "no fragment came" if slot.is_there else "it did not start"
-                self._fail(slot, TimeoutError(f"{what} for explorer.timeout_s={self._config.timeout_s:g} s"))
+                limit = f"explorer.timeout_s={self._config.timeout_s:g} s"
+                what = "delivered no fragment" if slot.is_there else "did not start"
+                self._fail(slot, TimeoutError(f"{self._env_id} {what} within {limit}"))
+            elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
+                slot.is_overdue = True
+                self._tell_overdue(slot, now)
         self._tell_where(now)
+
+    def _tell_overdue(self, slot: Slot, now: float) -> None:
+        what = "has not returned from a fragment" if slot.is_there else "has been starting"
+        others = "the training waits for it (sync.style=fixed)" if self._is_in_step else "the others continue"
+        say(
+            f"explorer {slot.index}: {self._env_id} {what} for {now - slot.began_at:.0f} s; {others}, and it is "
+            f"restarted after explorer.timeout_s={self._config.timeout_s:g} s"
+        )
 
     def _tell_where(self, now: float) -> None:
         """Say on which machines explorers are, if that is more than this one, or if some find no room."""
@@ -285,12 +348,12 @@ class ExplorerGroup:
         self._note(slot, slot.worker.begin("writer_name"), partial(self._arrived, slot))
 
     def _placed(self, slot: Slot, machine: str) -> None:
-        slot.machine, slot.began_at = machine, time.monotonic()
+        slot.machine, slot.began_at, slot.is_overdue = machine, time.monotonic(), False
         self._has_moved = True
 
     @staticmethod
     def _arrived(slot: Slot, client: str | None) -> None:
-        slot.client, slot.is_there = client, True
+        slot.client, slot.is_there, slot.is_overdue = client, True, False
 
     def _cut(self, count: int) -> None:
         self.interrupted += count
@@ -316,22 +379,46 @@ class ExplorerGroup:
         if error is not None:
             self._fail(slot, error)
             return
-        slot.grants.remove(grant)
-        slot.began_at = time.monotonic()
         report = done.result()
+        if slot.is_overdue:
+            say(f"explorer {slot.index}: {self._env_id} has returned after {time.monotonic() - slot.began_at:.0f} s")
+        slot.began_at, slot.is_overdue = time.monotonic(), False
+        slot.usual_s = max(report.seconds, _FORGETS * slot.usual_s)
         self._has_delivered, slot.num_good = True, slot.num_good + 1
         slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
-        self.interrupted += report.interrupted
-        slot.delivered += 1
-        if not self._deliver(report):
-            slot.delivered -= 1
+        slot.early[grant.number] = report
+        while slot.grants and slot.grants[0].number in slot.early:
+            self._take(slot, slot.grants.popleft())
+
+    def _take(self, slot: Slot, grant: Grant) -> None:
+        """Deliver the report of a grant; one that never came is lost."""
+        report = slot.early.pop(grant.number, None)
+        if report is None:
             self.lost += 1
+            return
+        self.interrupted += report.interrupted
+        self.lost += report.lost
+        report.number = slot.delivered
+        slot.delivered += 1
+        if reason := self._deliver(report):
+            self.lost += 1
+            self._refused[reason] += 1
+            self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        """Say how many fragments were refused, and why; now and then if that does not end."""
+        if time.monotonic() < self._tells_refused_at:
+            return
+        self._tells_refused_at = time.monotonic() + _REFUSED_EVERY_S
+        delivered = sum(slot.delivered for slot in self.slots)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
+        say(f"{self._refused.total()} of {delivered} fragments were dropped when they arrived: {reasons}")
 
     def _fail(self, slot: Slot, error: BaseException) -> None:
         """Take note that an explorer is gone, and begin it anew after a pause, or give it up."""
         slot.error, slot.failures, slot.num_good = error, slot.failures + 1, 0
-        self.lost += len(slot.grants)
-        slot.grants.clear()
+        while slot.grants:
+            self._take(slot, slot.grants.popleft())
         if slot.worker is not None:
             slot.worker.kill()
             slot.worker, slot.machine, slot.is_there = None, None, False
@@ -341,11 +428,11 @@ class ExplorerGroup:
         is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
         is_mistake |= isinstance(error, NonFiniteError)  # explorers begin again when a process fails, not a number
         slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
-        slot.asks_until = None
+        slot.asks_until, slot.is_overdue, slot.usual_s = None, False, 0.0
         what = f"explorer {slot.index}: {_line(error)}"
         if is_mistake or not self.alive:
             error.add_note(f"in explorer {slot.index}, begun {slot.incarnation + 1} times")
-            self._fault = error
+            self.fault = error
         elif slot.is_given_up:
             say(f"{what}; it is given up, after {slot.failures} failures in a row")
         else:

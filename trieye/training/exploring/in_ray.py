@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
@@ -87,7 +88,8 @@ class RayPlace:
     """Explorers in Ray actors.
 
     Args:
-        placement: On which nodes; see `ExplorerConfig.placement`.
+        placement: On which nodes; see `ExplorerConfig.placement`. In a placement group, as that of a trial of Tune,
+            explorers that need resources take those of the group.
         **options: Those of Ray, such as `num_cpus`.
 
     Attributes:
@@ -98,7 +100,10 @@ class RayPlace:
 
     def __init__(self, placement: str = "pack", **options: Any) -> None:
         where = {"spread": "SPREAD", "pack": "DEFAULT"}
-        self._options = {"scheduling_strategy": where.get(placement) or on_this_node(), **options}
+        group = ray.util.get_current_placement_group() if any(options.values()) else None
+        # a trial of Tune: what is reserved for its explorers is in its own group, and may be all that there is
+        strategy = where.get(placement) or on_this_node() if group is None else PlacementGroupSchedulingStrategy(group)
+        self._options = {"scheduling_strategy": strategy, **options}
 
     def start(self, task: Task, index: int, incarnation: int) -> Worker:
         """Start an actor; see `Place`."""

@@ -19,13 +19,15 @@ class Inbox(Protocol):
     """Reports in the order in which they are learned from.
 
     Attributes:
-        is_bounded: Whether rows that are too stale are dropped.
+        max_staleness: Versions that a fragment may be behind when it is learned from; None for no bound.
+        is_bounded: Whether there is such a bound, and fragments can be learned from in time: the oldest ones first.
     """
 
+    max_staleness: int | None
     is_bounded: bool
 
-    def put(self, report: Report, incarnation: int) -> bool:
-        """Take a report; return whether its fragment counts."""
+    def put(self, report: Report, incarnation: int) -> str:
+        """Take a report; return why its fragment is refused, empty if it is not."""
 
     def counts(self) -> Counter[int]:
         """Return how many wait, by explorer."""
@@ -50,15 +52,15 @@ class Reports:
     """
 
     def __init__(self, num_envs: int, device: torch.device, tell: Callable[[int], None]) -> None:
-        self._tell, self.is_bounded = tell, False
+        self._tell, self.max_staleness, self.is_bounded = tell, None, False
         self._waiting: list[Report] = []
         self._nothing = Rows.nothing(num_envs, device)
 
-    def put(self, report: Report, incarnation: int) -> bool:
+    def put(self, report: Report, incarnation: int) -> str:
         """Take a report; see `Inbox`."""
         del incarnation
         self._waiting.append(report)
-        return True
+        return ""
 
     def counts(self) -> Counter[int]:
         """Return how many wait; see `Inbox`."""
@@ -109,9 +111,10 @@ class Fragments:
         self._buffer = FragmentBuffer(rules, seed=seed)
         self._session, self._device = session, device
         self._reports: dict[tuple[int, int], Report] = {}
-        self.is_bounded = rules.max_staleness is not None
+        self.max_staleness = rules.max_staleness
+        self.is_bounded = rules.max_staleness is not None and rules.sampler == "oldest"
 
-    def put(self, report: Report, incarnation: int) -> bool:
+    def put(self, report: Report, incarnation: int) -> str:
         """Take a report; see `Inbox`."""
         meta = FragmentMeta(
             f"explorer-{report.explorer}", report.number, report.version_min, self._session, incarnation
@@ -122,7 +125,7 @@ class Fragments:
         report.payload = None
         if result.is_kept:
             self._reports[report.explorer, report.number] = report
-        return result.is_kept
+        return "" if result.is_kept else result.status.replace("_", " ")
 
     def counts(self) -> Counter[int]:
         """Return how many wait; see `Inbox`."""

@@ -8,6 +8,7 @@ import torch
 
 from trieye.config.replay import ReplayConfig
 from trieye.files.run_files import RunFiles
+from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
@@ -25,7 +26,11 @@ from trieye.training.policy import Policy
 
 
 def make_explorers(
-    config: Any, policy: Policy, replay: ReplayConfig | None, on_nonfinite: OnNonfinite
+    config: Any,
+    policy: Policy,
+    replay: ReplayConfig | None,
+    on_nonfinite: OnNonfinite | None = None,
+    stop: StopRequest | None = None,
 ) -> tuple[Explorers, RemoteExperience | None]:
     """Make explorers, which begin with the first `collect`, and the replay that they fill.
 
@@ -34,6 +39,7 @@ def make_explorers(
         policy: Of the learner; explorers have one of the same class.
         replay: What the replay keeps; None: rows come to the learner.
         on_nonfinite: Is told about rows that explorers left out.
+        stop: Whether the run was asked to stop.
     """
     in_threads = config.runtime.kind == "local"
     place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
@@ -65,9 +71,9 @@ def make_explorers(
         inbox,
         board,
         policy,
-        session=config.run_name,
         on_nonfinite=on_nonfinite,
         leave=(lambda _: None) if experience is None else experience.leave,
+        stop=stop,
     )
     return explorers, experience
 
@@ -85,10 +91,10 @@ def place_and_transport(config: Any, learner: torch.device | None = None) -> tup
 
     Args:
         config: Of the run.
-        learner: Device of the learner; if explorers have whole GPUs, they get others than this one.
+        learner: Device of the learner, reserved in Ray if explorers use whole GPUs.
 
     Raises:
-        ConfigurationError: There is no GPU for an explorer beside that of the learner.
+        ConfigurationError: No GPU is left for an explorer.
     """
     if config.runtime.kind == "local":
         return ThreadPlace(), LocalTransport()

@@ -8,20 +8,20 @@ from trieye.config.explorer import SyncConfig
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How far a training with explorers is.
+    """How far a training with explorers is. A fragment is outstanding until the learner takes it.
 
     Attributes:
-        version: Of the newest weights that were published; the first ones are 0.
         explorers: How many there are that were not given up.
-        produced: Fragments that were learned from, wait to be, or are under way; lost ones are not counted.
-        own_produced: Of these, those of the explorer in question.
-        own_on_version: Of these, those that it began with the newest weights.
+        steps_left: Steps of the learner until the next version that have not taken their fragments; see `steps_left`.
+        outstanding: Fragments of all explorers that are outstanding.
+        own_outstanding: Of these, those of the explorer in question.
+        own_on_version: Fragments that it began with the newest weights.
     """
 
-    version: int
     explorers: int
-    produced: int
-    own_produced: int
+    steps_left: int
+    outstanding: int
+    own_outstanding: int
     own_on_version: int
 
 
@@ -29,18 +29,22 @@ class Pace:
     """The rules of `sync.style`.
 
     A step of the learner takes as many fragments as there are explorers. A fragment is held back, rather than dropped
-    later, if it could be learned from only when it is too stale: with `a` fragments to a version, those that are
-    produced stay below `a * (version + 1 + max_staleness)`, so that whatever is granted now can be learned from before
-    version + max_staleness is superseded; and the learner waits for old fragments where taking newer ones would leave
-    too many of them for later. `fixed` counts the fragments of each explorer for itself, with `offset` in
-    place of the staleness.
+    later, if the learner could take it only when it is too stale: with `n` explorers, and `s` steps left until the next
+    version, fewer than `n * (s + interval * max_staleness)` fragments are outstanding, so that all of them are taken
+    before version + max_staleness is superseded. The learner waits for old fragments where taking newer ones would
+    leave too many of them for later, and does not publish a version for which one that is outstanding would be too
+    stale. `fixed` counts the fragments of each explorer for itself, with `offset` in place of the staleness.
+
+    No rule looks at what happened before: each holds after a resume with other numbers, too.
 
     Args:
         config: The style and its numbers.
+        max_staleness: Versions that a fragment may be behind; that of the config if None.
     """
 
-    def __init__(self, config: SyncConfig) -> None:
+    def __init__(self, config: SyncConfig, max_staleness: int | None = None) -> None:
         self._config = config
+        self._staleness = config.max_staleness if max_staleness is None else min(max_staleness, config.max_staleness)
 
     def needs_publish(self, step: int, published_step: int, *, is_asked: bool) -> bool:
         """Tell whether the learner publishes after so many steps.
@@ -60,13 +64,23 @@ class Pace:
         """Tell whether an explorer asks for newer weights before it begins another fragment."""
         return self._config.style == "explorer_driven" and counts.own_on_version >= self._config.interval
 
+    def steps_left(self, steps: int, *, has_taken: bool) -> int:
+        """Return how many steps of the learner will take fragments before the next version.
+
+        Args:
+            steps: Those that are over since the last publish.
+            has_taken: Whether the present one has taken its fragments.
+        """
+        if self._config.style == "explorer_driven":  # there is a version when one is asked for
+            return self._config.interval
+        return max(self._config.interval - steps, 1) - has_taken
+
     def may_begin(self, counts: Counts) -> bool:
         """Tell whether an explorer may begin a fragment now, if it does not ask for weights."""
         config = self._config
         if config.style == "fixed":
-            return counts.own_produced < config.offset + config.interval * (counts.version + 1)
-        per_version = counts.explorers * config.interval
-        return counts.produced < per_version * (counts.version + 1 + config.max_staleness)
+            return counts.own_outstanding < config.offset + counts.steps_left
+        return counts.outstanding < counts.explorers * (counts.steps_left + self._staleness * config.interval)
 
     def may_take(self, version: int, left: Sequence[int], *, explorers: int, steps_left: int) -> bool:
         """Tell whether the learner may take now what is there, or has to wait for older fragments under way.
@@ -80,11 +94,14 @@ class Pace:
             steps_left: Steps of the learner after this one until the next version.
         """
         config = self._config
-        if config.style == "fixed":
+        if config.style in {"fixed", "explorer_driven"}:
             return True
-        per_version = 1 if config.style == "explorer_driven" else config.interval
-        for ahead in range(config.max_staleness + 1):
-            due = sum(begun <= version + ahead - config.max_staleness for begun in left)
-            if due > explorers * (steps_left + ahead * per_version):
+        for ahead in range(self._staleness + 1):
+            due = sum(begun <= version + ahead - self._staleness for begun in left)
+            if due > explorers * (steps_left + ahead * config.interval):
                 return False
         return True
+
+    def is_fresh(self, begun: int, version: int) -> bool:
+        """Tell whether a fragment that was begun with a version may be learned from with another one."""
+        return self._config.style == "fixed" or version - begun <= self._staleness

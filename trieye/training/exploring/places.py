@@ -1,12 +1,20 @@
 """Places: where explorers run; threads of this process, or what `training/exploring/in_ray.py` starts."""
 
+import atexit
 import contextlib
 import platform
+import queue
+import threading
+import time
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from trieye.training.exploring.explorer import Explorer, Task
+
+_EXIT_PATIENCE_S = 0.5
 
 
 class Worker(Protocol):
@@ -45,16 +53,21 @@ class ThreadPlace:
 
 
 class ThreadWorker:
-    """Something in a thread of its own.
+    """An object in a thread of its own, which a hung call cannot keep the process from ending.
 
     Args:
-        make: Makes it, in that thread; it has a method `cancel`, which any thread may call.
+        make: Makes the object, in that thread; it has a method `cancel`, which any thread may call.
         name: Of the thread.
     """
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._made = self._pool.submit(make)
+        self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._made: Future[Any] = Future()
+        self._is_killed = False
+        # a daemon: concurrent.futures joins its threads at exit, however long they hang
+        thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
+        _threads.add(thread)
+        thread.start()
 
     def find(self) -> "Future[str]":
         """Return the name of this machine; see `Worker`."""
@@ -64,16 +77,50 @@ class ThreadWorker:
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
         """Call a method; see `Worker`."""
-        try:
-            return self._pool.submit(lambda: getattr(self._made.result(), method)(*values))
-        except RuntimeError as error:  # it was killed
-            gone: Future[Any] = Future()
-            gone.set_exception(ConnectionError(str(error)))
-            return gone
+        call: Future[Any] = Future()
+        if self._is_killed:
+            call.set_exception(ConnectionError("its thread was ended"))
+        else:
+            self._calls.put((call, method, values))
+        return call
 
     def kill(self) -> None:
         """Cancel what it does, and let the thread end."""
+        self._is_killed = True
+        with contextlib.suppress(queue.Empty):
+            while (waiting := self._calls.get_nowait()) is not None:
+                waiting[0].cancel()
+        self._calls.put(None)
         if self._made.done():
             with contextlib.suppress(Exception):  # it was never made
                 self._made.result().cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _serve(self, make: Callable[[], Any]) -> None:
+        _settle(self._made, make)
+        while (item := self._calls.get()) is not None:
+            call, method, values = item
+            if call.set_running_or_notify_cancel():
+                _settle(call, partial(self._do, method, values))
+
+    def _do(self, method: str, values: tuple[Any, ...]) -> Any:
+        return getattr(self._made.result(), method)(*values)
+
+
+def _settle(call: "Future[Any]", work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - the border of the thread: whoever takes the result gets the error
+        call.set_exception(error)
+    else:
+        call.set_result(result)
+
+
+_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
+
+@atexit.register
+def _join_threads() -> None:
+    """Give threads a moment to end before the interpreter takes down what they use; those that hang are left."""
+    ends = time.monotonic() + _EXIT_PATIENCE_S
+    for thread in list(_threads):
+        thread.join(max(ends - time.monotonic(), 0.0))

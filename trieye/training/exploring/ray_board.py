@@ -1,13 +1,21 @@
 """The synchronizer in Ray, as a process that imports no torch; the actor only forwards."""
 
+import threading
+import time
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
 
+from trieye.process.progress import say
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 
 _ANSWER_TIMEOUT_S = 120.0
 """So long may its process take to start, with the explorers' all starting beside it."""
+
+SILENT_AFTER_S = 10.0
+"""After so long without an answer the user is told; as of a hub."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1)  # whatever is asked may be asked again
@@ -33,27 +41,89 @@ class SynchronizerActor:
 class RayBoard:
     """The way to a synchronizer in Ray, from any process that it is sent to.
 
-    If the actor dies, Ray starts it again, and the next version is the first that it knows.
+    Announcements are sent without waiting for the actor: explorers get the newest weights with each fragment anyway.
+    If the actor dies, Ray starts it again, and it is told the newest version.
     """
 
     def __init__(self) -> None:
         self._actor: Any = SynchronizerActor.options(num_cpus=0, max_concurrency=10_000).remote()  # type: ignore[attr-defined]  # ray.remote adds it
+        self._begin()
+
+    def _begin(self) -> None:
+        # guards all of these, which the thread of Ray that brings answers changes, too; taken with no other lock held
+        self._lock = threading.RLock()
+        self._newest: Published | None = None
+        self._sent: Published | None = None
+        self._sent_at, self._is_silent = 0.0, False
+        self._fault: BaseException | None = None
+        self._is_delivered = threading.Event()
+        self._is_delivered.set()
+
+    def __getstate__(self) -> Any:
+        return self._actor
+
+    def __setstate__(self, actor: Any) -> None:
+        self._actor = actor
+        self._begin()
 
     def publish(self, published: Published) -> None:
-        """Announce weights, again if the actor is being started.
+        """Announce weights, in place of others that are not sent yet; do not wait until the actor has heard it.
 
         Raises:
-            ConnectionError: It does not answer.
+            ConfigurationError: An earlier version was not above that of the newest ones.
         """
-        self._get(self._actor.publish.remote(published), _ANSWER_TIMEOUT_S)
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            self._newest = published
+            if self._sent is None:
+                self._send()
+            elif not self._is_silent and time.monotonic() - self._sent_at > SILENT_AFTER_S:
+                self._is_silent = True
+                say(
+                    f"the version registry has not answered for {time.monotonic() - self._sent_at:.0f} s (its process "
+                    "may be stopped); the training continues, and explorers get new weights with each fragment only"
+                )
+
+    def _send(self, *, is_again: bool = False) -> None:
+        self._sent, self._sent_at = self._newest, time.monotonic()
+        self._is_delivered.clear()
+        # Ray repeats only the second call, which waits for the new process: of the first, the death is worth a line
+        publish = self._actor.publish.options(max_task_retries=-1 if is_again else 0)
+        sent = publish.remote(self._sent).future()
+        sent.add_done_callback(partial(self._answered, is_again=is_again))
+
+    def _answered(self, done: "Future[Any]", *, is_again: bool) -> None:
+        error = done.exception()
+        with self._lock:
+            if isinstance(error, ray.exceptions.RayActorError) and not is_again:
+                say("the version registry died; Ray restarts it, and explorers get new weights with each fragment only")
+                self._send(is_again=True)
+                return
+            if error is not None and not is_again:  # of one that is repeated, the first may have arrived
+                cause = getattr(error, "as_instanceof_cause", lambda: error)
+                self._fault = cause()
+            if self._is_silent:
+                self._is_silent = False
+                say(f"the version registry answers again, after {time.monotonic() - self._sent_at:.0f} s")
+            if self._newest is not self._sent and self._fault is None:
+                self._send()
+                return
+            self._sent = None
+            self._is_delivered.set()
 
     def latest(self) -> Published | None:
-        """Return the newest ones; raises what `publish` raises."""
+        """Return the newest ones.
+
+        Raises:
+            ConnectionError: The actor does not answer.
+        """
+        self._is_delivered.wait(_ANSWER_TIMEOUT_S)
         found: Published | None = self._get(self._actor.latest.remote(), _ANSWER_TIMEOUT_S)
         return found
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Return the newest ones once they are newer than a version; raises what `publish` raises."""
+        """Return the newest ones once they are newer than a version; raises what `latest` raises."""
         answer = self._actor.wait_newer.options(max_task_retries=0).remote(version, timeout_s)
         found: Published | None = self._get(answer, timeout_s + _ANSWER_TIMEOUT_S)
         return found
@@ -67,4 +137,4 @@ class RayBoard:
         try:
             return ray.get(reference, timeout=timeout_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise ConnectionError(f"the synchronizer does not answer: {error}") from error
+            raise ConnectionError(f"the version registry does not answer: {error}") from error

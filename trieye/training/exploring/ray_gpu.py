@@ -1,4 +1,4 @@
-"""The learner's GPU in Ray, which knows of GPUs that actors asked for, and not of the one that the driver uses."""
+"""Reservation of the learner's GPU: Ray counts GPUs requested by actors, but not the one used by the driver."""
 
 import os
 from typing import Any
@@ -10,12 +10,12 @@ from trieye.hub.ray_start import on_this_node
 from trieye.process.progress import say
 
 _START_S = 20.0
-"""How long the holder of a GPU may take to start; longer means that another job has all of them."""
+"""How long a holder may take to start; longer means that other jobs occupy all GPUs."""
 
 
 @ray.remote(max_restarts=0, num_cpus=0, num_gpus=1)
 class _GPUHolder:
-    """Has a GPU and does nothing with it."""
+    """Occupies one GPU."""
 
     def gpus(self) -> list[str]:
         """Return its id, as in CUDA_VISIBLE_DEVICES."""
@@ -30,11 +30,11 @@ def reserve_gpu(index: int, per_explorer: float) -> Any:
         per_explorer: GPUs of an explorer, at least 1.
 
     Returns:
-        The reservation, which holds as long as this object exists; None where Ray knows of the GPU, as in a trial of
-        Tune, or has no GPUs on this node.
+        The reservation, valid while this object exists; None if Ray assigned the GPU itself, as in a Tune trial, or
+        has no GPUs on this node.
 
     Raises:
-        ConfigurationError: No node has a GPU for an explorer beside that of the learner.
+        ConfigurationError: No node has a GPU for an explorer besides the learner's.
     """
     on_node = _gpus_of_nodes()
     here = on_node.pop(ray.get_runtime_context().get_node_id(), 0)
@@ -55,14 +55,14 @@ def _gpus_of_nodes() -> dict[str, int]:
 
 
 def _physical(index: int) -> str:
-    """Return the id that the driver gives a GPU, which CUDA numbers among the visible ones."""
+    """Map an index among the visible GPUs to the id used by CUDA_VISIBLE_DEVICES and Ray."""
     visible = [gpu.strip() for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     return visible[index] if index < len(visible) else str(index)
 
 
 def _holder_of(wanted: str, num_gpus: int) -> Any:
-    """Return the actor to which Ray gave a GPU, one of those on this node."""
-    others = []  # they keep theirs until the right one is found
+    """Start holders on this node until Ray assigns the wanted GPU to one; return that one."""
+    others = []  # each keeps its GPU until the right one is found
     for _ in range(num_gpus):
         holder: Any = _GPUHolder.options(scheduling_strategy=on_this_node()).remote()  # type: ignore[attr-defined]  # ray.remote adds it
         try:

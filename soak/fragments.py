@@ -1,0 +1,460 @@
+"""Account for every environment step that explorers take, whatever the order in which their answers arrive.
+
+A seeded scheduler runs explorers in this process, in virtual time: fragments take random times, and so do answers,
+which overtake each other. Some seeds kill explorers, raise in environments, let answers never come, and resume with
+other numbers of explorers, intervals and fragments ahead. `fragments_in_ray.py` does the same with processes.
+
+The environments count their steps in a file. Without faults every step taken is counted once and none is dropped; a
+fault costs at most the fragments that were then in flight. No row of a replay spans an interruption.
+"""
+
+# ruff: noqa: SLF001 - what is under way, only the group of the explorers knows
+
+import argparse
+import heapq
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from pydantic import Field
+
+import trieye
+from trieye.snapshot.parts import SavedParts
+from trieye.training.exploring.explorer import Explorer, Report
+
+STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
+FAULTS = ("kill", "raise", "hang")
+N_STEP = 3
+HANG_S = 0.5
+
+
+class Steps(gym.Env[Any, Any]):
+    """Counts its steps in a file, a byte each; an observation is the episode, two random numbers, and the step."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    fails_in: ClassVar[int] = 0
+    """Steps after which the next environment of this process raises; 0 = none does."""
+    is_counted: ClassVar[bool] = True
+    """False in a process that only checks environments."""
+
+    def __init__(self, path: str, longest: int = 40, width: int = 3) -> None:
+        self._path, self._longest = path, longest
+        self.observation_space = gym.spaces.Box(0.0, 2.0**24, (width,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode with a name of its own."""
+        super().reset(seed=seed, options=options)
+        self._episode = self.np_random.integers(1 << 24, size=2)
+        self._length, self._at = int(self.np_random.integers(1, self._longest)), 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Count the step, and fail at times."""
+        del action
+        if Steps.is_counted:
+            os.write(counting(self._path), b".")
+        self._at += 1
+        if Steps.fails_in:
+            Steps.fails_in -= 1
+            if not Steps.fails_in:
+                raise ZeroDivisionError("the environment fails as it is meant to")
+        return self._obs(), 1.0, self._at >= self._length, False, {}
+
+    def _obs(self) -> Any:
+        obs = np.zeros(self.observation_space.shape or (), np.float32)
+        obs[:3] = (*self._episode, self._at)
+        return obs
+
+
+@cache
+def counting(path: str) -> int:
+    """Return the descriptor of a file of this process to which steps are appended."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+gym.register("CountedSteps-v0", Steps)
+
+
+class Agent(trieye.AgentConfig):
+    """Learns nothing."""
+
+    kind: Literal["rows"] = "rows"
+    actions = ("discrete",)
+    engine: str = "fragments:Rows"
+
+
+class ReplayAgent(trieye.ReplayAgentConfig):
+    """Learns nothing from a replay."""
+
+    kind: Literal["replay"] = "replay"
+    actions = ("discrete",)
+    engine: str = "fragments:Replay"
+    learning_starts: int = 20
+    updates_per_env_step: float = 0.2
+
+
+class Config(trieye.TrainingConfig):
+    """Config of these trainings."""
+
+    agent: trieye.AgentConfig = Field(default_factory=Agent)
+
+
+class Still(trieye.Policy):
+    """Always does the same."""
+
+    def __init__(self, config: Any, spaces: Any) -> None:
+        super().__init__(config, spaces)
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def act(self, obs: Any, state: Any, ctx: Any) -> trieye.Act:
+        """Return zeros."""
+        del state, ctx
+        return trieye.Act(torch.zeros(len(obs), dtype=torch.int64))
+
+
+class Rows(trieye.TrainEngine[Config], policy=Still):
+    """Notes each row that it is given."""
+
+    def setup(self, config: Config) -> None:
+        """Begin with no rows."""
+        del config
+        self._seen: set[tuple[float, ...]] = set()
+        self._doubled = 0
+
+    def step(self) -> dict[str, float]:
+        """Collect."""
+        rows = self.collect()
+        found = [tuple(row) for row in rows.arrays["obs"][rows.valid][:, :3].tolist()]
+        self._doubled += len(found) - len(set(found) - self._seen)
+        self._seen.update(found)
+        return {}
+
+
+class Replay(trieye.TrainEngine[Config], policy=Still):
+    """Notes rows of a replay that span two episodes."""
+
+    def setup(self, config: Config) -> None:
+        """Begin with nothing noted."""
+        del config
+        self._joined = 0
+
+    def step(self) -> dict[str, float]:
+        """Collect and draw."""
+        self.replay.extend(self.collect())
+        for batch in self.due_batches():
+            self._joined += joined(batch)
+        return {}
+
+
+def joined(batch: Any) -> int:
+    """Return how many n-step rows do not end in the episode in which they begin."""
+    before, after = batch["obs"].numpy(), batch["next_obs"].numpy()
+    steps = after[:, 2] - before[:, 2]
+    return int(np.count_nonzero((before[:, :2] != after[:, :2]).any(1) | (steps < 1) | (steps > N_STEP)))
+
+
+class Scheduler:
+    """A place of explorers whose answers arrive in virtual time, each after a random delay.
+
+    Args:
+        dice: Of durations, delays and faults.
+        faults: Kinds that happen.
+    """
+
+    def __init__(self, dice: random.Random, faults: tuple[str, ...]) -> None:
+        self._dice, self._faults = dice, faults
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._changed, self._turn = threading.Condition(), threading.Lock()
+        self._spread = dice.choice([0.0, 0.5, 3.0])
+        self._is_over = self._is_waited_for = False
+        self.now, self._num_events = 0.0, 0
+        self.num_faults = 0
+        self.settle: Callable[[], None] = lambda: None
+        self.may_fail: Callable[[], bool] = lambda: False
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def start(self, task: Any, index: int, incarnation: int) -> "ScheduledWorker":
+        """Start an explorer; see `Place`."""
+        return ScheduledWorker(self, Explorer(task, index, incarnation))
+
+    def after(self, delay: float, act: Callable[[], None]) -> None:
+        """Do something at a later time."""
+        with self._changed:
+            self._num_events += 1
+            heapq.heappush(self._events, (self.now + delay, self._num_events, act))
+            self._changed.notify_all()
+
+    def duration(self, mean: float) -> float:
+        """Return a random duration."""
+        return self._dice.expovariate(1.0 / mean)
+
+    def moment(self, steps: int) -> int:
+        """Return one of so many steps."""
+        return self._dice.randint(1, steps)
+
+    @property
+    def delay(self) -> float:
+        """How long an answer takes."""
+        return self._spread * self._dice.random()
+
+    def fault(self) -> str | None:
+        """Return what goes wrong with a fragment, if anything does."""
+        if not self._faults or not self.may_fail() or self._dice.random() > 0.05:
+            return None
+        self.num_faults += 1
+        return self._dice.choice(self._faults)
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Let time pass as long as the learner waits for explorers."""
+        self._let_pass(is_waited_for=True)
+        try:
+            yield
+        finally:
+            self._let_pass(is_waited_for=False)
+
+    def _let_pass(self, *, is_waited_for: bool) -> None:
+        with self._changed:
+            self._is_waited_for = is_waited_for
+            self._changed.notify_all()
+
+    def work(self, seconds: float) -> None:
+        """Let time pass while the learner works."""
+        until = self.now + seconds
+        while self._step(until):
+            pass
+        self.now = max(self.now, until)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _step(self, until: float) -> bool:
+        with self._turn:  # the learner and the thread take turns
+            with self._changed:
+                if not self._events or self._events[0][0] > until:
+                    return False
+                self.now, _, act = heapq.heappop(self._events)
+            act()
+            self.settle()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or (self._is_waited_for and self._events))
+                if self._is_over:
+                    return
+            self._step(float("inf"))
+
+
+class ScheduledWorker:
+    """An explorer whose answers are late."""
+
+    def __init__(self, scheduler: Scheduler, explorer: Explorer) -> None:
+        self._scheduler, self._explorer = scheduler, explorer
+        self._free_at = 0.0
+        self._pending: list[Future[Any]] = []
+        self._is_killed = self._hangs = False
+
+    def find(self) -> "Future[str]":
+        """Return the name of the machine; see `Worker`."""
+        return done("here")
+
+    def begin(self, method: str, *values: Any) -> "Future[Any]":
+        """Call a method; see `Worker`."""
+        if method != "rollout":
+            return done(getattr(self._explorer, method)(*values))
+        answer: Future[Any] = Future()
+        self._pending.append(answer)
+        begins = max(self._free_at, self._scheduler.now)
+        self._free_at = begins + self._scheduler.duration(1.0)
+        self._scheduler.after(self._free_at - self._scheduler.now, lambda: self._collect(values[0], answer))
+        return answer
+
+    def _collect(self, grant: Any, answer: "Future[Any]") -> None:
+        if self._is_killed or self._hangs:
+            return
+        fault = self._scheduler.fault()
+        self._hangs = fault == "hang"
+        if self._hangs:
+            return
+        Steps.is_counted = True  # not what the check of environments takes
+        Steps.fails_in = self._scheduler.moment(grant.steps) if fault == "raise" else 0
+        try:
+            report: Report | Exception = self._explorer.rollout(grant)
+        except Exception as error:  # noqa: BLE001 - what the environment raised
+            report = error
+        Steps.is_counted = False
+        if fault == "kill":
+            self._fail(ConnectionError("its process is gone"))
+        else:
+            self._scheduler.after(self._scheduler.delay, lambda: self._answer(answer, report))
+
+    def _answer(self, answer: "Future[Any]", report: Report | Exception) -> None:
+        if answer in self._pending:
+            self._pending.remove(answer)
+            answer.set_exception(report) if isinstance(report, Exception) else answer.set_result(report)
+
+    def _fail(self, error: Exception) -> None:
+        pending, self._pending = self._pending, []
+        for answer in pending:
+            answer.set_exception(error)
+
+    def kill(self) -> None:
+        """End it at once; see `Worker`."""
+        self._is_killed = True
+
+
+def done(value: Any) -> "Future[Any]":
+    """Return a call that has been answered."""
+    call: Future[Any] = Future()
+    call.set_result(value)
+    return call
+
+
+def draw_config(dice: random.Random, root: Path, *, is_replay: bool, style: str) -> dict[str, Any]:
+    """Return the parts of a config that stay the same on resume."""
+    env = {"id": "CountedSteps-v0", "num": dice.choice([1, 2]), "kwargs": {"path": str(root / "steps")}}
+    replay = {"n_step": N_STEP, "capacity": 4096} if is_replay else {}
+    return {
+        "agent": {"kind": "replay" if is_replay else "rows", "batch_size": 16, "rollout_steps": dice.choice([1, 3])},
+        "env": env,
+        "replay": replay,
+        "run_name": "counted",
+        "runtime": {"kind": "local"},
+        "sinks": {},
+        "persistence": {"root_data_dir": str(root)},
+        "loop": {"axis": "env_steps"},
+        "seed": dice.randrange(1000),
+        "sync": {"style": style, "max_staleness": dice.choice([0, 1, 2])},
+    }
+
+
+def with_numbers(dice: random.Random, parts: dict[str, Any], *, fails: bool) -> Config:
+    """Return a config with numbers that may change on resume."""
+    explorer = {"num": dice.choice([1, 2, 4, 8]), "in_flight": dice.choice([1, 2, 3])}
+    explorer |= {"max_restarts": 1000, "backoff_s": 0.001, "timeout_s": HANG_S if fails else 300.0}
+    sync = {**parts["sync"], "interval": dice.choice([1, 2, 4])}
+    sync |= {"offset": dice.choice([0, 1, 2])} if sync["style"] == "fixed" else {}
+    return Config.model_validate({**parts, "explorer": explorer, "sync": sync})
+
+
+def run_seed(seed: int, root: Path, *, steps: int) -> list[str]:
+    """Run some trainings one after the other, each resuming from the one before, and return what is wrong."""
+    dice = random.Random(seed)
+    style, is_replay = dice.choice(STYLES), dice.random() < 0.3
+    faults = FAULTS if dice.random() < 0.3 else ()
+    parts = draw_config(dice, root, is_replay=is_replay, style=style)
+    state: Any = None
+    problems: list[str] = []
+    seen: set[Any] = set()
+    for _ in range(dice.choice([1, 2, 3])):
+        config = with_numbers(dice, parts, fails=bool(faults))
+        engine: Any = (Replay if is_replay else Rows)(config)
+        scheduler = engine._source._group._place = Scheduler(dice, faults)
+        engine._seen = seen
+        try:
+            found, state = attempt(engine, scheduler, state, steps)
+        finally:
+            engine.cleanup()
+            scheduler.close()
+        problems += [f"seed {seed} ({config.sync.style}, {config.explorer.num} explorers): {each}" for each in found]
+    return problems
+
+
+def parts_of(growing: Any) -> SavedParts:
+    """Return what a checkpoint would hold of something that is saved in parts."""
+    found = growing.state_parts(())
+    return SavedParts(found.state, tuple(found.new), found.new)
+
+
+def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[list[str], Any]:
+    """Train for some steps, and return what is wrong and the state to resume from."""
+    source, group = engine._source, engine._source._group
+    if state is not None:
+        source.load_state_dict(state["source"])
+        if engine.replay is not None:
+            engine.replay.load_state_dict(state["replay"])
+
+    lost_before = group.lost
+
+    def settle() -> None:
+        heard = threading.Event()
+        group._heard.put(heard.set)
+        if group._thread.is_alive():
+            heard.wait(5.0)
+
+    scheduler.settle, scheduler.may_fail = settle, lambda: group._has_delivered
+    for _ in range(steps):
+        with scheduler.waited_for():
+            engine.step()
+        scheduler.work(scheduler.duration(0.5))
+        source.learned()
+    with scheduler.waited_for():
+        saved = source.state_dict()
+    if "buffer" in saved["inbox"]:
+        saved["inbox"]["buffer"] = parts_of(saved["inbox"]["buffer"])
+    problems = problems_of(engine, saved, engine.config.agent.rollout_steps * engine.config.env.num)
+    if group.lost > lost_before and not scheduler.num_faults:
+        problems.append(f"{group.lost - lost_before} fragments are reported lost, and nothing failed")
+    return problems, {"source": saved, "replay": None if engine.replay is None else parts_of(engine.replay)}
+
+
+def problems_of(engine: Any, saved: Any, size: int) -> list[str]:
+    """Return what is wrong with the accounts of a training, whose fragments have so many steps."""
+    waiting = sum(report["env_steps"] for report in saved["inbox"]["reports"])
+    missing = Path(engine.config.env.kwargs["path"]).stat().st_size - saved["env_steps"] - waiting
+    problems = []
+    if not 0 <= missing <= saved["lost"] * size:
+        problems.append(f"{missing} steps are missing, and {saved['lost']} fragments of {size} are reported lost")
+    metrics = engine._source.metrics()
+    if dropped := {name: value for name, value in metrics.items() if name.startswith("replay/dropped") and value}:
+        problems.append(f"dropped: {dropped}")
+    if num := getattr(engine, "_doubled", 0):
+        problems.append(f"{num} rows came twice")
+    if num := getattr(engine, "_joined", 0):
+        problems.append(f"{num} rows of the replay span an interruption")
+    return problems
+
+
+def main() -> int:
+    """Print one JSON line; the exit code says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--steps", type=int, default=12, help="of the learner in each attempt")
+    options = parser.parse_args()
+    problems: list[str] = []
+    Steps.is_counted = False
+    began = time.process_time()
+    for seed in range(options.first, options.first + options.seeds):
+        with tempfile.TemporaryDirectory() as root:
+            counting.cache_clear()
+            problems += run_seed(seed, Path(root), steps=options.steps)
+    seconds = (time.process_time() - began) / options.seeds
+    found = {"benchmark": "fragments", "seeds": options.seeds, "cpu_s_per_seed": round(seconds, 4)}
+    print(json.dumps({**found, "problems": problems[:10], "num": len(problems), "met": not problems}))
+    return 0 if not problems else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

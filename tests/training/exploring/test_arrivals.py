@@ -1,0 +1,133 @@
+"""Fragments count once in whatever order they arrive, and no more of them wait than can be learned from in time."""
+
+import time
+from concurrent.futures import Future
+
+import pytest
+
+import trieye
+from tests.training.algorithms import DQN, PPO
+from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS
+from tests.waiting import wait_until
+from trieye.replay.fragments import AddResult
+from trieye.training.exploring.places import ThreadPlace
+
+
+class Swapping(ThreadPlace):
+    """Two answers of each explorer arrive in the wrong order."""
+
+    def __init__(self):
+        self.env_steps = 0
+
+    def start(self, task, index, incarnation):
+        worker = super().start(task, index, incarnation)
+        begin, calls = worker.begin, []
+
+        def swapped(method, *values):
+            call = begin(method, *values)
+            if method != "rollout":
+                return call
+            calls.append((call, Future()))
+            call.add_done_callback(self.note)
+            if len(calls) == 5:
+                call.add_done_callback(lambda _: [late.set_result(done.result()) for done, late in reversed(calls[3:])])
+            return calls[-1][1] if len(calls) in {4, 5} else call
+
+        worker.begin = swapped
+        return worker
+
+    def note(self, call):
+        self.env_steps += call.result().env_steps
+
+
+@pytest.mark.parametrize(("num", "style"), [(1, "trainer_driven"), (3, "fully_async")])
+def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
+    parts = PPO_PARTS | {"explorer": {"num": num, "steps": 4}, "sync": {"style": style, "max_staleness": 3}}
+    engine = PPO(train_config(**parts))
+    place = engine._source._group._place = Swapping()
+    for _ in range(30):
+        engine.collect()
+        engine._source.learned()
+    state = engine._source.state_dict()
+    waiting = sum(report["env_steps"] for report in state["inbox"]["reports"])
+    metrics = engine._source.metrics()
+    engine.cleanup()
+    assert [name for name in metrics if name.startswith("replay/dropped")] == []
+    assert metrics["explorer/lost"] == 0
+    assert engine.env_steps + waiting == place.env_steps
+
+
+def test_fragments_that_are_refused_again_and_again_are_reported_with_the_reason(train_config, capsys):
+    engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "steps": 4}))
+    buffer, calls = engine._source._inbox._buffer, []
+    add = buffer.add
+
+    def sometimes(payload, meta):
+        calls.append((meta.worker, meta.fid))
+        return AddResult("full") if len(calls) % 4 == 3 else add(payload, meta)
+
+    buffer.add = sometimes
+    for _ in range(10):
+        engine.collect()
+        engine._source.learned()
+    engine.cleanup()
+    assert "fragments were dropped when they arrived: " in capsys.readouterr().err
+    assert len(set(calls)) == len(calls), "a number is never used twice"
+
+
+class Watched:
+    """Notes how many fragments wait when explorers can collect no more, and whether they collect while it learns."""
+
+    def setup(self, config):
+        super().setup(config)
+        self.most, self.idle = 0, 0
+        type(self).last = self
+
+    def step(self):
+        self.collect()
+        group, inbox = self._source._group, self._source._inbox
+        time.sleep(0.02)
+        with group.lock:
+            self.idle += not (inbox.versions() or any(slot.grants for slot in group.slots))
+        wait_until(lambda: not any(slot.grants for slot in group.slots))
+        with group.lock:
+            self.most = max(self.most, len(inbox.versions()))
+            self.figures = inbox.metrics()
+        return {}
+
+
+class WatchedPPO(Watched, PPO):
+    pass
+
+
+class WatchedDQN(Watched, DQN):
+    pass
+
+
+@pytest.mark.parametrize(("engine", "parts"), [(WatchedPPO, PPO_PARTS), (WatchedDQN, DQN_PARTS)])
+@pytest.mark.parametrize("style", ["trainer_driven", "fully_async"])
+def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_used(train_config, engine, parts, style):
+    few, many = {"num": 2, "steps": 4}, {"num": 4, "steps": 4}
+    sync = {"style": style, "max_staleness": 1}
+    trieye.run_experiment(engine, train_config(**parts, explorer=few, sync=sync, loop={"env_steps": 300}))
+    config = train_config(**parts, explorer=many, sync=sync | {"interval": 4}, loop={"env_steps": 1000})
+    result = trieye.run_experiment(engine, config)
+    assert engine.last.most <= 4 * (4 + 4)
+    assert result.env_steps < 1000 + 4 * 4 * (4 + 4)
+    assert engine.last._source._group.lost == 0
+    assert [name for name in engine.last.figures if name.startswith("replay/dropped")] == []
+
+
+def test_after_a_resume_with_fewer_explorers_they_still_collect_while_the_learner_learns(train_config):
+    parts = PPO_PARTS | {"sync": {"style": "fully_async", "max_staleness": 1}}
+    many, few = {"num": 8, "steps": 4}, {"num": 2, "steps": 4}
+    trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=many, loop={"env_steps": 1000}))
+    trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=few, loop={"env_steps": 1600}))
+    assert WatchedPPO.last.idle <= 5, "of about 75 steps"
+
+
+def test_chunks_of_several_fragments_are_refused_before_anything_starts(train_config):
+    with pytest.raises(ValueError, match=r"replay.fragment.fragments_per_chunk=2: .*raise explorer.steps"):
+        train_config(
+            **PPO_PARTS, explorer={"num": 2}, replay={"kind": "fragment", "fragment": {"fragments_per_chunk": 2}}
+        )

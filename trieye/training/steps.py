@@ -1,0 +1,90 @@
+"""Steps: what some steps of environments gave, before they become rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.training.finite import finite_members, first_nonfinite, is_finite
+from trieye.training.rows import Array
+
+
+class Steps:
+    """What some steps of environments gave, `[t, n, ...]`.
+
+    Args:
+        obs: The observations before the first one.
+        done: Which environments are reset in place of it.
+        steps: How many there will be.
+
+    Attributes:
+        seen: Observations by column; those after the last step, too.
+        rewards: float64.
+        terminated: Whether an episode ended there.
+        truncated: Likewise.
+        resets: Which environments were reset in place of a step, and will be in place of the next one.
+        cuts: (t, n) of steps that were left out, and with which an episode that was under way ended.
+    """
+
+    __slots__ = ("_flat", "cuts", "resets", "rewards", "seen", "terminated", "truncated")
+
+    def __init__(self, obs: Mapping[str, Array], done: NDArray[np.bool_], steps: int) -> None:
+        num = len(done)
+        self.seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in obs.items()}
+        self.rewards = np.empty((steps, num))
+        self.terminated, self.truncated = np.empty((2, steps, num), bool)
+        self.resets = np.empty((steps + 1, num), bool)
+        self.cuts: list[tuple[int, int]] = []
+        self._flat = [item.reshape(steps + 1, -1) for item in self.seen.values() if item.dtype.kind == "f"]
+        for name, item in obs.items():
+            self.seen[name][0] = item
+        self.resets[0] = done
+
+    def see(self, obs: Any, t: int) -> None:
+        """Note observations, in the types of `columns_of`, which those of the first ones were."""
+        if "obs" in self.seen:
+            self.seen["obs"][t] = obs
+            return
+        for key, item in obs.items():
+            self.seen[f"obs/{key}"][t] = item
+
+    def is_finite(self, first: int, end: int) -> bool:
+        """Return True if the rewards of some steps and the observations after them are finite; else ask `faults`."""
+        if not is_finite(self.rewards[first:end].reshape(-1)):
+            return False
+        for flat in self._flat:  # noqa: SIM110 - all() takes longer
+            if not is_finite(flat[first + 1 : end + 1].reshape(-1)):
+                return False
+        return True
+
+    def faults(self, t: int) -> dict[int, str]:
+        """Return what is not finite after a step, by environment."""
+        found = self.unseen(t + 1)
+        for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
+            found[n] = f"the reward {self.rewards[t, n]:g}"
+        return found
+
+    def unseen(self, t: int) -> dict[int, str]:
+        """Return which observation is not finite, by environment."""
+        found: dict[int, str] = {}
+        for name, item in self.seen.items():
+            if item.dtype.kind == "f":
+                label = name.replace("obs", "the observation", 1).replace("/", " ")
+                for n in np.flatnonzero(~finite_members(item[t])).tolist():
+                    found[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
+        return found
+
+    def has_row_before(self, t: int, n: int) -> bool:
+        """Tell whether the step before `t` is a row; False if it is not among these."""
+        return t > 0 and not self.resets[t - 1, n]
+
+    def cut(self, members: NDArray[np.bool_], t: int) -> None:
+        """Leave out a step of some environments, which were reset in its place: the row before is truncated."""
+        for n in np.flatnonzero(members & ~self.resets[t]).tolist():
+            self.cuts.append((t, n))
+            if self.has_row_before(t, n):
+                self.truncated[t - 1, n] = True
+        self.resets[t, members] = True
+        self.rewards[t, members] = 0.0
+        self.terminated[t, members] = self.truncated[t, members] = False
