@@ -309,7 +309,7 @@ def test_no_row_joins_the_episodes_on_both_sides_of_a_cut_and_all_others_are_the
         for what in ("observation", "reward")
     ]
     for collector in collectors:
-        collector._on_nonfinite._mode = "skip"
+        collector._on_nonfinite.leaves_out = True
         replay, taken = Experience(5000, n_step=n_step, gamma=1.0), []
         for steps in (1, 2, 1, 1, 9, 30, 1, 5):
             rows = collector.collect(steps)
@@ -339,7 +339,7 @@ def test_an_episode_that_was_cut_has_no_return():
     collector = collector_of(
         Coin, id="tests.training.worlds:Spoiled-v0", kwargs={"what": "reward", "at": 2, "every": 2}
     )
-    collector._on_nonfinite._mode = "skip"
+    collector._on_nonfinite.leaves_out = True
     for _ in range(40):
         collector.collect(1)
     found = collector.take_ended()

@@ -129,24 +129,31 @@ class Collector:
         resets, terminated, truncated = made.resets, made.terminated, made.truncated
         lost = naming_lost_members(self._envs, self._config)
         acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
-        for t in range(steps):
-            if before_step is not None:
-                before_step()
-            with acting:
-                act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
-                action = chosen_actions(self._policy, act)
-            with self._calls, lost:
-                found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-            made.see(found, t + 1)
-            if not made.is_finite(t):
-                self._refuse(t, made, action, ctx.env_steps)
-            self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
-            self._state = act.state if act.state is None else self._begun(act.state, resets[t])
-            if self._has_own_metrics and self._done.any():
-                self._take_own_metrics(info)
-            acts.append(act)
-            actions.append(action)
-            ctx.env_steps += num - int(np.count_nonzero(resets[t]))
+        leaves_out = self._on_nonfinite.leaves_out  # else a look at the end is enough, as nothing is used before
+        try:
+            for t in range(steps):
+                if before_step is not None:
+                    before_step()
+                with acting:
+                    act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
+                    action = chosen_actions(self._policy, act)
+                with self._calls, lost:
+                    found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                made.see(found, t + 1)
+                actions.append(action)
+                if leaves_out and not made.is_finite(t, t + 1):
+                    self._refuse(t, made, action, ctx.env_steps)
+                self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
+                self._state = act.state if act.state is None else self._begun(act.state, resets[t])
+                if self._has_own_metrics and self._done.any():
+                    self._take_own_metrics(info)
+                acts.append(act)
+                ctx.env_steps += num - int(np.count_nonzero(resets[t]))
+        except Exception:  # perhaps because the policy, or the environment, was given what is not finite
+            self._check_steps(made, actions)
+            raise
+        if not leaves_out:
+            self._check_steps(made, actions)
         self.env_steps = ctx.env_steps
         rows = self._rows_of(made, np.stack(actions), acts, before)
         if self._normalizers and rows.valid.any():
@@ -193,8 +200,22 @@ class Collector:
         others = f", and others of {len(faults) - 1} more" if len(faults) > 1 else ""
         consequence = "the row is left out, its episode cut, and the environment reset"
         told = f"{what} of environment {first}{owner} {at}{others}"
-        made.cut(self._reset(members, made, t + 1), t)  # first, so that nothing of it is left whatever follows
         self._on_nonfinite.found("rows", told, consequence, len(faults))
+        made.cut(self._reset(members, made, t + 1), t)
+
+    def _check_steps(self, made: Steps, actions: list[Array]) -> None:
+        """Refuse the first step that gave NaN or infinity.
+
+        Raises:
+            NonFiniteError: There is one, and `loop.on_nonfinite` is `stop`.
+        """
+        if self._on_nonfinite.leaves_out or made.is_finite(0, len(actions)):
+            return
+        env_steps = self.env_steps
+        for t, action in enumerate(actions):
+            if not made.is_finite(t, t + 1):
+                self._refuse(t, made, action, env_steps)
+            env_steps += int(np.count_nonzero(~made.resets[t]))
 
     def _reset(self, members: NDArray[np.bool_], made: Steps, t: int) -> NDArray[np.bool_]:
         """Reset some environments, and see their first observations at `t`; return which ones it were."""
@@ -230,6 +251,8 @@ class Collector:
         what = None
         if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
             what = "action"
+        elif not extras and self._state is None:
+            return
         states = self._state if isinstance(self._state, dict) else {"": self._state}
         given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
         for name, tensor in given.items():

@@ -38,11 +38,13 @@ class OnNonfinite:
 
     Attributes:
         counts: Number of omitted values, by kind.
+        leaves_out: Whether the training continues without such values.
         where: Returns the progress of the training, for messages.
     """
 
     def __init__(self, mode: str = "stop", *, owner: str = "", tell: Callable[[str], None] = say) -> None:
         self._mode, self.owner, self._tell = mode, owner, tell
+        self.leaves_out = mode != "stop"
         self.counts: Counter[str] = Counter()
         self.where: Callable[[], str] = str
         self._told: dict[str, float] = {}
@@ -60,7 +62,7 @@ class OnNonfinite:
         Raises:
             NonFiniteError: The mode is `stop`.
         """
-        if self._mode == "stop":
+        if not self.leaves_out:
             raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would go on without it)")
         self.counts[kind] += num
         self.tell(kind, f"{what}: {consequence}")
@@ -82,6 +84,8 @@ class OnNonfinite:
 
 def is_finite(row: Array) -> bool:
     """Tell whether all numbers `[n]` are finite as float32; False is certain only for NaN and infinity."""
+    if not row.size:
+        return True
     if row.size > _SHORT:
         return float(np.abs(row).max()) < _LARGEST
     return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for a few numbers a fifth of what two calls of NumPy cost

@@ -49,12 +49,12 @@ class Steps:
         for key, item in obs.items():
             self.seen[f"obs/{key}"][t] = item
 
-    def is_finite(self, t: int) -> bool:
-        """Return whether the rewards of a step and the observations after it are finite; see `faults` if not."""
-        if not is_finite(self.rewards[t]):
+    def is_finite(self, first: int, end: int) -> bool:
+        """Return True if the rewards of some steps and the observations after them are finite; else ask `faults`."""
+        if not is_finite(self.rewards[first:end].reshape(-1)):
             return False
-        for flat in self._flat:  # noqa: SIM110 - all() takes longer, and this is done in each step
-            if not is_finite(flat[t + 1]):
+        for flat in self._flat:  # noqa: SIM110 - all() takes longer
+            if not is_finite(flat[first + 1 : end + 1].reshape(-1)):
                 return False
         return True
 
