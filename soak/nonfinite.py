@@ -41,7 +41,9 @@ NAMES = {
     "observation": r"the observation with {value} of environment \d+{owner}",
     "reset": r"the observation with {value} of environment \d+{owner}",
     "reward": r"the reward {value} of environment \d+{owner}",
-    "loss": r"gradient of policy\.\S+ is \S+ \(optimizer\).* in update {update} at environment step \d+",
+    # Huber's gradient of an infinite error is finite: then the loss, or the priority, is what is found
+    "loss": r"gradient of policy\.\S+ is \S+ \(optimizer\).* in update {update} at environment step \d+"
+    r"|\d+ of \d+ priorities are not finite|metric loss/td is {value}",
     "gradient": r"gradient of policy\.\S+ is \S+ \(optimizer\).* in update {update} at environment step \d+",
     "row": r"1 of \d+ rows given to the replay have {value} in 'reward'",
     "priority": r"1 of \d+ priorities are not finite, the first {value}",
