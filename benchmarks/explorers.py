@@ -3,7 +3,8 @@
 Environment steps per second that are sampled in this process (a loop written by hand, and ours), by two explorers in
 Ray, and by two processes of the others, in turns; PPO's environment steps per second of CPU of all processes; and how
 long the learner stands still when a process that samples is killed, or its environment raises. Goals: 0.95 of the loop
-by hand; 1.35 of one process; 6 times TorchRL; 3 times RLlib and 1.4 times stable-baselines3 in training; at most 1 s.
+by hand; 1.35 of one process, 1.6 where a step takes 1 ms of CPU, and 0.85 for each second of CPU; 6 times TorchRL;
+3 times RLlib and 1.4 times stable-baselines3 in training; at most 1 s.
 Prints one JSON line.
 """
 
@@ -31,6 +32,8 @@ from training import ours as our_training
 GOALS = {
     "local / bare": 0.95,
     "explorers / local": 1.35,
+    "explorers / local, each CPU": 0.85,
+    "explorers / local, 1 ms": 1.6,
     "explorers / torchrl": 6.0,
     "ppo local / rllib": 3.0,
     "ppo explorers / rllib_workers": 3.0,
@@ -49,9 +52,9 @@ class Speed(NamedTuple):
     per_cpu_s: float
 
 
-def our_samples(root: str, *, explorers: int) -> Iterator[int]:
+def our_samples(root: str, *, explorers: int, **env: Any) -> Iterator[int]:
     """Yield the environment steps made so far by an engine that only collects; by 0 explorers: by itself."""
-    engine = our_engine(root, explorers=explorers)
+    engine = our_engine(root, explorers=explorers, **env)
     try:
         while True:
             engine.advance()
@@ -60,8 +63,8 @@ def our_samples(root: str, *, explorers: int) -> Iterator[int]:
         engine.cleanup()
 
 
-def our_engine(root: str, *, explorers: int) -> Any:
-    """Return an engine of the template's PPO that learns nothing."""
+def our_engine(root: str, *, explorers: int, **env: Any) -> Any:
+    """Return an engine of the template's PPO that learns nothing; `env` replaces keys of its environment."""
     config_class, ppo = import_module(f"{SLUG}.config").TrainConfig, import_module(f"{SLUG}.ppo").PPO
 
     class Collecting(ppo):  # type: ignore[misc, valid-type]
@@ -71,9 +74,9 @@ def our_engine(root: str, *, explorers: int) -> Any:
 
     config = config_class(
         agent={"kind": "ppo", "rollout_steps": 64},
-        env={"id": "CartPole-v1", "num": 8},
+        env={"id": "CartPole-v1", "num": 8, **env},
         explorer={"num": explorers},
-        run_name=f"samples_{explorers}",
+        run_name=f"samples_{explorers}_{len(env)}",
         persistence={"root_data_dir": root},
         **(ASYNC if explorers else {"runtime": {"kind": "local"}}),
     )
@@ -273,6 +276,17 @@ def sampling(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, 
     return in_turns(sides, rounds, 1.0, skipped)
 
 
+def sampling_slow(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
+    """Return how fast this process and two explorers sample from an environment that takes 1 ms of CPU for a step."""
+    from peer.explorer_sides import SLOW
+
+    sides: dict[str, Callable[[], Iterator[int]]] = {
+        "local": lambda: our_samples(root, explorers=0, id=SLOW, num=1),
+        "explorers": lambda: our_samples(root, explorers=2, id=SLOW, num=1),
+    }
+    return in_turns(sides, rounds, 4.0, skipped)
+
+
 def training(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
     """Return how fast PPO is on each side."""
     from peer import explorer_sides as peers
@@ -293,6 +307,7 @@ def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
     load, skipped = os.getloadavg()[0], dict[str, str]()
     alone = of_bare(root, 8 * options.rounds)
     samples = sampling(root, options.rounds, skipped)
+    slow = sampling_slow(root, options.ppo_rounds, skipped)
     ppo = training(root, options.ppo_rounds, skipped)
     ours = our_stalls(root, options.kills)
     stalls = {"trieye": ours} if "rllib" in skipped else {"trieye": ours, "rllib": rllib_stalls(root)}
@@ -302,6 +317,7 @@ def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
         "local / bare": alone.pop("ratio"),
         "explorers / local": ratio_of(samples, "explorers", "local", "per_s"),
         "explorers / local, each CPU": ratio_of(samples, "explorers", "local", "per_cpu_s"),
+        "explorers / local, 1 ms": ratio_of(slow, "explorers", "local", "per_s"),
         "explorers / torchrl": ratio_of(samples, "explorers", torchrl, "per_s"),
         "explorers / rllib": ratio_of(samples, "explorers", "rllib", "per_s"),
         "ppo local / rllib": ratio_of(ppo, "local", "rllib", "per_cpu_s"),
@@ -316,6 +332,7 @@ def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
         "alone_per_cpu_s": alone,
         "samples_per_s": speeds,
         "samples_per_cpu_s": medians(samples, "per_cpu_s"),
+        "slow_samples_per_s": medians(slow, "per_s"),
         "ppo_per_s": medians(ppo, "per_s"),
         "ppo_per_cpu_s": medians(ppo, "per_cpu_s"),
         "ratio": ratio,

@@ -6,6 +6,7 @@ act on 8 CartPoles for each process.
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -151,5 +152,24 @@ class FailsOnDemand(gym.Wrapper[Any, Any, Any, Any]):
 
 gym.register("FailsOnDemand-v0", entry_point=FailsOnDemand)
 FAILS = f"{__name__}:FailsOnDemand-v0"
+
+
+class Slow(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose step takes 1 ms of CPU."""
+
+    def __init__(self, **rest: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", disable_env_checker=True, **rest))
+
+    def step(self, action: Any) -> Any:
+        """Make a step."""
+        ends = time.thread_time() + 1e-3
+        found = super().step(action)
+        while time.thread_time() < ends:
+            pass
+        return found
+
+
+gym.register("Slow-v0", entry_point=Slow)
+SLOW = f"{__name__}:Slow-v0"
 
 Side = Callable[[], Iterator[int]]

@@ -43,7 +43,8 @@ def make_explorers(
     """
     in_threads = config.runtime.kind == "local"
     place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
-    board = _make_board(in_threads=in_threads)
+    is_followed = config.sync.style == "fully_async"  # else explorers get versions with their fragments only
+    board = _make_board(in_this_process=in_threads or not is_followed)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
@@ -56,7 +57,7 @@ def make_explorers(
         policy=type(policy),
         spaces=policy.spaces,
         transport=transport,
-        board=board if config.sync.style == "fully_async" else None,
+        board=board if is_followed else None,
         make_writer=None if experience is None else experience.make_writer,
     )
     inbox: Reports | Fragments
@@ -78,8 +79,8 @@ def make_explorers(
     return explorers, experience
 
 
-def _make_board(*, in_threads: bool) -> Any:
-    if in_threads:
+def _make_board(*, in_this_process: bool) -> Any:
+    if in_this_process:
         return Synchronizer()
     from trieye.training.exploring.ray_board import RayBoard
 
