@@ -49,11 +49,8 @@ SOAKS = {
     "random processes of one run show the points that the reference model shows":
         ("supersession --sequences 12 --loggers Run SummaryWriter wandb --sinks-every 12",
          lambda told: told["sequences"] == 12),
-    "a training whose explorer hangs is saved and ends within 10 s of a signal, and resumes":
-        ("hangs --tries 1 --places threads --styles fully_async --kinds sleep --signals SIGTERM",
-         lambda told: told["tries"] == 1),
     "no checkpoint holds a NaN that was injected, and the message names its source":
-        ("nonfinite --injections 24 --ray 0", lambda told: len(told["of"]) > 12),
+        ("nonfinite --injections 10 --ray 0", lambda told: len(told["of"]) > 5),
     "every environment step of explorers is counted once, in whatever order answers arrive":
         ("fragments --seeds 10", lambda told: told["seeds"] == 10),
     "no child that a run forks outlives SIGTERM, and no signal to the run is lost":
@@ -61,6 +58,9 @@ SOAKS = {
 }  # fmt: skip
 """What no other test shows."""
 LONGER = {
+    "a training whose explorer hangs is saved and ends within 10 s of a signal, and resumes":
+        ("hangs --tries 1 --places threads --styles fully_async --kinds sleep --signals SIGTERM",
+         lambda told: told["tries"] == 1),
     "a full disk costs nothing that was accepted":
         ("disk_full --full 1 --calm 0.5", lambda told: [run["overflow"] for run in told["runs"]] == ["block", "drop"]),
     "killing the hub and a producer loses and doubles nothing":

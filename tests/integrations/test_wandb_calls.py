@@ -99,6 +99,7 @@ def test_a_program_that_ends_without_finish_keeps_its_last_row():
     assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
 
 
+@pytest.mark.long
 def test_a_program_that_exits_with_an_error_code_has_failed_and_keeps_its_last_row():
     lines = ["wandb.init(project='p', id='one')", "for n in range(10): wandb.log({'a': n}, step=n)", "sys.exit(3)"]
     assert program(*lines) == 3

@@ -144,6 +144,7 @@ def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, u
     assert len(asked) == 1
 
 
+@pytest.mark.long
 def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path, monkeypatch):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)

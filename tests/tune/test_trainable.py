@@ -247,6 +247,7 @@ def train_in_group(config):
     trieye.run_experiment(DQN, config)
 
 
+@pytest.mark.long
 def test_explorers_of_a_trial_run_on_what_its_placement_group_reserves(tmp_path):
     config = TrainConfig(
         agent={"kind": "dqn", "rollout_steps": 8, "batch_size": 8, "learning_starts": 16},

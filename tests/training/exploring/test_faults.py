@@ -86,7 +86,7 @@ ERRORS = {
     [
         *((where, "local") for where in ERRORS if where != "explorer"),
         pytest.param("environment", "ray", marks=pytest.mark.long),
-        ("explorer", "ray"),
+        pytest.param("explorer", "ray", marks=pytest.mark.long),
     ],
 )
 def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where, runtime):

@@ -58,6 +58,7 @@ def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline
     assert (held["updates"], held["env_steps"]) == (40, 0)
 
 
+@pytest.mark.long
 def test_explorers_in_ray_collect_too(train_config, trained, ray_cluster):
     explorer = {"num": 1, "steps": 20}
     trieye.train(train_config(mode="explore", loop={"env_steps": 100}, explorer=explorer, runtime={"kind": "ray"}))

@@ -153,7 +153,7 @@ ray.shutdown()
 @pytest.mark.parametrize(
     ("num_gpus", "learner", "said"),
     [
-        (2, "cuda:0", "['1']"),
+        pytest.param(2, "cuda:0", "['1']", marks=pytest.mark.long),
         pytest.param(2, "cuda:1", "['0']", marks=pytest.mark.long),
         pytest.param(
             1,
