@@ -305,6 +305,7 @@ model.learn(10_000_000, callback=RunCallback("told", save_freq=1_000_000))
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
 def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -131,6 +131,7 @@ def test_retention_leaves_a_checkpoint_alone_that_is_being_evaluated(trained):
     assert list(rated(run_dir)) == [max(evaluations(run_dir))]
 
 
+@pytest.mark.long
 def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluster, capfd):
     loop = {"evaluate_beside": True, "steps": 250}
 

@@ -294,7 +294,7 @@ def test_rows_that_an_algorithm_spoils_itself_do_not_reach_its_replay(spoiled, m
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("vector", ["sync", "async"])
+@pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_no_row_joins_the_episodes_on_both_sides_of_a_cut_and_all_others_are_there(n_step, vector):
     if vector == "async" and n_step == 3:
         pytest.skip("as with sync")
