@@ -172,6 +172,7 @@ def test_a_secret_of_the_config_is_not_written_and_not_restored():
 def test_a_notebook_begins_another_run_with_each_init(monkeypatch):
     interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setattr(interactiveshell.InteractiveShell, "_instance", None)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # IPython warns if another environment is active
     shell = interactiveshell.InteractiveShell.instance()
     try:
         wandb.init(project="p", id="n1")
