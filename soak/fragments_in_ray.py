@@ -15,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import fragments
 import psutil
+from ray.cluster_utils import Cluster
 
 import trieye
 
@@ -130,23 +133,27 @@ def resumed(root: Path, style: str, *, kills: int, env_steps: int) -> tuple[list
     return problems, {"style": style, "explorers": order, "kills": killed, **accounts}
 
 
-def on_two_nodes(root: Path, style: str, *, env_steps: int) -> tuple[list[str], dict[str, Any]]:
-    """Train from two explorers, one on each of two nodes."""
-    from ray.cluster_utils import Cluster
-
+@contextmanager
+def two_nodes() -> Iterator[str]:
+    """Give the address of a cluster of two nodes, with room for one explorer each."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def on_two_nodes(root: Path, style: str, address: str, *, env_steps: int) -> tuple[list[str], dict[str, Any]]:
+    """Train from two explorers, one on each of two nodes."""
     numbers = {
-        "runtime": {"kind": "cluster", "address": cluster.address},
+        "runtime": {"kind": "cluster", "address": address},
         "explorer": {"num": 2, "num_cpus": 1.0},
         "sync": {"style": style, "max_staleness": 2},
         "loop": {"axis": "env_steps", "env_steps": env_steps},
     }
     began = time.monotonic()
-    try:
-        run_attempt(root, numbers, 0)
-    finally:
-        cluster.shutdown()
+    run_attempt(root, numbers, 0)
     problems, accounts = problems_of(root, 0, in_flight=2)
     return problems, {"style": style, "seconds": round(time.monotonic() - began, 1), **accounts}
 
@@ -170,20 +177,22 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     problems: list[str] = []
     trainings: list[dict[str, Any]] = []
-    for number in range(options.nodes or len(options.styles)):
-        style, root = options.styles[number % len(options.styles)], Path(tempfile.mkdtemp())
-        try:
-            if options.nodes:
-                found, accounts = on_two_nodes(root, style, env_steps=options.env_steps or 250_000)
-            else:
-                found, accounts = resumed(root, style, kills=options.kills, env_steps=options.env_steps or 30_000)
-            trainings.append(accounts)
-            print(f"{number + 1}: {accounts}", file=sys.stderr)
-            problems += found
-        except (RuntimeError, TimeoutError, OSError) as error:
-            problems.append(f"{type(error).__name__}: {error}: {(root / 'log').read_text(errors='replace')[-2000:]}")
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
+    with two_nodes() if options.nodes else nullcontext("") as address:
+        for number in range(options.nodes or len(options.styles)):
+            style, root = options.styles[number % len(options.styles)], Path(tempfile.mkdtemp())
+            try:
+                if address:
+                    found, accounts = on_two_nodes(root, style, address, env_steps=options.env_steps or 250_000)
+                else:
+                    found, accounts = resumed(root, style, kills=options.kills, env_steps=options.env_steps or 30_000)
+                trainings.append(accounts)
+                print(f"{number + 1}: {accounts}", file=sys.stderr)
+                problems += found
+            except (RuntimeError, TimeoutError, OSError) as error:
+                log = (root / "log").read_text(errors="replace")[-2000:]
+                problems.append(f"{type(error).__name__}: {error}: {log}")
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
     figures = {"benchmark": "fragments_in_ray", "seed": seed, "trainings": trainings, "problems": problems[:10]}
     print(json.dumps({**figures, "met": not problems}))
     return 0 if not problems else 1
