@@ -17,6 +17,7 @@ from trieye.checkpoints.serializer import BufferData, Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
 from trieye.hub.actor import get_or_create
 from trieye.hub.logic import ActorLogic
+from trieye.run.crash import save_crash
 
 
 def arguments(step=3, **changes):
@@ -33,6 +34,21 @@ def logic(make_config):
 def saved_names(logic):
     paths = logic.files.paths
     return sorted(path.name for folder in (paths.checkpoint_dir, paths.buffer_dir) for path in folder.iterdir())
+
+
+def test_a_crash_checkpoint_replaces_the_previous_one_and_nothing_of_a_similar_name(make_config, tmp_path):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "kept").touch()
+    with trieye.Run(make_config()) as run:
+        run.step = 3
+        first = save_crash(run, weights={"w": np.ones(2)})
+        (first.parent / "crash-notes").mkdir()
+        (first.parent / "crash-7").symlink_to(elsewhere)
+        run.step = 5
+        second = save_crash(run, weights={"w": np.zeros(2)})
+    assert sorted(path.name for path in second.parent.glob("crash-*")) == ["crash-5", "crash-7", "crash-notes"]
+    assert (elsewhere / "kept").exists()
+    load_state(second)
 
 
 @pytest.mark.parametrize("step", [4, np.int64(4), np.int32(4)])

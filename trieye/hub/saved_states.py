@@ -120,8 +120,13 @@ class SavedStates:
         return path
 
     def _save_crash(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Path:
-        """Write what an error left behind, in place of what an earlier one did; no link leads there."""
-        before = list(self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*"))
+        """Write the state that an error left behind, and delete the previous one; no link leads there."""
+        found = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
+        before = [
+            other
+            for other in found
+            if other.name.removeprefix(CRASH_PREFIX).isdecimal() and other.is_dir() and not other.is_symlink()
+        ]
         path = save_state(
             self._files.checkpoint_dir / f"{CRASH_PREFIX}{step}",
             state,

@@ -1,4 +1,4 @@
-"""Crash: the state that an error left behind, saved beside the checkpoints, which it never joins."""
+"""Crash checkpoints: the state at an error, saved apart from the checkpoints that a run resumes from."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from trieye.snapshot.generators import capture_all
 
 
 def save_crash(run: Run, **objects: Any) -> Path:
-    """Save objects as `crash-<step>` in the directory of the checkpoints, and return when it is safe on disk.
+    """Save objects as `crash-<step>` in the checkpoint directory, and wait until they are on disk.
 
-    No start resumes from it by itself, and the one before is deleted. It can be given as `load_checkpoint_path` to
-    another run, and to `trieye.load_checkpoint`.
+    The run never resumes from it, and the previous crash checkpoint is deleted. Another run starts from it by
+    `persistence.load_checkpoint_path`.
 
     Args:
         run: The run, which is open.
