@@ -87,7 +87,7 @@ def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
 def differences(held: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
     """Return `key: stored -> present` where a stored config trains something else; see `changed_values`.
 
-    Keys that were added or removed are among them, unless a stored config lacks what has its default now.
+    Added and removed keys are included, except a key that the stored config lacks and that has its default value.
     """
     now = redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
     before = {key: value for key, value in redacted(held).items() if key not in {*_HOW_IT_RUNS, HIDDEN}}

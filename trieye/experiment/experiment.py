@@ -52,7 +52,7 @@ class Experiment(Generic[ConfigT]):
         """Refuse a config that this machine cannot train, such as with a device that it lacks, before the run begins.
 
         Raises:
-            ConfigurationError: The message names the key, and what there is.
+            ConfigurationError: The message names the key and the alternatives.
         """
 
     def setup(self, config: ConfigT) -> None:

@@ -180,7 +180,7 @@ class Loop:
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
         if self._at.owes_evaluation:
-            self._at.owes_evaluation, run.saved_step = False, -1  # it is saved once more, with its objective
+            self._at.owes_evaluation, run.saved_step = False, -1  # saved again, with its objective
             self._evaluate_all(is_last=self.reason is not None)
             self.reason = self._reason_to_stop()
             self._save()
@@ -204,7 +204,7 @@ class Loop:
         self._save()
 
     def keep_crash(self, error: Exception) -> None:
-        """Save as `crash-<step>` what an error left behind, and say so in a note of it, unless nothing would be lost.
+        """Save the state at an error as `crash-<step>` and add a note to the error, unless nothing would be lost.
 
         A save that failed, or values that are not finite, are no state to keep.
         """
@@ -263,7 +263,7 @@ class Loop:
     def _leave_step(self, interruption: StepInterrupted) -> None:
         """Save the state without the interrupted step, which the next start repeats."""
         say(f"{interruption}: the step is abandoned, and its rows are lost")
-        for name in ("env_steps", "updates"):  # those of its parts that are complete
+        for name in ("env_steps", "updates"):  # of its complete parts
             setattr(self._at, name, getattr(self._at, name) + int(interruption.made.get(name) or 0))
         self._run.step = self._at.counted()[self._limits.axis]
         self._save()

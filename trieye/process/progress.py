@@ -80,7 +80,7 @@ class Progress:
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
         chosen = os.environ.get("PYTHONBREAKPOINT", "")
-        # Ray names itself there, and waits for an editor to attach, which nobody at this terminal asked for
+        # Ray sets its own hook, which waits for an editor to attach
         is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
         if hook is not sys.__breakpointhook__ or not is_pdb:
             return hook(*args, **kwargs)

@@ -128,7 +128,7 @@ class Provenance(BaseModel):
         return None
 
     def changes_since(self, before: Self) -> list[str]:
-        """Return what is different from an earlier attempt and may change what is trained, for a message."""
+        """Return differences from an earlier attempt that may change the training, for a message."""
         edited = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
         ours, theirs = ({**side.packages, "Python": side.python} for side in (self, before))
         versions = [

@@ -173,9 +173,9 @@ def seed_all(value: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Leave Python's, NumPy's and torch's global generators as they are, whatever the block draws.
+    """Restore the global generators of Python, NumPy and torch after the block.
 
-    What other threads draw meanwhile, they draw again.
+    Other threads that draw during the block draw the same numbers again.
     """
     state = capture_all()
     try:

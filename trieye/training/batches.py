@@ -15,7 +15,7 @@ from trieye.training.rows import Array, Rows
 
 
 class Experience(ReplayBuffer):
-    """A replay buffer that takes what was collected.
+    """A replay buffer for collected rows.
 
     Attributes:
         on_nonfinite: Decides about rows and priorities that are NaN or infinite, which it never takes.
@@ -77,7 +77,7 @@ def finite_parts(
     """Return the rows `[n, ...]` that a replay takes, or None if it takes all.
 
     Returns:
-        Indices of rows between those that have NaN or infinity, in parts, each with the environment that does not go on
+        Indices of consecutive finite rows, in parts, each with the environment whose episode does not continue
         after it.
 
     Raises:
@@ -98,7 +98,7 @@ def finite_parts(
 
 
 def own_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
-    """Return the ids of rows of this replay and their priorities, without those that are NaN or infinite.
+    """Return ids of rows of this replay and their finite priorities.
 
     Raises:
         NonFiniteError: There are such priorities, and the training stops for them.

@@ -107,7 +107,7 @@ class Collector:
 
         Raises:
             EnvironmentLostError: The process of a member of `env.vector=async` is gone.
-            StepInterrupted: The run was asked to stop, and an environment does not return.
+            StepInterrupted: A stop was requested, and an environment does not return.
         """
         if self._cut_by is not None:
             self.interrupted += self.num_open
@@ -149,7 +149,7 @@ class Collector:
                     self._take_own_metrics(info)
                 acts.append(act)
                 ctx.env_steps += num - int(np.count_nonzero(resets[t]))
-        except Exception:  # perhaps because the policy, or the environment, was given what is not finite
+        except Exception:  # perhaps caused by non-finite inputs of the policy or environment
             self._check_steps(made, actions)
             raise
         if not leaves_out:
@@ -181,7 +181,7 @@ class Collector:
         """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
 
         Raises:
-            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or an environment goes on so.
+            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or there are 100 in a row.
         """
         faults = made.faults(t)
         if not faults:  # large numbers, and no more
@@ -236,7 +236,7 @@ class Collector:
         )
 
     def _note_cuts(self, made: Steps) -> None:
-        """Count episodes that were cut; what follows one that earlier rows belong to goes to another stream."""
+        """Count cut episodes; rows after a cut at the border of two fragments get another stream."""
         for t, n in made.cuts:
             if t == 0:
                 self._streams[n] += _NEXT_STREAM
@@ -247,7 +247,7 @@ class Collector:
         self._refusals = {n: num for n, num in self._refusals.items() if not made.has_row_before(last + 1, n)}
 
     def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
-        """Refuse what a policy made of finite observations that is not finite; no row can be left out for it."""
+        """Raise for non-finite outputs of a policy for finite observations, which omitting a row would not cure."""
         what = None
         if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
             what = "action"
@@ -389,7 +389,7 @@ class Collector:
         return True
 
     def close(self) -> None:
-        """Close the environments; those that were cut off in a call are not waited for."""
+        """Close the environments without waiting for interrupted calls."""
         with self._calls:
             hangs = isinstance(self._cut_by, StepInterrupted | EnvironmentLostError)
             close_envs(self._envs, in_mid_call=hangs)

@@ -269,12 +269,12 @@ class TrainEngine(Experiment[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add what there is to say of learning rates, the collecting, the episodes and the replay.
+        """Do `step`, and add metrics of learning rates, collection, episodes and the replay.
 
         Raises:
             NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
                 them are left out instead.
-            StepInterrupted: The run was asked to stop, and the step does not end.
+            StepInterrupted: A stop was requested, and the step does not end.
         """
         try:
             with self._guard:

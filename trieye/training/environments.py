@@ -41,7 +41,7 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
     Args:
         config: What to make.
         render_mode: `rgb_array` for pictures; None for none.
-        seed: Of its spaces, from which some environments draw; None leaves them unseeded.
+        seed: Seed of its spaces, which some environments sample; None leaves them unseeded.
 
     Raises:
         ConfigurationError: There is no such environment or wrapper, or it cannot be made.
@@ -175,7 +175,7 @@ def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
 
 
 def _refuse_own_statistics(env: Any, key: str) -> None:
-    """Refuse wrappers that normalize by moments of their own, which an evaluation and each explorer would not share."""
+    """Refuse wrappers with their own moving statistics, which evaluations and explorers would not share."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         for name, instead in _WITH_STATISTICS.items():
             if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
@@ -210,7 +210,7 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
 
 
 class naming_lost_members:  # noqa: N801 - a context, which a generator would make cost ten times as much
-    """Say which member of a vector is gone, and how it ended, where Gymnasium raises an error of its pipe.
+    """Name the lost member of a vector and how its process ended, instead of Gymnasium's pipe error.
 
     Args:
         envs: The environments.
@@ -224,7 +224,7 @@ class naming_lost_members:  # noqa: N801 - a context, which a generator would ma
         """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise `EnvironmentLostError` in place of such an error."""
+        """Raise `EnvironmentLostError` instead of such an error."""
         if isinstance(error, ConnectionError | EOFError) and isinstance(self._envs, AsyncVectorEnv):
             raise EnvironmentLostError(self._what_happened()) from error
 
@@ -279,7 +279,7 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         )
     space = envs.single_observation_space
     if _has_discrete_parts(space):
-        one_hot: Any = OneHotParts  # it has what is used of a TransformObservation
+        one_hot: Any = OneHotParts  # it has the used part of a TransformObservation
         return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
     return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
 
@@ -303,7 +303,7 @@ def _in_float32(space: Any) -> Any:
 
 
 def action_kind(space: Any) -> ActionKind | None:
-    """Return what an action is: `discrete`, indices from 0 on; `continuous`, floats within bounds; None otherwise."""
+    """Return the kind of action: `discrete`, indices from 0; `continuous`, floats within bounds; None otherwise."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else None
     is_continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
@@ -343,7 +343,7 @@ def _check_own_vector(config: EnvConfig) -> None:
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    """Tell whether a policy for one space fits the other; bounds may differ."""
+    """Return whether a policy for one space fits the other; bounds may differ."""
     if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
         return list(one) == list(other) and all(_are_alike(one[key], other[key]) for key in one)
     if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):

@@ -77,7 +77,7 @@ class Evaluator:
 
 def _started(config: Any, make: Callable[[], CheckpointEvaluator]) -> Worker:
     if config.runtime.kind == "local":
-        with preserved_generators():  # a policy draws its first weights, from what the training draws from
+        with preserved_generators():  # a policy draws its initial weights from the training's generators
             evaluator = make()
         return ThreadWorker(lambda: evaluator, "trieye-evaluation")
     from trieye.training.exploring.in_ray import start_evaluator

@@ -56,7 +56,7 @@ class Evaluation:
 
     Args:
         config: Of the environments; their rewards are those of the environment, neither clipped nor scaled.
-        stop: Whether the run was asked to stop.
+        stop: Whether a stop was requested.
 
     Attributes:
         is_cancelled: Set by another thread, it ends what is played.
@@ -91,7 +91,7 @@ class Evaluation:
         Raises:
             ConfigurationError: The environment cannot be made, or makes no pictures.
             CancelledError: Another thread has set `is_cancelled`.
-            StepInterrupted: The run was asked to stop.
+            StepInterrupted: A stop was requested.
         """
         training = [module for module in policy.modules() if module.training]
         policy.eval()

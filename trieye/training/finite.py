@@ -63,7 +63,7 @@ class OnNonfinite:
             NonFiniteError: The mode is `stop`.
         """
         if not self.leaves_out:
-            raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would go on without it)")
+            raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would omit it and continue)")
         self.counts[kind] += num
         self.tell(kind, f"{what}: {consequence}")
 
@@ -83,7 +83,7 @@ class OnNonfinite:
 
 
 def is_finite(row: Array) -> bool:
-    """Tell whether all numbers `[n]` are finite as float32; False is certain only for NaN and infinity."""
+    """Return whether all numbers `[n]` are finite as float32; False is certain only for NaN and infinity."""
     if not row.size:
         return True
     if row.size > _SHORT:
@@ -186,13 +186,13 @@ class UpdateGuard:
             plan.num_in_a_row = 0
 
     def settle(self, values: Mapping[str, Any]) -> None:
-        """Note what the updates of a step were, and whether a loss among its metrics, or a weight, is not finite.
+        """Count refused updates of a step, and check its losses and, now and then, the weights.
 
         Args:
-            values: Metrics of the step; those with `loss` in their name are looked at.
+            values: Metrics of the step; names with `loss` are checked.
 
         Raises:
-            NonFiniteError: The mode is `stop`, or what is not finite cannot be undone.
+            NonFiniteError: The mode is `stop`, or the damage cannot be undone.
         """
         if self._pending:
             self._fetch()
@@ -242,7 +242,7 @@ class UpdateGuard:
 
 
 class _Plan:
-    """How the gradients of one optimizer are looked at.
+    """Checks the gradients of one optimizer.
 
     Attributes:
         optimizer: The optimizer.

@@ -211,7 +211,7 @@ class Normalizer(nn.Module):
         """Take the moments of observations into account."""
         mean, variance = found.mean.to(self.mean), found.variance.to(self.mean)
         self.count += found.num
-        weight = found.num / self.count  # of what is new
+        weight = found.num / self.count  # of the new observations
         delta = mean - self.mean
         self.variance.lerp_(variance, weight).add_(delta.square() * weight * (1 - weight))
         self.mean.lerp_(mean, weight)

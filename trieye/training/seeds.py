@@ -6,7 +6,7 @@ FIRST_SEED = 1_000_000
 """Of the episodes of an evaluation during a training."""
 
 FRESH_SEED = 2_000_000
-"""Of the episodes of later evaluations: other starts than those by which the best checkpoint was chosen."""
+"""Of the episodes of later evaluations, which did not select the best checkpoint."""
 
 _RESERVED = range(FIRST_SEED, 3_000_000)
 _BEYOND = 3 << 29
@@ -18,7 +18,7 @@ def training_seed(seed: int, *counts: int) -> int:
     """Return the seed of the first environment of a vector that a training steps.
 
     Args:
-        seed: Of the run. Without counts it is what is returned, unless evaluations use it.
+        seed: Seed of the run; returned unchanged without counts, unless evaluations use it.
         counts: Tell this start from others of the run, such as the environment steps at a resume. The result is below
             2**31, for simulators that take no larger seed.
     """

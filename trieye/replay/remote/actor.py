@@ -78,7 +78,7 @@ class RayChannel(Generic[Server]):
     Args:
         actor: The actor.
         name: Of the replay, for messages.
-        tells: Tell the user when its process dies and when it answers again; one of those who use it is enough.
+        tells: Report when its process dies and when it responds again; set for one handle only.
     """
 
     def __init__(self, actor: Any, name: str, *, tells: bool = False) -> None:

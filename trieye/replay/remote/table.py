@@ -89,7 +89,7 @@ class Table:
         """Forget a writer that will send nothing more."""
         with self._changed:
             self._receipts.forget(client)
-            self._interrupt(client)  # nobody goes on with these episodes
+            self._interrupt(client)  # these episodes do not continue
 
     def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Plan | str:
         """Draw up to `k` times `n` rows, for somebody who copies them out of the shared memory.

@@ -54,7 +54,7 @@ class Report:
 
     Attributes:
         explorer: Number of the explorer.
-        number: That of its grant; from its delivery on, how many fragments of the explorer were delivered before.
+        number: Number of its grant; after delivery, the number of fragments delivered before it.
         version_min: Version of the oldest weights that it was collected with.
         version_max: Version of the newest ones.
         env_steps: Environment steps made.
@@ -63,8 +63,8 @@ class Report:
         payload: The rows, as `Rows.as_payload` makes them; None if they went to the replay.
         interrupted: Episodes that were cut.
         seconds: How long it took.
-        refused: Rows that were left out since they were not finite.
-        remarks: What there is to say of that.
+        refused: Number of omitted non-finite rows.
+        remarks: Messages about them.
         lost: Fragments that were abandoned before this one, because an environment raised.
         returns: Moments of its discounted returns, with `env.normalize_rewards`.
     """

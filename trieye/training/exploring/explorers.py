@@ -63,7 +63,7 @@ class Explorers:
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
-        self._scale = RewardScale(0, config.agent.gamma)  # its moments are those of all explorers
+        self._scale = RewardScale(0, config.agent.gamma)  # moments of all explorers
         self._steps = config.explorer.steps or config.agent.rollout_steps
         self._pace = Pace(config.sync, inbox.max_staleness)
         self.env_steps = 0
@@ -104,7 +104,7 @@ class Explorers:
 
         Raises:
             ConfigurationError: Another number of steps is wanted than a fragment has.
-            StepInterrupted: The run was asked to stop, and the fragments do not come.
+            StepInterrupted: A stop was requested, and the fragments do not arrive.
         """
         if steps not in {None, self._steps}:
             raise ConfigurationError(
@@ -190,7 +190,7 @@ class Explorers:
         self._group.check()
 
     def _may_publish(self) -> bool:
-        """Tell whether no fragment that waits or is under way would be too stale with the next version."""
+        """Return whether all outstanding fragments would still be fresh enough with the next version."""
         return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *self._under_way()])
 
     def _under_way(self) -> list[int]:
@@ -198,7 +198,7 @@ class Explorers:
         return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
 
     def _is_usable(self, begun: int, version: int) -> bool:
-        """Tell whether a fragment that was begun with a version may be learned from with another one."""
+        """Return whether a fragment of one version may be learned from with another."""
         return not self._inbox.is_bounded or self._pace.is_fresh(begun, version)
 
     def _announce(self, version: int) -> None:
@@ -318,10 +318,10 @@ class Explorers:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for what is under way, and return how far all are; explorers rest until the next `collect`.
+        """Wait for outstanding fragments, and return the progress; explorers pause until the next `collect`.
 
-        Nobody waits for explorers that hang, nor long after a stop was requested: their fragments count as lost, and
-        their episodes as interrupted.
+        Hanging explorers are not waited for, nor any explorer long after a stop request: their fragments count as lost,
+        and their episodes as interrupted.
         """
         self._is_paused = True
         timeout_s = self._config.timeout_s
@@ -374,7 +374,7 @@ class Explorers:
         slots = self._group.slots
         if len(saved) != len(slots):
             say(f"explorer.num was {len(saved)} and is {len(slots)}")
-        for slot in slots:  # those that are new are as far as the others
+        for slot in slots:  # new ones start at the same point as the others
             slot.delivered = max((held["delivered"] for held in saved), default=0)
         for slot, held in zip(slots, [*saved, *retired], strict=False):
             slot.state, slot.delivered = held["state"], held["delivered"]

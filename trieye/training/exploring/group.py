@@ -24,13 +24,13 @@ PATIENCE_S = 20.0
 """How long an explorer waits for room before that is said."""
 
 OVERDUE_S = 5.0
-"""A fragment that takes so long, and `_UNUSUAL` times as long as others of its explorer, is waited for no longer."""
+"""Seconds until a fragment is overdue if it takes `_UNUSUAL` times as long as others of its explorer, too."""
 
 _UNUSUAL = 4.0
 _FORGETS = 0.9
 _CLOSE_STOPPED_S = 1.5
 _POLL_S = 0.2
-"""How soon somebody who waits notices that the run was asked to stop; what explorers say wakes at once."""
+"""Seconds until a waiting learner notices a stop request; answers of explorers wake it at once."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Slot:
         is_there: Whether it has answered; one that has not is told nothing.
         incarnation: How often it was begun anew.
         delivered: Fragments that were delivered over the whole run.
-        granted: Fragments that it was told to collect over the whole run, lost ones included.
-        grants: Those that were not delivered yet, the oldest first.
-        early: Reports that arrived before that of an older grant, by the number of theirs.
+        granted: Fragments granted over the whole run, including lost ones.
+        grants: Undelivered grants, the oldest first.
+        early: Reports that arrived before the report of an older grant, by number.
         failures: In a row, with fewer than `GOOD_RUN` fragments between.
         num_good: Fragments since the last one.
         resumes_at: When it is begun anew, seconds of `time.monotonic`.
@@ -58,7 +58,7 @@ class Slot:
         asks_until: How long it waits for newer weights at most; None if it waits for none.
         began_at: When it began its oldest grant, or was begun itself.
         usual_s: The longest of its recent fragments, seconds; 0 before the first.
-        is_overdue: Whether its oldest grant takes unusually long, so that nobody waits for it who need not.
+        is_overdue: Whether its oldest grant takes unusually long, so that it is no longer waited for.
     """
 
     index: int
@@ -105,7 +105,7 @@ class Slot:
 
     @property
     def overdue_at(self) -> float:
-        """When what is under way takes unusually long, by `time.monotonic`."""
+        """When the current fragment becomes overdue, by `time.monotonic`."""
         if not self.usual_s:  # its first fragment, or its start, for which processes import for seconds
             return self.began_at + PATIENCE_S / 2
         return self.began_at + max(OVERDUE_S, _UNUSUAL * self.usual_s)
@@ -124,7 +124,7 @@ class ExplorerGroup:
             refused, empty if it is not.
         grant: Called whenever something changed; tells explorers what to do by `submit`.
         leave: Called with the name of the writer of an explorer that is gone.
-        stop: Whether the run was asked to stop.
+        stop: Whether a stop was requested.
 
     Attributes:
         slots: The explorers.
@@ -132,7 +132,7 @@ class ExplorerGroup:
         restarts: How often an explorer was begun anew.
         lost: Fragments that were granted and never learned from: they never came, or were refused.
         interrupted: Episodes that were cut.
-        fault: What cannot be mended by restarting explorers; None as long as all is well.
+        fault: An error that restarting explorers cannot fix; None if there is none.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ExplorerGroup:
         self._heard.put(lambda: None)
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until something holds, and tell whether it does; it is looked at whenever something changed, and often.
+        """Wait until a condition holds, and return whether it does; checked after every change, and often.
 
         Raises:
             BaseException: What the last explorer raised, if all were given up, or the first one if none ever collected.
@@ -216,7 +216,7 @@ class ExplorerGroup:
             raise self.fault
 
     def ask(self, method: str, timeout_s: float) -> list[Any]:
-        """Call a method of each explorer; None for those that are away, busy, or do not answer in time."""
+        """Call a method of each explorer; None for explorers that are away, busy or slow."""
         with self.lock:
             workers = [slot.worker if slot.is_there and not slot.grants else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
@@ -235,7 +235,7 @@ class ExplorerGroup:
         return None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all explorers; those that do not hang close their environments first."""
+        """End all explorers, which close their environments first unless they hang."""
         with self.lock:
             self._is_closed = True
             present = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
@@ -392,7 +392,7 @@ class ExplorerGroup:
             self._take(slot, slot.grants.popleft())
 
     def _take(self, slot: Slot, grant: Grant) -> None:
-        """Deliver the report of a grant; one that never came is lost."""
+        """Deliver the report of a grant; a missing report counts as lost."""
         report = slot.early.pop(grant.number, None)
         if report is None:
             self.lost += 1
@@ -407,7 +407,7 @@ class ExplorerGroup:
             self._tell_refused()
 
     def _tell_refused(self) -> None:
-        """Say how many fragments were refused, and why; now and then if that does not end."""
+        """Report number and reason of refused fragments, at most every few seconds."""
         if time.monotonic() < self._tells_refused_at:
             return
         self._tells_refused_at = time.monotonic() + _REFUSED_EVERY_S

@@ -14,7 +14,7 @@ class Counts:
         explorers: How many there are that were not given up.
         steps_left: Steps of the learner until the next version that have not taken their fragments; see `steps_left`.
         outstanding: Fragments of all explorers that are outstanding.
-        own_outstanding: Of these, those of the explorer in question.
+        own_outstanding: Outstanding fragments of this explorer.
         own_on_version: Fragments that it began with the newest weights.
     """
 
@@ -33,13 +33,13 @@ class Pace:
     version, fewer than `n * (s + interval * max_staleness)` fragments are outstanding, so that all of them are taken
     before version + max_staleness is superseded. The learner waits for old fragments where taking newer ones would
     leave too many of them for later, and does not publish a version for which one that is outstanding would be too
-    stale. `fixed` counts the fragments of each explorer for itself, with `offset` in place of the staleness.
+    stale. `fixed` counts the fragments of each explorer for itself, with `offset` instead of the staleness.
 
     No rule looks at what happened before: each holds after a resume with other numbers, too.
 
     Args:
         config: The style and its numbers.
-        max_staleness: Versions that a fragment may be behind; that of the config if None.
+        max_staleness: Versions that a fragment may be behind; None: as in the config.
     """
 
     def __init__(self, config: SyncConfig, max_staleness: int | None = None) -> None:
@@ -68,7 +68,7 @@ class Pace:
         """Return how many steps of the learner will take fragments before the next version.
 
         Args:
-            steps: Those that are over since the last publish.
+            steps: Steps since the last publish.
             has_taken: Whether the present one has taken its fragments.
         """
         if self._config.style == "explorer_driven":  # there is a version when one is asked for
@@ -103,5 +103,5 @@ class Pace:
         return True
 
     def is_fresh(self, begun: int, version: int) -> bool:
-        """Tell whether a fragment that was begun with a version may be learned from with another one."""
+        """Return whether a fragment of one version may be learned from with another."""
         return self._config.style == "fixed" or version - begun <= self._staleness

@@ -53,7 +53,7 @@ class ThreadPlace:
 
 
 class ThreadWorker:
-    """An object in a thread of its own, which a hung call cannot keep the process from ending.
+    """An object in a daemon thread, which cannot keep the process alive if a call hangs.
 
     Args:
         make: Makes the object, in that thread; it has a method `cancel`, which any thread may call.
@@ -120,7 +120,7 @@ _threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 @atexit.register
 def _join_threads() -> None:
-    """Give threads a moment to end before the interpreter takes down what they use; those that hang are left."""
+    """Give threads a moment to end before the interpreter shuts down; hanging ones are abandoned."""
     ends = time.monotonic() + _EXIT_PATIENCE_S
     for thread in list(_threads):
         thread.join(max(ends - time.monotonic(), 0.0))

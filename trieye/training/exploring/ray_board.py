@@ -15,7 +15,7 @@ _ANSWER_TIMEOUT_S = 120.0
 """So long may its process take to start, with the explorers' all starting beside it."""
 
 SILENT_AFTER_S = 10.0
-"""After so long without an answer the user is told; as of a hub."""
+"""Seconds without an answer after which a message is printed."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1)  # whatever is asked may be asked again
@@ -42,7 +42,7 @@ class RayBoard:
     """The way to a synchronizer in Ray, from any process that it is sent to.
 
     Announcements are sent without waiting for the actor: explorers get the newest weights with each fragment anyway.
-    If the actor dies, Ray starts it again, and it is told the newest version.
+    If the actor dies, Ray restarts it, and the newest version is sent again.
     """
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class RayBoard:
         self._begin()
 
     def publish(self, published: Published) -> None:
-        """Announce weights, in place of others that are not sent yet; do not wait until the actor has heard it.
+        """Announce weights without waiting for the actor; they replace versions that are not sent yet.
 
         Raises:
-            ConfigurationError: An earlier version was not above that of the newest ones.
+            ConfigurationError: An earlier version was not above the newest one.
         """
         with self._lock:
             if self._fault is not None:
@@ -100,7 +100,7 @@ class RayBoard:
                 say("the version registry died; Ray restarts it, and explorers get new weights with each fragment only")
                 self._send(is_again=True)
                 return
-            if error is not None and not is_again:  # of one that is repeated, the first may have arrived
+            if error is not None and not is_again:  # a repeated call may have arrived the first time
                 cause = getattr(error, "as_instanceof_cause", lambda: error)
                 self._fault = cause()
             if self._is_silent:
