@@ -44,8 +44,6 @@ SOAKS = {
         ("replay_kills --kills 3 --calm 0.2", bool),
     "a damaged run shows nothing wrong, says what is lost and goes on from its model":  # its log, and a shared part
         ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda told: told["damages"] == 4),
-    "a clock that jumps between attempts spoils no point":
-        ("clock --steps 150", lambda told: told["points"] > 20),
     "random processes of one run show the points that the reference model shows":
         ("supersession --sequences 12 --loggers Run SummaryWriter wandb --sinks-every 12",
          lambda told: told["sequences"] == 12),
@@ -58,6 +56,8 @@ SOAKS = {
 }  # fmt: skip
 """What no other test shows."""
 LONGER = {
+    "a clock that jumps between attempts spoils no point":
+        ("clock --steps 150", lambda told: told["points"] > 20),
     "a training whose explorer hangs is saved and ends within 10 s of a signal, and resumes":
         ("hangs --tries 1 --places threads --styles fully_async --kinds sleep --signals SIGTERM",
          lambda told: told["tries"] == 1),

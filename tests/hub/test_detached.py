@@ -114,6 +114,7 @@ def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config,
     assert record_of(config)["summary"]["a"] == {"last": 1.0, "min": 1.0, "max": 10.0, "step": 2}
 
 
+@pytest.mark.long
 def test_after_kill_9_of_a_driver_on_a_cluster_the_next_one_starts_at_once(config, start_driver):
     driver = start_driver("run")
     with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on"):

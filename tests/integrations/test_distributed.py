@@ -35,6 +35,7 @@ os._exit(0)  # threads of gloo abort now and then while an interpreter ends
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_log_each_value_once(make_config, tmp_path):
     config = make_config()

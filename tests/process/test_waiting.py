@@ -82,6 +82,7 @@ def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
         RayChannel(still, "run", "key").answer(still.work.remote(), 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_delivers(make_config, ray_cluster):
     stats = {"metrics": [{"name": "a", "aggregation": "count"}]}

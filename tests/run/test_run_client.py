@@ -214,6 +214,7 @@ def test_tasks_and_actors_log_to_the_run(open_run, ray, start_worker):
     assert counts(run) == {"a": 1000.0, "b": 2.0, "c": 3.0}
 
 
+@pytest.mark.long
 def test_an_actor_that_ends_closes_its_client(open_run, ray):
     run = open_run(flush_interval_s=60)
     workers = [ray.remote(num_cpus=0)(Worker).remote(run) for _ in range(2)]

@@ -242,7 +242,7 @@ def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
     result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1}, loop={"steps": 40}))
     assert result.step > 40
-    assert result.stop_reason.startswith(f"loop.steps=40 done, and {result.step - 40} more")
+    assert result.stop_reason.startswith(f"loop.steps=40 done, {result.step - 40} more")
     told = capsys.readouterr().err
     assert result.stop_reason in told
     assert f"{result.step}/40 (100 %)" in told

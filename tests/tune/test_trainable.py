@@ -121,7 +121,8 @@ def test_mistakes_are_named(walks_config):
     assert trieye.as_trainable is as_trainable
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Walk, marks=pytest.mark.long), Agreeing])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [Walk, Agreeing])
 def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, place):
     config = walks_config("turns")
     results = fit(
@@ -180,6 +181,7 @@ def test_a_process_where_the_directory_of_the_study_is_not_says_so(walks_config,
         as_trainable(Walk, walks_config("away"), there)({})
 
 
+@pytest.mark.long
 def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_table_says_so(
     walks_config, place, monkeypatch, capsys
 ):

@@ -86,7 +86,7 @@ class Progress:
 
 def _overshoot(made: int, limit: int) -> str:
     """Return by how much a limit was exceeded: a rollout ends as a whole, so that a higher limit resumes exactly."""
-    return f", and {made - limit} more: the last rollout was completed" if made > limit else ""
+    return f", {made - limit} more to complete the last rollout" if made > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:

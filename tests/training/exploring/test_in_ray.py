@@ -61,6 +61,7 @@ def started(ray_cluster, train_config):
         engine.cleanup()
 
 
+@pytest.mark.long
 def test_explorer_kill_recovers(started):
     parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}, "sync": {"style": "fully_async", "max_staleness": 2}}
     engine = started(PPO, **parts)
