@@ -9,6 +9,8 @@ from pydantic import Field
 from torch import nn
 
 import trieye
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 
 
 class DQNConfig(trieye.ReplayAgentConfig):
@@ -120,3 +122,12 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
         self.optimizer.step()
         return {"loss/policy": policy_loss, "loss/value": value_loss}
+
+
+def resumed(engine, config):
+    """Close an engine, and return a new one that resumes from its state."""
+    state = decode(encode(engine.save_checkpoint(None)))
+    engine.cleanup()
+    other = DQN(config)
+    other.load_checkpoint(state)
+    return other

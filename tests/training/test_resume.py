@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO
+from tests.training.algorithms import DQN, PPO, resumed
 from tests.training.data import gpu_checkpoint
 from trieye.experiment.loop import run_alone as run_experiment
-from trieye.snapshot.decode import decode
-from trieye.snapshot.encode import encode
 
 AGENTS = {
     "dqn": (DQN, {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}),
@@ -85,15 +83,6 @@ def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, n
         state.pop("replay", None)  # in parts, of which the newest holds what is new
     assert_same(one, other)
     assert one["collector"]["env_steps"] >= 200
-
-
-def resumed(engine, config):
-    """Close an engine, and return a new one that resumes from its state."""
-    state = decode(encode(engine.save_checkpoint(None)))
-    engine.cleanup()
-    other = DQN(config)
-    other.load_checkpoint(state)
-    return other
 
 
 def learn_until(engine, env_steps):

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN
+from tests.training.algorithms import DQN, resumed
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
 from trieye.replay.exchange import export_npz
-from trieye.snapshot.decode import decode
-from trieye.snapshot.encode import encode
 from trieye.training.sampling import data_of, make_sampling
 from trieye.training.spaces import Spaces
 
@@ -79,15 +77,6 @@ def test_a_run_that_learns_from_data_alone_makes_no_environment_step_and_goes_on
         assert (held["loop"]["updates"], held["loop"]["env_steps"]) == (40, 0)
     one, other = (held["experiment"]["state"]["policy"] for held in runs.values())
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def resumed(engine, config):
-    """Close an engine, and return a new one that resumes from its state."""
-    state = decode(encode(engine.save_checkpoint(None)))
-    engine.cleanup()
-    other = DQN(config)
-    other.load_checkpoint(state)
-    return other
 
 
 @pytest.fixture
