@@ -159,19 +159,20 @@ def test_close_gives_up_after_a_while_and_says_how_much_is_lost(hub, start):
 
 
 def test_a_hub_that_is_slow_is_not_one_that_is_away(hub, start):
-    flusher = start(ack_timeout_s=2)
+    flusher = start(ack_timeout_s=4)
     began = time.monotonic()
-    log = hub.log
+    log_operation = hub.log_operation
 
-    def log_slowly(batch, **number):
-        threading.Event().wait(0.5)
-        log(batch, **number)
+    def log_slowly(operation, **key):
+        threading.Event().wait(0.25)
+        log_operation(operation, **key)
 
-    hub.log = log_slowly
-    flusher.pending.extend(rows(*range(5 * MAX_BATCH_EVENTS)))
+    hub.log_operation = log_slowly
+    for _ in range(18):
+        flusher.submit(text())
     flusher.flush()
-    assert time.monotonic() - began > 2
-    assert len(hub.batches) == 5
+    assert time.monotonic() - began > 4
+    assert len(hub.media) == 18
 
 
 def test_a_hub_that_is_dead_is_an_error_at_once(hub, start, capfd):
