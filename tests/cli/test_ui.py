@@ -361,7 +361,8 @@ def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsy
 
 
 @pytest.mark.parametrize(
-    ("display", "words", "opens"), [(":7", [], True), (":7", ["--no-browser"], False), ("", [], False)]
+    ("display", "words", "opens"),
+    [(":7", [], True), pytest.param(":7", ["--no-browser"], False, marks=pytest.mark.long), ("", [], False)],
 )
 def test_a_browser_opens_where_there_is_a_display(root, tmp_path, display, words, opens):
     run_dir = root / "agents" / "runs" / "first"

@@ -335,7 +335,7 @@ with trieye.Run(config) as run:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_path, number):
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE, text=True

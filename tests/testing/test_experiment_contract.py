@@ -13,6 +13,7 @@ class TestWalk(ExperimentContract):
         return WalksConfig(loop={"steps": 20, "evaluate_every_steps": 5})
 
 
+@pytest.mark.long
 class TestAgreeing(TestWalk):
     experiment_class = Agreeing
 
@@ -31,7 +32,8 @@ class TestEngine(ExperimentContract):
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.filterwarnings("ignore")
-class TestAgreeingUnderTune(TestAgreeing):
+class TestAgreeingUnderTune(TestWalk):
+    experiment_class = Agreeing
     UNDER_TUNE = True
 
 

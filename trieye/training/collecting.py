@@ -1,5 +1,6 @@
 """Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,8 +21,8 @@ from trieye.training.environments import close_envs, naming_lost_members
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite
 from trieye.training.policy import (
     Act,
-    Acting,
     Context,
+    EvaluationMode,
     Moments,
     Normalizer,
     Obs,
@@ -78,7 +79,8 @@ class Collector:
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._calls = watchdog.calls()
         self._cut_by: BaseException | None = None
-        self.generator = torch.Generator(policy.device).manual_seed(seed)
+        self._device = policy.device
+        self.generator = torch.Generator(self._device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
         self._streams = np.arange(envs.num_envs)  # the environments as the replay knows them; new after a cut
         self._refusals: dict[int, int] = {}  # by environment, in a row
@@ -116,25 +118,26 @@ class Collector:
             self._cut_by = None
         done, state = self._done, self._state
         try:
-            return self._collected(steps, before_step)
+            with EvaluationMode(self._policy):
+                return self._collected(steps, before_step)
         except BaseException as error:
             self._done, self._state, self._cut_by = done, state, error
             raise
 
     def _collected(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
         before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
-        num, device = self._envs.num_envs, self._policy.device
+        num, device = self._envs.num_envs, self._device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
         made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
         resets, terminated, truncated = made.resets, made.terminated, made.truncated
         lost = naming_lost_members(self._envs, self._config)
-        acting = Acting(self._policy)  # not for all steps at once: environments may need gradients
+        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
         leaves_out = self._on_nonfinite.leaves_out  # else a look at the end is enough, as nothing is used before
         try:
             for t in range(steps):
                 if before_step is not None:
                     before_step()
-                with acting:
+                with inference:
                     act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
                 with self._calls, lost:
@@ -155,7 +158,7 @@ class Collector:
         if not leaves_out:
             self._check_steps(made, actions)
         self.env_steps = ctx.env_steps
-        rows = self._rows_of(made, np.stack(actions), acts, before)
+        rows = self._rows_of(made, np.array(actions), acts, before)
         if self._normalizers and rows.valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
@@ -175,7 +178,7 @@ class Collector:
         self._check_policy(actions, extras)
         last_state = mapped(self._state, torch.clone)
         streams = self._streams.copy()
-        return Rows(arrays, self._obs, valid, extras, before, self._policy.device, last_state, streams)
+        return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams)
 
     def _refuse(self, t: int, made: Steps, action: Array, env_steps: int) -> None:
         """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
@@ -257,7 +260,7 @@ class Collector:
         given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
         for name, tensor in given.items():
             # -inf is the log of a forbidden action's probability
-            if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            if tensor.is_floating_point() and math.isnan(tensor.sum().item()) and bool(tensor.isnan().any()):
                 what = name
         if what is not None:
             raise NonFiniteError(
@@ -267,7 +270,8 @@ class Collector:
 
     def learned(self) -> None:
         """Let normalizers take into account what was collected; they had to see it in learning as `act` did."""
-        merge_moments(self._policy, self.take_moments())
+        if self._moments:
+            merge_moments(self._policy, self.take_moments())
 
     def take_moments(self) -> list[Moments]:
         """Return the moments of the observations of each fragment since the last call."""
@@ -285,7 +289,7 @@ class Collector:
         """Return the state of a recurrent policy, with that of new episodes where one begins."""
         if not begins.any():
             return state
-        fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._policy.device)
+        fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._device)
 
         def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
@@ -300,17 +304,27 @@ class Collector:
         return rewards.astype(np.float32)
 
     def _take_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
-        for n in np.flatnonzero(done.any(axis=0)).tolist():
-            first = 0
-            for end in (np.flatnonzero(done[:, n]) + 1).tolist():
-                if (end, n) not in cuts:
-                    self._ended["episode/return"].append(float(self._returns[n] + rewards[first:end, n].sum()))
-                    self._ended["episode/length"].append(float(self._lengths[n] + valid[first:end, n].sum()))
-                self._returns[n], self._lengths[n], first = 0.0, 0, end
-            self._returns[n] -= rewards[:first, n].sum()  # they are added below
-            self._lengths[n] -= valid[:first, n].sum()
-        self._returns += rewards.sum(axis=0)
-        self._lengths += valid.sum(axis=0)
+        if not done.any():
+            self._returns += rewards.sum(axis=0)
+            self._lengths += valid.sum(axis=0)
+            return
+        # environment by environment, a segment begins with the rows and after each end of an episode
+        steps, num = rewards.shape
+        begins = np.ones((num, steps), bool)
+        begins[:, 1:] = done[:-1].T
+        first = np.flatnonzero(begins)
+        env, at = np.divmod(first, steps)
+        carried = at == 0
+        returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(carried, self._returns[env], 0.0)
+        lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(carried, self._lengths[env], 0)
+        ends = np.append(first[1:], begins.size) - env * steps
+        over = done[ends - 1, env]
+        for segment in np.flatnonzero(over).tolist():
+            if (ends[segment], env[segment]) not in cuts:
+                self._ended["episode/return"].append(float(returns[segment]))
+                self._ended["episode/length"].append(float(lengths[segment]))
+        last = ends == steps
+        self._returns, self._lengths = np.where(over, 0.0, returns)[last], np.where(over, 0, lengths)[last]
 
     def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
@@ -381,7 +395,7 @@ class Collector:
             say(f"new episodes begin, {cut} were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
-        self._state = mapped(state["policy_state"], lambda item: item.to(self._policy.device))
+        self._state = mapped(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -95,35 +96,32 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        tensors = chain(self.parameters(), self.buffers())  # only the first is looked for: all take ten times as long
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-class Acting:
-    """Context for acting: no gradients, all modules in evaluation mode; each returns to its previous mode on exit.
+class EvaluationMode:
+    """Context in which all modules are in evaluation mode; each returns to its previous mode on exit.
 
-    Reusable. Sets the flags directly, which takes 2 µs for 14 modules; `Module.eval()` would take 20.
+    Sets the flags directly, which takes 2 µs for 14 modules; `Module.eval()` would take 20.
     """
 
     def __init__(self, policy: Policy) -> None:
         modules = list(policy.modules())
-        self._modes = [vars(module) for module in modules if "training" in vars(module)]
-        self._scripted = [module for module in modules if "training" not in vars(module)]
-        self._inference = torch.inference_mode()
+        self._flags = [flags for module in modules if (flags := vars(module)).get("training")]
+        # those of TorchScript have theirs elsewhere
+        self._scripted = [module for module in modules if "training" not in vars(module) and module.training]
 
     def __enter__(self) -> None:
-        self._training = [mode for mode in self._modes if mode["training"]]
-        self._training_scripts = [module for module in self._scripted if module.training]
         self._set(is_training=False)
-        self._inference.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._inference.__exit__(*error)
         self._set(is_training=True)
 
     def _set(self, *, is_training: bool) -> None:
-        for mode in self._training:
-            mode["training"] = is_training
-        for module in self._training_scripts:
+        for flags in self._flags:
+            flags["training"] = is_training
+        for module in self._scripted:
             module.training = is_training
 
 

@@ -88,11 +88,11 @@ class Rows:
             flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
         for name, tensor in self.extras.items():
             flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()
-        streams = np.arange(self.valid.shape[1]) if self.streams is None else self.streams
-        env_ids = np.broadcast_to(streams, self.valid.shape).reshape(-1)
+        env_ids = np.empty(self.valid.shape, np.int64)
+        env_ids[:] = np.arange(self.valid.shape[1]) if self.streams is None else self.streams
         if chosen.all():
-            return flat, env_ids
-        return {name: array[chosen] for name, array in flat.items()}, env_ids[chosen]
+            return flat, env_ids.reshape(-1)
+        return {name: array[chosen] for name, array in flat.items()}, env_ids.reshape(-1)[chosen]
 
     def as_payload(self) -> dict[str, Array]:
         """Return all of it as arrays of their own by name, in which it travels; `of_payloads` makes rows of them."""

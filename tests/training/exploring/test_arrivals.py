@@ -104,8 +104,15 @@ class WatchedDQN(Watched, DQN):
     pass
 
 
-@pytest.mark.parametrize(("engine", "parts"), [(WatchedPPO, PPO_PARTS), (WatchedDQN, DQN_PARTS)])
-@pytest.mark.parametrize("style", ["trainer_driven", "fully_async"])
+@pytest.mark.parametrize(
+    ("style", "engine", "parts"),
+    [
+        ("trainer_driven", WatchedDQN, DQN_PARTS),
+        ("fully_async", WatchedPPO, PPO_PARTS),
+        pytest.param("trainer_driven", WatchedPPO, PPO_PARTS, marks=pytest.mark.long),
+        pytest.param("fully_async", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
+    ],
+)
 def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_used(train_config, engine, parts, style):
     few, many = {"num": 2, "steps": 4}, {"num": 4, "steps": 4}
     sync = {"style": style, "max_staleness": 1}
