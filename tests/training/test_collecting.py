@@ -16,10 +16,10 @@ from trieye.config.replay import ReplayConfig
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.batches import Experience
-from trieye.training.collecting import RewardScale
 from trieye.training.environments import make_env
 from trieye.training.evaluation import Evaluation
 from trieye.training.policy import Act, Normalizer
+from trieye.training.reward_scale import RewardScale
 
 FRAGMENTS = (7, 1, 1, 20, 3, 9)
 CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 13}

@@ -12,12 +12,13 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
-from trieye.training.collecting import Collector, ReturnMoments
+from trieye.training.collecting import Collector
 from trieye.training.environments import make_envs
 from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
+from trieye.training.reward_scale import ReturnMoments
 from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces

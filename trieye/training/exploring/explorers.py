@@ -12,7 +12,6 @@ from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
-from trieye.training.collecting import RewardScale
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup, Slot
 from trieye.training.exploring.inbox import Fragments, Reports
@@ -21,6 +20,7 @@ from trieye.training.exploring.places import Place
 from trieye.training.exploring.synchronizer import Board, Published
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
+from trieye.training.reward_scale import RewardScale
 from trieye.training.rows import Rows
 
 _PUBLISH_TRIES = 4
