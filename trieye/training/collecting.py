@@ -308,7 +308,7 @@ class Collector:
             self._returns += rewards.sum(axis=0)
             self._lengths += valid.sum(axis=0)
             return
-        # environment by environment, a segment begins with the rows and after each end of an episode
+        # segments [env, t]: the steps of each environment, split after the last step of each episode
         steps, num = rewards.shape
         begins = np.ones((num, steps), bool)
         begins[:, 1:] = done[:-1].T

@@ -91,7 +91,7 @@ def is_finite(row: Array) -> bool:
     if row.size > _LONG or (row.size > _SHORT and row.itemsize < _FLOAT32_BYTES):
         return float(np.abs(row).max()) < _LARGEST
     if row.size > _SHORT:
-        return float(row.dot(row)) < _LARGEST  # a fifth of the time
+        return float(row.dot(row)) < _LARGEST  # takes less than half as long as `abs` and `max`
     return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for a few numbers a fifth of what two calls of NumPy cost
 
 
@@ -267,7 +267,7 @@ class _Plan:
         self.given: torch.Tensor | None = None
         self.num_used = self.num_in_a_row = 0
         self.flags = torch.zeros(_NUM_FLAGS if self.is_deferred else 1, device=device)
-        self._only_flag = None if self.is_deferred else self.flags[0]  # indexing takes as long as the rest of `flag`
+        self._only_flag = None if self.is_deferred else self.flags[0]  # indexing a tensor takes 1.5 µs
         self._one = torch.ones((), device=device)
         # the kernel of GradScaler takes tensors of one device and type
         kinds = {(p.device, p.dtype) for p in params}

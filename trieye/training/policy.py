@@ -96,20 +96,20 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        tensors = chain(self.parameters(), self.buffers())  # only the first is looked for: all take ten times as long
+        tensors = chain(self.parameters(), self.buffers())  # lazy: listing all of them takes four times as long
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 class EvaluationMode:
-    """Context in which all modules are in evaluation mode; each returns to its previous mode on exit.
+    """Context manager that puts all modules of a policy into evaluation mode and restores their modes on exit.
 
-    Sets the flags directly, which takes 2 µs for 14 modules; `Module.eval()` would take 20.
+    It sets the flags directly: 9 µs for 11 modules, most of it for listing them.
     """
 
     def __init__(self, policy: Policy) -> None:
         modules = list(policy.modules())
         self._flags = [flags for module in modules if (flags := vars(module)).get("training")]
-        # those of TorchScript have theirs elsewhere
+        # TorchScript modules keep the flag in C++
         self._scripted = [module for module in modules if "training" not in vars(module) and module.training]
 
     def __enter__(self) -> None:

@@ -12,14 +12,14 @@ ReturnMoments = tuple[float, float, float]
 
 
 class RewardScale:
-    """Rewards over the standard deviation of the discounted return so far (Engstrom et al. 2020, section 3).
+    """Divides rewards by the running standard deviation of the discounted return (Engstrom et al. 2020, section 3).
 
     Args:
-        num_envs: Environments.
-        gamma: Discount.
+        num_envs: Number of environments.
+        gamma: Discount factor.
 
     Attributes:
-        newest: Number, mean and variance of the returns in the rewards that were scaled last; None if there were none.
+        newest: Number, mean and variance of the returns of the last call of `scaled`; None if it had no valid row.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
@@ -29,25 +29,25 @@ class RewardScale:
         self.begin(num_envs)
 
     def begin(self, num_envs: int) -> None:
-        """Begin an episode in each environment."""
+        """Start an episode in each environment."""
         self._returns = np.zeros(num_envs)
 
     def scaled(self, rewards: Array, valid: Array, done: Array) -> Array:
-        """Take rewards `[t, n]` into account, and return them scaled."""
+        """Update the moments with rewards `[t, n]`, and return the scaled rewards, clipped to [-10, 10]."""
         returns = np.empty_like(rewards)
         for t, reward in enumerate(rewards):
             returns[t] = self._returns = self._returns * self._gamma + reward
             self._returns = np.where(done[t], 0.0, self._returns)
         self.newest = None
         if valid.any():
-            found = returns[valid]
-            self.newest = len(found), float(found.mean()), float(found.var())
+            valid_returns = returns[valid]
+            self.newest = len(valid_returns), float(valid_returns.mean()), float(valid_returns.var())
             self.merge(*self.newest)
         scaled: Array = np.clip(rewards / np.sqrt(self._variance + 1e-8), -10.0, 10.0)
         return scaled
 
     def merge(self, num: float, mean: float, variance: float) -> None:
-        """Take the moments of returns into account."""
+        """Merge the moments of other returns into the running moments (Chan, Golub and LeVeque 1979)."""
         total, delta = self._count + num, mean - self._mean
         squares = self._variance * self._count + variance * num
         self._variance = (squares + delta**2 * self._count * num / total) / total
@@ -63,9 +63,9 @@ class RewardScale:
         self._count, self._mean, self._variance = moments
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments, and the returns under way."""
+        """Return the moments and the returns of the unfinished episodes."""
         return {name: value for name, value in vars(self).items() if name not in {"_gamma", "newest"}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring back what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         vars(self).update(state)
