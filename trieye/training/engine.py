@@ -421,17 +421,23 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     Raises:
         TypeError: A metric is something else, and is named.
     """
-    values = [(name, _one_number(name, value)) for row in metrics for name, value in row.items()]
-    columns: dict[str, list[float]] = {name: [] for name, _ in values}
-    for device in {value.device for _, value in values}:
-        there = [(name, value) for name, value in values if value.device == device]
-        numbers = torch.stack([value for _, value in there]).cpu().tolist()
-        for (name, _), number in zip(there, numbers, strict=True):
+    columns: dict[str, list[float]] = {}
+    by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            columns[name] = []
+            tensor = _one_number(name, value)
+            by_device.setdefault(tensor.device, []).append((name, tensor))
+    for named in by_device.values():
+        numbers = torch.stack([tensor for _, tensor in named]).cpu().tolist()
+        for (name, _), number in zip(named, numbers, strict=True):
             columns[name].append(number)
     return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
 def _one_number(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.dtype is torch.float32 and not value.ndim:
+        return value.detach()
     try:
         tensor = torch.as_tensor(value).detach().float()
     except (TypeError, ValueError, RuntimeError) as error:
