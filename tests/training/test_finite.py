@@ -237,6 +237,33 @@ def test_weights_that_something_else_spoiled_are_never_saved(spoiled):
     assert numbers_on_disk(made) > 0
 
 
+def test_a_weight_is_named_that_makes_priorities_infinite(spoiled):
+    class Careless(DQN, policy=DQN.policy_class):
+        def train_step(self, batch):
+            found = super().train_step(batch)
+            with torch.no_grad():
+                self.target.get_parameter("q.2.bias").fill_(math.inf)
+            errors = batch["reward"] - self.target.q(batch["next_obs"]).amax(1)
+            self.replay.update_priorities(batch.ids, errors.abs().detach().numpy())
+            return found
+
+    with pytest.raises(trieye.TrieyeError, match=r"target\.q\.2\.bias is inf at environment step"):
+        run_alone(Careless, spoiled(replay={"kind": "prioritized"}))
+
+
+@pytest.mark.parametrize("explorers", [0, 1])
+def test_a_weight_is_named_that_makes_a_policy_return_nan(spoiled, explorers):
+    class Careless(PPO, policy=PPO.policy_class):
+        def step(self):
+            values = super().step()
+            with torch.no_grad():
+                self.policy.v[0].weight[0, 0] = math.nan
+            return values
+
+    with pytest.raises(trieye.TrieyeError, match=r"policy\.v\.0\.weight is nan at environment step"):
+        run_alone(Careless, spoiled(PPO_OF_FEW_STEPS | {"rollout_steps": 4}, explorer={"num": explorers}))
+
+
 def test_a_buffer_that_was_infinite_from_the_beginning_may_stay_so(spoiled):
     class Masks(DQN.policy_class):
         def __init__(self, config, spaces):

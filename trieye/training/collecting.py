@@ -18,7 +18,7 @@ from trieye.process.stopping import StepInterrupted
 from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.environments import close_envs, naming_lost_members
-from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite
+from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, first_bad, is_finite
 from trieye.training.policy import (
     Act,
     Context,
@@ -263,9 +263,16 @@ class Collector:
             if tensor.is_floating_point() and math.isnan(tensor.sum().item()) and bool(tensor.isnan().any()):
                 what = name
         if what is not None:
+            owner, step = self._on_nonfinite.owner, self.env_steps
+            for name, weight in self._policy.named_parameters():
+                if not torch.isfinite(weight).all():
+                    raise NonFiniteError(
+                        f"policy.{name} is {first_bad(weight):g} at environment step {step}{owner}; resume from the "
+                        "last checkpoint, and look at what changes weights besides optimizers"
+                    )
             raise NonFiniteError(
-                f"the policy's {what} is not finite{self._on_nonfinite.owner} before environment step "
-                f"{self.env_steps}, though what it saw is: look at its weights and at what it computes"
+                f"the policy's {what} is not finite{owner} before environment step {step}, though its observations "
+                "and weights are: look at what it computes"
             )
 
     def learned(self) -> None:

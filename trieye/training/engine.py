@@ -148,6 +148,7 @@ class TrainEngine(Experiment[ConfigT]):
         if self.replay is not None:
             self.replay.on_nonfinite = self._on_nonfinite
         self._guard = UpdateGuard(self, self._on_nonfinite)
+        self._on_nonfinite.check_weights = self._guard.check_weights
 
     @classmethod
     def check_machine(cls, config: ConfigT) -> None:

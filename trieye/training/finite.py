@@ -42,6 +42,7 @@ class OnNonfinite:
         counts: Number of omitted values, by kind.
         leaves_out: Whether the training continues without such values.
         where: Returns the progress of the training, for messages.
+        check_weights: Raises if weights are not finite, of which such losses and priorities are only a consequence.
     """
 
     def __init__(self, mode: str = "stop", *, owner: str = "", tell: Callable[[str], None] = say) -> None:
@@ -49,6 +50,7 @@ class OnNonfinite:
         self.leaves_out = mode != "stop"
         self.counts: Counter[str] = Counter()
         self.where: Callable[[], str] = str
+        self.check_weights: Callable[[], object] = str
         self._told: dict[str, float] = {}
         self._logged: Counter[str] = Counter()
 
@@ -62,8 +64,10 @@ class OnNonfinite:
             num: Number of omitted values.
 
         Raises:
-            NonFiniteError: The mode is `stop`.
+            NonFiniteError: The mode is `stop`, or weights are the cause.
         """
+        if kind in {"losses", "priorities"}:
+            self.check_weights()
         if not self.leaves_out:
             raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would omit it and continue)")
         self.counts[kind] += num
@@ -218,10 +222,10 @@ class UpdateGuard:
         self._is_due_at = time.monotonic() + _CHECK_INTERVAL_S
         for name, tensor in _bad_tensors(self._engine):
             if name not in self._excepted:
-                value = tensor[~torch.isfinite(tensor)][0].item()
                 raise NonFiniteError(
-                    f"{name} is {value:g} {self._on_nonfinite.where()}: something else than a finite gradient changed "
-                    "it; resume from the last checkpoint, and look at what changes it besides optimizers"
+                    f"{name} is {first_bad(tensor):g} {self._on_nonfinite.where()}: something else than a finite "
+                    "gradient changed it; resume from the last checkpoint, and look at what changes weights besides "
+                    "optimizers"
                 )
 
     def _fetch(self) -> None:
@@ -342,6 +346,11 @@ def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{owner}: {name} of {names.get(id(param), 'a weight')}", tensor
 
 
+def first_bad(tensor: torch.Tensor) -> float:
+    """Return the first NaN or infinity of a tensor that has any."""
+    return float(tensor[~torch.isfinite(tensor)][0].item())
+
+
 def _bad_tensors(engine: Any) -> Iterable[tuple[str, torch.Tensor]]:
     """Return the tensors that are not finite, by name; one transfer for each device."""
     tensors = list(_named_tensors(engine))
@@ -366,9 +375,9 @@ def _what(engine: Any, optimizer: torch.optim.Optimizer) -> str:
     for group in optimizer.param_groups:
         for number, param in enumerate(group["params"]):
             if param.grad is not None and not torch.isfinite(values := _values(param.grad)).all():
-                value = values[~torch.isfinite(values)][0].item()
                 name = names.get(id(param), f"weight {number}")
-                return f"the gradient of {name} is {value:g} ({_name_of(engine, optimizer)}){_of_batch(engine)}"
+                owner = _name_of(engine, optimizer)
+                return f"the gradient of {name} is {first_bad(values):g} ({owner}){_of_batch(engine)}"
     return f"a gradient of {_name_of(engine, optimizer)} is not finite"
 
 
@@ -377,5 +386,5 @@ def _of_batch(engine: Any) -> str:
     newest = getattr(engine, "_newest", None)
     for name, tensor in getattr(newest, "data", newest or {}).items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            return f", whose batch has {tensor[~torch.isfinite(tensor)][0].item():g} in {name!r},"
+            return f", whose batch has {first_bad(tensor):g} in {name!r},"
     return ""
