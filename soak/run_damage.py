@@ -30,11 +30,11 @@ from moved import moved
 
 import trieye
 from trieye.cli import main as trieye_command
-from trieye.cli.inspect import check_run
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
 from trieye.journal.journal import Journal
 from trieye.journal.witness import read_witness
+from trieye.runs import verify
 
 STEPS, MORE_STEPS = 300, 400
 SAVE_EVERY = 50
@@ -250,7 +250,7 @@ def started(config: trieye.TrieyeConfig, harm: Harm, original: Original) -> Iter
 def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, resumes: bool) -> Iterator[str]:
     """Verify a damaged run, start it again or close it, and yield what is wrong."""
     before = curves_of(run_dir, mlflow=mlflow)
-    is_said = bool(check_run(run_dir).damage)
+    is_said = bool(verify(run_dir).damage)
     config = config_of(run_dir.parents[2], mlflow=mlflow)
     if resumes:
         yield from started(config, harm, original)
