@@ -141,7 +141,7 @@ def _hub(config: TrieyeConfig, anew: Sequence[str]) -> Iterator[ActorLogic]:
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
         hub = ActorLogic(config)
-        hub.files = _Files(config, anew)
+        hub.files = _Files(hub, anew)
         try:
             hub.open(owns_run=False, extra_config=json_of(paths.config_path))
         except BaseException:  # the hub has recorded that the run failed, which nobody would close then
@@ -169,13 +169,13 @@ class _Files(HubFiles):
     """The files of a run that goes on without training.
 
     Args:
-        config: The config of the run; it gets the metrics of the attempt that goes on.
-        anew: Sinks that begin at the beginning of the history.
+        hub: The hub of the run; its config gets the metrics of the attempt that it continues.
+        anew: Sinks that start at the beginning of the history.
     """
 
-    def __init__(self, config: TrieyeConfig, anew: Sequence[str]) -> None:
-        super().__init__(config, None, Serializer())
-        self._offline, self._anew = config, anew
+    def __init__(self, hub: ActorLogic, anew: Sequence[str]) -> None:
+        super().__init__(hub.config, None, Serializer())
+        self._hub, self._anew = hub, anew
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
         """Do what a hub does, and let some sinks begin anew before they are opened."""
@@ -183,7 +183,8 @@ class _Files(HubFiles):
         mark = self.journal.meta("attempt")
         # configs.json has what the user chose; the records were made for what the hub made of it
         stats = None if mark is None else AttemptMark.from_bytes(mark).stats_config()
-        self._offline.stats = (stats or self._offline.stats).model_copy(update={"own_metrics_seconds": 0.0})
+        stats = (stats or self._config.stats).model_copy(update={"own_metrics_seconds": 0.0})
+        self._hub.config = self._config.model_copy(update={"stats": stats})
         for sink in self._anew:
             self.journal.set_cursor(sink, 0, FROM_THE_BEGINNING)
         return record

@@ -46,5 +46,5 @@ def run(options: argparse.Namespace) -> int:
     if record.status != "RUNNING":  # else all sinks are to be told how the run ended
         sinks = config.sinks
         held = {kind: getattr(sinks, kind).model_copy(update={"enabled": kind in chosen}) for kind in OUR_NAMES}
-        config.sinks = sinks.model_copy(update=held)
+        config = config.model_copy(update={"sinks": sinks.model_copy(update=held)})
     return deliver(config, options.timeout, anew=chosen)
