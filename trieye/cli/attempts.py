@@ -93,7 +93,7 @@ def attempts_of(run_dir: Path) -> list[Attempt]:
     from trieye.files.run_files import JOURNAL
     from trieye.history.history import read_history
     from trieye.hub.marks import AttemptMark
-    from trieye.journal.look import read_meta
+    from trieye.journal.scan import read_meta
 
     shown, hidden = read_history(run_dir), read_history(run_dir, superseded=True)
     held = read_meta(run_dir / JOURNAL, "attempt")

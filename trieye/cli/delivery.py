@@ -18,7 +18,7 @@ from trieye.hub.directory import HubFiles
 from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
-from trieye.journal.look import inspect
+from trieye.journal.scan import inspect
 from trieye.process.lock import RunLock
 from trieye.process.terminal import Terminal, Text
 from trieye.process.waiting import wait_while_moving
