@@ -33,7 +33,7 @@ from trieye.cli import main as trieye_command
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
 from trieye.journal.journal import Journal
-from trieye.journal.witness import read_witness
+from trieye.journal.watermark import read_watermark
 from trieye.runs import verify
 
 STEPS, MORE_STEPS = 300, 400
@@ -139,7 +139,7 @@ class Original:
     def of(cls, root: Path, run_dir: Path, scratch: Path) -> "Original":
         """Look at a copy."""
         copy = copied(root, scratch) / run_dir.relative_to(root)
-        witness = read_witness(copy / JOURNAL)
+        witness = read_watermark(copy / JOURNAL)
         assert witness is not None
         with contextlib.closing(Journal(copy / JOURNAL)) as journal:
             assert not journal.damage, journal.damage

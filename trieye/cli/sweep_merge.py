@@ -117,6 +117,7 @@ def _deliver(run_dir: Path, timeout_s: float) -> int:
 
     config = config_of(run_dir)
     mlflow = config.sinks.mlflow.model_copy(update={"enabled": True})
-    config.sinks = config.sinks.model_copy(update={"mlflow": mlflow})
-    config.persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
+    sinks = config.sinks.model_copy(update={"mlflow": mlflow})
+    persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
+    config = config.model_copy(update={"sinks": sinks, "persistence": persistence})
     return show_result(deliver(config, timeout_s, rewritten=["mlflow"]))  # MLflow drops what it has

@@ -8,7 +8,7 @@ import numpy as np
 from trieye.files.run_files import JOURNAL
 from trieye.history.history import read_history
 from trieye.hub.marks import AttemptMark
-from trieye.journal.look import read_meta
+from trieye.journal.scan import read_meta
 from trieye.runs.finding import RunReference, run_directory
 
 

@@ -18,7 +18,7 @@ from trieye.hub.directory import HubFiles
 from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
-from trieye.journal.look import inspect
+from trieye.journal.scan import inspect
 from trieye.process.lock import RunLock
 from trieye.process.waiting import wait_while_moving
 from trieye.runs.attempt_rows import attempts
@@ -118,7 +118,7 @@ def rebuild(
     if record.status != "RUNNING":  # otherwise every sink has to receive the status, too
         settings = config.sinks
         enabled = {kind: getattr(settings, kind).model_copy(update={"enabled": kind in chosen}) for kind in OUR_NAMES}
-        config.sinks = settings.model_copy(update=enabled)
+        config = config.model_copy(update={"sinks": settings.model_copy(update=enabled)})
     return deliver(config, timeout_s, rewritten=chosen, progress=progress)
 
 
@@ -267,7 +267,7 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[ActorLogic]
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
         hub = ActorLogic(config)
-        hub.files = _Files(config, rewritten)
+        hub.files = _Files(hub, rewritten)
         try:
             hub.open(owns_run=False, extra_config=json_of(paths.config_path))
         except BaseException:  # the hub has recorded that the run failed, and such a run is not closed
@@ -295,13 +295,13 @@ class _Files(HubFiles):
     """The files of a run that is reopened without training.
 
     Args:
-        config: The config of the run; it receives the metrics of the reopened attempt.
+        hub: The hub of the run; its config receives the metrics of the reopened attempt.
         rewritten: Sinks that start at the beginning of the history.
     """
 
-    def __init__(self, config: TrieyeConfig, rewritten: Sequence[str]) -> None:
-        super().__init__(config, None, Serializer())
-        self._offline, self._rewritten = config, rewritten
+    def __init__(self, hub: ActorLogic, rewritten: Sequence[str]) -> None:
+        super().__init__(hub.config, None, Serializer())
+        self._hub, self._rewritten = hub, rewritten
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
         """Open them as a hub does, and move the cursors of rewritten sinks to the beginning."""
@@ -309,7 +309,8 @@ class _Files(HubFiles):
         mark = self.journal.meta("attempt")
         # configs.json has the user's choice; the entries were made for the metrics that the hub derived from it
         stats = None if mark is None else AttemptMark.from_bytes(mark).stats_config()
-        self._offline.stats = (stats or self._offline.stats).model_copy(update={"own_metrics_seconds": 0.0})
+        stats = (stats or self._config.stats).model_copy(update={"own_metrics_seconds": 0.0})
+        self._hub.config = self._config.model_copy(update={"stats": stats})
         for sink in self._rewritten:
             self.journal.set_cursor(sink, 0, FROM_THE_BEGINNING)
         return record

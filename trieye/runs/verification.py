@@ -24,9 +24,9 @@ from trieye.history.segments import SegmentFile
 from trieye.history.store import survey
 from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
-from trieye.journal.look import Contents, inspect
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
-from trieye.journal.witness import Expected, read_witness, witness_path
+from trieye.journal.scan import Contents, inspect
+from trieye.journal.watermark import Expected, read_watermark, watermark_path
 from trieye.process.lock import is_alive
 from trieye.runs.checkpoint_rows import CheckpointRow, rows_in
 from trieye.runs.config import recorded_config, sinks_of
@@ -185,9 +185,9 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
     path = run_dir / JOURNAL
     expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
     size_bytes = sum(_size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
-    witness = read_witness(path)
+    watermark = read_watermark(path)
     if not size_bytes:
-        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or witness is not None))
+        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or watermark is not None))
         return None, VerifiedPart("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
         held = inspect(path, expected)
@@ -196,11 +196,11 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
         return None, VerifiedPart("journal", "not readable", size_bytes, [damage])
     since = held.last_pos - held.snapshots[-1][0] if held.snapshots else held.num_records
     found = f"{held.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
-    meaning = "some of what was accepted may be lost; all that is whole in it is kept, and what is lost is counted"
-    advice = "start the run again, or `trieye close` it: that repairs the journal and sets the damaged one aside"
+    meaning = "events after its newest intact snapshot may be lost; lost records are counted and reported"
+    advice = "start the run again, or `trieye close` it: that repairs the journal and quarantines the damaged one"
     damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in held.damage]
-    if witness is not None and witness.journal is None:
-        what = f"{witness_path(path).name} is damaged"
+    if watermark is not None and watermark.journal is None:
+        what = f"{watermark_path(path).name} is damaged"
         meaning = "nobody knows how far the journal has to reach; what the journal has is whole"
         damage_found.append(Damage(what, meaning, "nothing is to be done: the next start of the run writes it anew"))
     return held, VerifiedPart("journal", found, size_bytes, damage_found)
