@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trieye.checkpoints.serializer import Serializer
 from trieye.cli.given_run import config_of, sinks_of
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
@@ -15,7 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, require_owner
 from trieye.hub.directory import HubFiles
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
 from trieye.journal.look import inspect
@@ -70,7 +69,7 @@ def deliver(
     timeout_s: float,
     *,
     anew: Sequence[str] = (),
-    change: Callable[[ActorLogic], None] | None = None,
+    change: Callable[[HubLogic], None] | None = None,
 ) -> int:
     """Deliver with a progress bar, say what came of it, and return the exit code.
 
@@ -104,7 +103,7 @@ def deliver(
     return 0
 
 
-def _wait(hub: ActorLogic, timeout_s: float, progress: Callable[[int, int], None]) -> None:
+def _wait(hub: HubLogic, timeout_s: float, progress: Callable[[int, int], None]) -> None:
     """Wait until every sink has everything, or none of them goes on; tell how many items the slowest one has.
 
     Nobody waits for a sink whose place was deleted.
@@ -130,7 +129,7 @@ def _lacks(sink: dict[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def _hub(config: TrieyeConfig, anew: Sequence[str]) -> Iterator[ActorLogic]:
+def _hub(config: TrieyeConfig, anew: Sequence[str]) -> Iterator[HubLogic]:
     """Go on with the last attempt of a run whose processes are gone, without training; then record how it ended."""
     if config.sinks.mlflow.enabled:
         require_password(config.persistence.MLFLOW_TRACKING_URI)
@@ -140,7 +139,7 @@ def _hub(config: TrieyeConfig, anew: Sequence[str]) -> Iterator[ActorLogic]:
         record = _record(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
-        hub = ActorLogic(config)
+        hub = HubLogic(config)
         hub.files = _Files(hub, anew)
         try:
             hub.open(owns_run=False, extra_config=json_of(paths.config_path))
@@ -173,8 +172,8 @@ class _Files(HubFiles):
         anew: Sinks that start at the beginning of the history.
     """
 
-    def __init__(self, hub: ActorLogic, anew: Sequence[str]) -> None:
-        super().__init__(hub.config, None, Serializer())
+    def __init__(self, hub: HubLogic, anew: Sequence[str]) -> None:
+        super().__init__(hub.config)
         self._hub, self._anew = hub, anew
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
