@@ -29,7 +29,7 @@ from trieye.exceptions import (
     RunLockedError,
 )
 from trieye.history.table import read_history
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 
@@ -108,7 +108,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
                 run.save(agent=Agent())
             elif step == 2:
                 run._opened().flusher.flush()
-                run._opened().hub.ask(ActorLogic.flush, 2)  # as `flush`, which would raise
+                run._opened().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
