@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import STRICT, models_in
+from trieye.config.base import models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
@@ -90,11 +90,10 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
         ConfigurationError: A value is not allowed; the message has a line for each mistake.
     """
     try:
-        made = config_type.model_validate(values, context=STRICT)
+        made = config_type.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
-    made.persistence = made.persistence.anchored(working_dir)
-    return made
+    return made.model_copy(update={"persistence": made.persistence.anchored(working_dir)})
 
 
 def plugin_options(
