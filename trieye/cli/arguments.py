@@ -44,6 +44,13 @@ def add_root(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Add --which to a command that reads a checkpoint."""
+    parser.add_argument(
+        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
+    )
+
+
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --timeout to a command that delivers, and what the command says when it is interrupted."""
     parser.add_argument(

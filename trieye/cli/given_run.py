@@ -1,5 +1,6 @@
 """The run that a command is given: its directory and its config."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def _nothing_found(given: str, root: Path, runs: list[Path]) -> str:
     hint = did_you_mean(given, {*names, *(run.name for run in runs)})
     shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if names[MAX_SHOWN:] else "")
     return f"there is none in {root.resolve()}{hint} (runs there: {shown or 'none'}); {advice}"
+
+
+def add_working_directory() -> None:
+    """Let Python import a project that is not installed from the directory where its run was started."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def recorded_config(run_dir: Path) -> TrieyeConfig:

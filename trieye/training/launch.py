@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.checkpoints.store import CheckpointStore, Which
+from trieye.checkpoints.store import CheckpointStore, Which, load_checkpoint
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.atomic import write_atomic
@@ -56,8 +56,12 @@ def evaluate(
     episodes: int = 20,
     first_seed: int = FRESH_SEED,
     video: str | Path | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Play whole episodes with the policy of a run, without exploring; nothing of the run changes.
+
+    A run whose config has the key `evaluator`, such as `my_agent.sb3:evaluate`, is evaluated by the function that it
+    names, which takes the same arguments.
 
     Args:
         run_dir: Directory of the run.
@@ -65,6 +69,7 @@ def evaluate(
         episodes: How many.
         first_seed: Seed of the first one; the others count on from it.
         video: A GIF of the first episode is written here; None: none.
+        device: Where the policy acts: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
 
     Returns:
         `run`, `checkpoint` (its path), `is_best` (False if it is just the newest), `step`, `episodes`, `return_mean`,
@@ -73,14 +78,18 @@ def evaluate(
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is not that of an engine.
-        ConfigurationError: The run's engine or environment cannot be made.
+        ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
 
     from trieye.training.evaluation import Evaluation, summary
-    from trieye.training.loading import loaded_policy
+    from trieye.training.loading import evaluator_of, loaded_policy, recorded_config
 
-    loaded = loaded_policy(Path(run_dir), which)
+    path, saved = Path(run_dir), load_checkpoint(run_dir, which)
+    evaluator = evaluator_of(recorded_config(path, saved))
+    if evaluator is not None:
+        return evaluator(path, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
+    loaded = loaded_policy(path, saved, device)
     evaluation = Evaluation(loaded.config.env)
     try:
         played = evaluation.play(
