@@ -14,24 +14,27 @@ Examples:
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.arguments import add_root, add_which
+from trieye.cli.arguments import add_json, add_root, add_which, add_working_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument(
-        "run_name", nargs="?", metavar="RUN", help="directory of a run, or its name below --root; default: the newest"
+        "run_name",
+        nargs="?",
+        metavar="RUN",
+        help="directory of a run, or its name: run or app/run; default: the newest",
     )
     add_root(parser)
     add_which(parser)
     parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="episodes (default: 20)")
     parser.add_argument("--video", type=_gif, metavar="FILE.gif", help="write a GIF of the first episode")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps or auto (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON, for scripts")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,10 +42,11 @@ def run(options: argparse.Namespace) -> int:
     import json
 
     from trieye.checkpoints.choose import reference_of
-    from trieye.cli.given_run import add_working_directory, find_run
     from trieye.process.terminal import Terminal
+    from trieye.runs.finding import roots_of, run_directory
 
-    run_dir = find_run(options.run_name, options.root) if options.run_name else _newest(options.root)
+    roots = roots_of(options.root)
+    run_dir = run_directory(options.run_name, root=options.root) if options.run_name else _newest(roots)
     which = reference_of(options.which, asked="--which").which
     add_working_directory()
     with Terminal(stderr=True).status(f"evaluating {run_dir.name}"):
@@ -56,14 +60,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _newest(root: Path) -> Path:
-    """Return the run of the newest checkpoint below a directory of all apps."""
+def _newest(roots: Sequence[Path]) -> Path:
+    """Return the run of the newest checkpoint below directories of apps."""
     from trieye.exceptions import ConfigurationError
     from trieye.files.run_files import CHECKPOINTS
 
-    directories = list(root.glob(f"*/*/*/{CHECKPOINTS}"))
+    directories = [path for root in roots for path in root.glob(f"*/*/*/{CHECKPOINTS}")]
     if not directories:
-        raise ConfigurationError(f"no run in {root.resolve()} has a checkpoint; name a run, or a directory by --root")
+        shown = ", ".join(map(str, roots)) or "this project"
+        raise ConfigurationError(
+            f"no run in {shown} has a checkpoint; name a run, or the directory of all apps by --root"
+        )
     return max(directories, key=lambda path: path.stat().st_mtime).parent.resolve()
 
 

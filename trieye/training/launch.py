@@ -11,6 +11,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
+from trieye.runs.finding import RunReference
 from trieye.training.config import TrainingConfig
 from trieye.training.seeds import FRESH_SEED
 from trieye.tune.launch import run_experiment
@@ -50,7 +51,7 @@ def train(config: TrieyeConfig) -> float | None:
 
 
 def evaluate(
-    run_dir: str | Path,
+    run: RunReference,
     which: Which = "best",
     *,
     episodes: int = 20,
@@ -64,7 +65,7 @@ def evaluate(
     names, which takes the same arguments.
 
     Args:
-        run_dir: Directory of the run.
+        run: A stored run, its directory, or its name: `run` or `app/run`.
         which: The best checkpoint (the newest one if none was rated), the newest one, or that of a step.
         episodes: How many.
         first_seed: Seed of the first one; the others count on from it.
@@ -83,13 +84,14 @@ def evaluate(
     import numpy as np
 
     from trieye.training.evaluation import Evaluation, summary
-    from trieye.training.loading import evaluator_of, loaded_policy, recorded_config
+    from trieye.training.loading import directory_of, evaluator_of, loaded_policy, recorded_config
 
-    path, saved = Path(run_dir), load_checkpoint(run_dir, which)
-    evaluator = evaluator_of(recorded_config(path, saved))
+    run_dir = directory_of(run)
+    saved = load_checkpoint(run_dir, which)
+    evaluator = evaluator_of(recorded_config(run_dir, saved))
     if evaluator is not None:
-        return evaluator(path, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
-    loaded = loaded_policy(path, saved, device)
+        return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
+    loaded = loaded_policy(run_dir, saved, device)
     evaluation = Evaluation(loaded.config.env)
     try:
         played = evaluation.play(
@@ -106,7 +108,7 @@ def evaluate(
     returns = np.array([episode.total for episode in played])
     own = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
-        "run": Path(run_dir).resolve().name,
+        "run": run_dir.resolve().name,
         "checkpoint": str(loaded.checkpoint.path),
         "is_best": which == "best" and loaded.checkpoint.objective is not None,
         "step": loaded.checkpoint.step,

@@ -10,6 +10,7 @@ from trieye.config.env import EnvConfig
 from trieye.config.redaction import with_secrets
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.experiment import imported
+from trieye.runs.finding import RunReference, run_directory
 from trieye.training import environments
 from trieye.training.config import TrainingConfig
 from trieye.training.engine import TrainEngine, device_of
@@ -17,11 +18,11 @@ from trieye.training.policy import Policy
 from trieye.training.spaces import from_data
 
 
-def load_policy(run_dir: str | Path, which: Which = "best", *, device: str = "cpu") -> Policy:
+def load_policy(run: RunReference, which: Which = "best", *, device: str = "cpu") -> Policy:
     """Return the policy of a run as it was saved, ready to act; `policy.predict(obs)` takes and returns NumPy arrays.
 
     Args:
-        run_dir: Directory of the run.
+        run: A stored run, its directory, or its name: `run` or `app/run`.
         which: The best checkpoint (the newest one if none was rated), the newest one, or that of a step.
         device: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
 
@@ -29,16 +30,17 @@ def load_policy(run_dir: str | Path, which: Which = "best", *, device: str = "cp
         CheckpointError: There is no such checkpoint, or it is not that of an engine.
         ConfigurationError: The engine of the run or the device does not exist, or the config does not fit.
     """
-    return loaded_policy(Path(run_dir), load_checkpoint(run_dir, which), device).policy
+    run_dir = directory_of(run)
+    return loaded_policy(run_dir, load_checkpoint(run_dir, which), device).policy
 
 
-def make_env(run_dir: str | Path, *, render_mode: str | None = None, seed: int | None = None) -> Any:
+def make_env(run: RunReference, *, render_mode: str | None = None, seed: int | None = None) -> Any:
     """Make an environment as the evaluations of a run step it: with its wrappers, and with the rewards unchanged.
 
     Its observations are those that `Policy.predict` takes.
 
     Args:
-        run_dir: Directory of the run.
+        run: A stored run, its directory, or its name: `run` or `app/run`.
         render_mode: `rgb_array`, `human` or another mode of the environment; None renders nothing.
         seed: Seed of its spaces, for environments that sample them.
 
@@ -48,7 +50,7 @@ def make_env(run_dir: str | Path, *, render_mode: str | None = None, seed: int |
     Raises:
         ConfigurationError: The run has no config of an environment, or it cannot be made.
     """
-    run_dir = Path(run_dir)
+    run_dir = directory_of(run)
     values = with_secrets(recorded_config(run_dir))
     if "env" not in values:
         raise ConfigurationError(f"{run_dir / 'configs.json'} has no key env: the program makes its own environments")
@@ -56,6 +58,15 @@ def make_env(run_dir: str | Path, *, render_mode: str | None = None, seed: int |
         _engine_of(run_dir, values)  # a project may register environments
     config = EnvConfig.model_validate_json(json.dumps(values["env"]))
     return environments.make_env(config, render_mode=render_mode, seed=seed)
+
+
+def directory_of(run: RunReference) -> Path:
+    """Return the directory of a run, which need not have a run.json.
+
+    Raises:
+        ConfigurationError: There is no such run.
+    """
+    return Path(run) if isinstance(run, str | Path) and Path(run).is_dir() else run_directory(run)
 
 
 class LoadedPolicy(NamedTuple):
