@@ -1,6 +1,6 @@
 # make demo   bake a project, train DQN on CartPole, show where to look      (SEED=1 for another seed)
 # make test   format, lint, types and all tests
-# make check  format, lint and types only
+# make check  format, lint, English and types only
 # make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
 # make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
 #                   about 5 minutes each                                     (FAST=tests/config for some tests only)
@@ -67,6 +67,7 @@ canary:
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python .ci/english.py
 	$(BIN)/mypy
 
 # Compiles what the tests import beside mypy, which leaves a core idle; else each process that shares them would do it.

@@ -1,10 +1,10 @@
 """Damage what killed and finished runs keep, a hundred times, and start them again.
 
 Real runs with checkpoints that share replay parts are killed or come to their end. Of a copy one to three files are
-damaged: the journal, its log, shared memory and watermark, replay parts, manifests, model files; bits flip, ends are
+damaged: the journal, its log, its shared memory, its witness, replay parts, manifests, model files; bits flip, ends are
 cut off, files are gone, or are those of another run. Then `trieye verify` looks at it, and the run is closed, or goes
 on from its checkpoint. Nothing wrong may ever be shown as right, what the sinks showed stays, what is lost up to the
-last watermark is said, and the newest model whose own bytes are whole is what the run goes on from.
+last witness is said, and the newest model whose own bytes are whole is what the run goes on from.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from moved import moved
 
 import trieye
 from trieye.cli import main as trieye_command
-from trieye.cli.inspect import check_run
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
 from trieye.journal.journal import Journal
 from trieye.journal.watermark import read_watermark
+from trieye.runs import verify
 
 STEPS, MORE_STEPS = 300, 400
 SAVE_EVERY = 50
@@ -125,7 +125,7 @@ class Original:
         root: Where it is.
         run_dir: Its directory.
         last: The last step that it logged.
-        sure_before: What was logged before this step is in the journal up to where the watermark has seen it.
+        sure_before: What was logged before this step is in the journal up to where the witness has seen it.
         checkpoints: Steps of its checkpoints.
     """
 
@@ -139,14 +139,14 @@ class Original:
     def of(cls, root: Path, run_dir: Path, scratch: Path) -> "Original":
         """Look at a copy."""
         copy = copied(root, scratch) / run_dir.relative_to(root)
-        watermark = read_watermark(copy / JOURNAL)
-        assert watermark is not None
+        witness = read_watermark(copy / JOURNAL)
+        assert witness is not None
         with contextlib.closing(Journal(copy / JOURNAL)) as journal:
             assert not journal.damage, journal.damage
             events = {record.pos: record.payload for record in journal.records(0) if record.kind == "events"}
         steps = {pos: list(decode_events(payload)[0].steps) for pos, payload in events.items()}
         last = STEPS if not steps else max(step for found in steps.values() for step in found)
-        unsure = [step for pos, found in steps.items() if pos > watermark.pos for step in found]
+        unsure = [step for pos, found in steps.items() if pos > witness.pos for step in found]
         saved = [int(path.name.rpartition("_")[2]) for path in (run_dir / "checkpoints").glob("checkpoint_step_*")]
         return cls(root, run_dir, last, min(unsure, default=last + 1), sorted(saved))
 
@@ -250,7 +250,7 @@ def started(config: trieye.TrieyeConfig, harm: Harm, original: Original) -> Iter
 def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, resumes: bool) -> Iterator[str]:
     """Verify a damaged run, start it again or close it, and yield what is wrong."""
     before = curves_of(run_dir, mlflow=mlflow)
-    is_said = bool(check_run(run_dir).damage)
+    is_said = bool(verify(run_dir).damage)
     config = config_of(run_dir.parents[2], mlflow=mlflow)
     if resumes:
         yield from started(config, harm, original)

@@ -30,6 +30,7 @@ _HOME = {
     "LogContext": "trieye.hub.processor",
     "LogTarget": "trieye.config",
     "MetricConfig": "trieye.config",
+    "Minibatch": "trieye.training.batches",
     "PathManager": "trieye.checkpoints.path_manager",
     "PersistenceConfig": "trieye.config",
     "Policy": "trieye.training.policy",

@@ -21,7 +21,10 @@ from trieye.config import DEFAULT_METRICS
 from trieye.files.run_record import RunRecord
 from trieye.hub.actor import get_or_create
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore:upper-case config keys:DeprecationWarning"),
+]
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config,
     kill(driver)
     (tmp_path / "app.py").write_text(APP)
     place = [
-        f"persistence.root_data_dir={config.persistence.ROOT_DATA_DIR}",
+        f"persistence.root_data_dir={config.persistence.root_data_dir}",
         "app_name=app",
         "run_name=run",
         "sinks=[]",

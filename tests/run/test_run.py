@@ -431,8 +431,12 @@ def test_plain_data_comes_back_in_restored(make_config):
 def test_a_run_never_starts_from_another_one_unless_asked(make_config):
     train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
     config = make_config(run_name="two")
-    config.persistence = trieye.PersistenceConfig(
-        root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+    config = config.model_copy(
+        update={
+            "persistence": trieye.PersistenceConfig(
+                root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+            )
+        }
     )
     _, seen, run = train(config, 4)
     assert (seen[0], run.resumed) == (1, False)

@@ -24,11 +24,12 @@ from pydantic import BaseModel, ValidationError
 from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, numbered_pickles
 from trieye.checkpoints.serializer import BufferData, CheckpointData, Serializer
 from trieye.checkpoints.store import CheckpointStore
-from trieye.cli.arguments import add_run_argument
-from trieye.cli.given_run import SAVED_DIRECTORIES, find_run
+from trieye.cli.arguments import add_run
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD, step_in
 from trieye.process.lock import RunLock
+from trieye.runs.checkpoint_rows import SAVED_DIRECTORIES
+from trieye.runs.finding import run_directory
 
 EXIT_FAILED = 1
 LATEST, BEST, BUFFER = "latest.pkl", "best.pkl", "buffer.pkl"
@@ -36,7 +37,7 @@ LATEST, BEST, BUFFER = "latest.pkl", "best.pkl", "buffer.pkl"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    add_run_argument(parser)
+    add_run(parser)
     parser.add_argument("--allow-pickle", action="store_true", help="read the pickles, which runs the code in them")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for the new ones")
 
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         path = given.absolute()
         run_dir, found = path.parent.parent, [(path, step_in(path.name))]
     else:
-        run_dir = find_run(options.run_name, options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
+        run_dir = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
         found = _files_of(run_dir)
     is_in_run = options.output is None and (run_dir / RUN_RECORD).is_file()
     with RunLock(run_dir / "run.lock") if is_in_run else contextlib.nullcontext():

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from trieye.config.base import Marker, TolerantModel
+from trieye.config.base import Marker
 from trieye.config.loop import LoopConfig
 from trieye.config.mirror import require_package
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
@@ -16,13 +16,16 @@ from trieye.config.redaction import with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
 from trieye.config.sinks import SinksConfig
+from trieye.config.spellings import ModelOf015
 from trieye.config.stats import StatsConfig
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 
 
-class TrieyeConfig(TolerantModel):
+class TrieyeConfig(ModelOf015):
     """The whole config of a run; a project's own config is a subclass with its own groups added."""
+
+    spellings = ("app_name", "run_name", "persistence", "stats")
 
     app_name: Name = Field(default="default_app", description="An app owns many runs and one MLflow experiment.")
     run_name: Name = Field(
@@ -64,14 +67,15 @@ class TrieyeConfig(TolerantModel):
 
     @field_validator("sinks", mode="before")
     @classmethod
-    def _unnamed_sinks_stay_on(cls, sinks: Any, info: ValidationInfo) -> Any:
-        is_complete = (info.context or {}).get("strict_keys")  # composed by Hydra
-        return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks and not is_complete else sinks
+    def _unnamed_sinks_stay_on(cls, sinks: Any) -> Any:
+        return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks else sinks
 
     @model_validator(mode="after")
     def _persistence_has_the_same_names(self) -> Self:
         # a copy: the caller may use the PersistenceConfig it passed for another run
-        self.persistence = self.persistence.model_copy(update={"app_name": self.app_name, "run_name": self.run_name})
+        names = {"app_name": self.app_name, "run_name": self.run_name}
+        self.__dict__["persistence"] = self.persistence.model_copy(update=names)
+        self.model_fields_set.add("persistence")
         return self
 
     @classmethod
@@ -88,7 +92,9 @@ class TrieyeConfig(TolerantModel):
         path = run_dir / "configs.json"
         try:
             values = json.loads(path.read_text("utf-8")) if values is None else values
-            return cls.model_validate_json(json.dumps(with_secrets(values)))
+            # configs.json may also hold additions of the program and groups of a subclass
+            fields = {name: value for name, value in values.items() if name in cls.model_fields}
+            return cls.model_validate_json(json.dumps(with_secrets(fields)))
         except ConfigurationError:
             raise
         except (OSError, ValueError) as error:
