@@ -133,8 +133,9 @@ class TrieyeConfig(ModelOf015):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Note when the config is sent to another process, which has to answer within some seconds from then."""
-        state: dict[Any, Any] = super().__getstate__()
-        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_sent_at": time.time()}}
+        sent = self.model_copy()
+        sent._sent_at = time.time()  # noqa: SLF001 - its own class
+        return super(TrieyeConfig, sent).__getstate__()
 
     @property
     def sent_at(self) -> float | None:

@@ -74,7 +74,7 @@ class RunCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         model = self.model
-        total = model._total_timesteps  # noqa: SLF001 - has no other name
+        total = model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
         self._held = Restored.of(model, self.run, total)
         self._held.begin_call(total)
         self._output = RunOutput(self.run)
@@ -95,31 +95,31 @@ class RunCallback(BaseCallback):
 
     def _go_on(self, timesteps: int) -> None:
         """Bring back what `learn` set back, as far as its total reaches; a later call may have the rest."""
-        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - as above
+        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
         state.load_counters(self._held.state)
         model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
             return
         self._held.timesteps = None
-        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - as above
+        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - docs/private_apis.md
         env = self.training_env
         if model.seed is not None:  # those of its first episodes would come again
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
         normalizer = model.get_vec_normalize_env()
         if normalizer is None:
-            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
+            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
             return
         # a reset must not change the moments; other wrappers may lie above, so the observation is that of the outermost
         state.load_moments(self._held.state)
         trains, normalizer.training = normalizer.training, False
-        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
-        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - as above
+        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
+        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
 
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:
             self.logger.output_formats.append(self._output)
         every = self.run.config.runtime.requeue_exit_code
-        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=every, counts=False)  # noqa: SLF001 - as above
+        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=every, counts=False)  # noqa: SLF001 - docs/private_apis.md
         next(self._steps, None)
 
     def _on_step(self) -> bool:

@@ -68,7 +68,7 @@ class ModelState:
         """Take over what `learn` sets back when it begins."""
         vars(self._model).update(state["counters"])
         for name, held in state["episodes"].items():
-            setattr(self._model, name, deque(held, maxlen=self._model._stats_window_size))  # noqa: SLF001 - has no other name
+            setattr(self._model, name, deque(held, maxlen=self._model._stats_window_size))  # noqa: SLF001 - docs/private_apis.md
 
     def load_moments(self, state: Mapping[str, Any]) -> None:
         """Take over the moments of `VecNormalize`, which the reset of an environment changes."""
@@ -85,7 +85,7 @@ class ModelState:
         return {name: getattr(self._model, name) for name in names if name not in _NOT_COUNTERS}
 
     def _variables(self) -> list[str]:
-        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - has no other name
+        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - docs/private_apis.md
         return [name for name in names if isinstance(attrgetter(name)(self._model), torch.Tensor)]
 
 

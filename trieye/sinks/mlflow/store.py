@@ -250,9 +250,6 @@ def prepare_database(path: Path) -> None:
 def forget_connections(path: Path) -> None:
     """Let MLflow open a database anew: this process may have one open that was deleted, where nobody would see points.
 
-    MLflow offers no way to do so. Without `_engine_map` nothing is forgotten, which
-    `test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start` notices.
-
     Args:
         path: The database.
     """
