@@ -224,7 +224,7 @@ def test_a_limiter_holds_readers_back_until_there_is_enough():
         buffer.fetch(1, timeout_s=0)
     fill(buffer, 1, start=2)
     assert len(buffer.fetch(1, timeout_s=0).chunks) == 1
-    with pytest.raises(ConfigurationError, match=r"sample\(3\) would wait for ever"):
+    with pytest.raises(ConfigurationError, match=r"sample\(3\) can never succeed"):
         buffer.fetch(3, timeout_s=5)
 
 
