@@ -190,7 +190,7 @@ def test_no_rows_at_all_change_nothing(options):
 
 def test_a_refused_first_row_leaves_no_schema_behind():
     buffer = ReplayBuffer(9)
-    with pytest.raises(ConfigurationError, match="dtype <U4 cannot be kept"):
+    with pytest.raises(ConfigurationError, match="dtype <U4 cannot be stored"):
         buffer.add(action="left")
     with pytest.raises(ConfigurationError, match="same number of rows"):
         buffer.extend({"a": np.zeros(3), "b": np.zeros(2)})
@@ -227,7 +227,7 @@ def extended(**arguments):
         (lambda: ReplayBuffer(9, sampler="unifrom"), r"'unifrom' is unknown; did you mean 'uniform'\?"),
         (lambda: ReplayBuffer(9, {}), "schema is empty"),
         (lambda: ReplayBuffer(9, {"a": "flot32"}), "'a': 'flot32' is no dtype"),
-        (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be kept"),
+        (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be stored"),
         (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, and .* are free; lower replay.capacity"),
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
         (lambda: filled(9).sample(0), "must be at least 1"),
