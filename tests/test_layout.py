@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import importlib
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
 ROOMS = (
-    "cli", "compat", "integrations", "testing", "training", "tune", "results", "sweeps", "runs", "experiment", "run",
+    "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
     "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
     "config", "process", "exceptions",
 )  # fmt: skip
@@ -229,6 +230,7 @@ def modules_after(code):
         "import trieye.cli",
         "from trieye import main",
         "import trieye.results",
+        "import trieye.runs",
     ],
 )
 def test_start_up_is_light(code):
@@ -292,24 +294,33 @@ def test_the_tree_in_architecture_is_that_of_the_docstrings():
     assert shown == tree(), "write it anew with `python tests/test_layout.py`"
 
 
-def stub():
-    """Return what type checkers and editors read of the package, whose names are imported when they are asked for."""
-    import trieye
+LAZY = ("trieye", "trieye.results", "trieye.runs")
+"""Packages whose public names are imported on first use."""
 
-    lines = [
-        '"""Public names of trieye, for type checkers and editors; `python tests/test_layout.py` writes it."""',
-        "",
-    ]
-    lines += [f"from {home} import {name} as {name}" for name, home in sorted(trieye._HOME.items(), key=by_home)]
-    return "\n".join([*lines, "", "__version__: str", ""])
+
+def stub_of(name):
+    return PACKAGE.joinpath(*name.split(".")[1:], "__init__.pyi")
+
+
+def stub(name):
+    """Return what type checkers and editors read of a package whose public names are imported on first use."""
+    package = importlib.import_module(name)
+    title = f"Public names of {name}, for type checkers and editors; `python tests/test_layout.py` writes it."
+    lines = [f'"""{title}"""', ""]
+    lines += [f"from {home} import {name} as {name}" for name, home in sorted(package._HOME.items(), key=by_home)]
+    return "\n".join([*lines, *(["", "__version__: str"] if name == "trieye" else []), ""])
 
 
 def by_home(item):
     return item[1], item[0]
 
 
-def test_type_checkers_know_the_public_names():
-    assert (PACKAGE / "__init__.pyi").read_text() == stub(), "write it anew with `python tests/test_layout.py`"
+@pytest.mark.parametrize("name", LAZY)
+def test_type_checkers_know_the_public_names(name):
+    assert stub_of(name).read_text() == stub(name), "write it anew with `python tests/test_layout.py`"
+    assert sorted(importlib.import_module(name)._HOME) == sorted(
+        set(importlib.import_module(name).__all__) - {"__version__"}
+    )
 
 
 def test_files_and_functions_stay_small():
@@ -325,4 +336,5 @@ def test_files_and_functions_stay_small():
 if __name__ == "__main__":
     page = ROOT / "ARCHITECTURE.md"
     page.write_text(page.read_text().partition(TREE)[0] + TREE + tree())
-    (PACKAGE / "__init__.pyi").write_text(stub())
+    for name in LAZY:
+        stub_of(name).write_text(stub(name))

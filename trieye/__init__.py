@@ -30,6 +30,7 @@ _HOME = {
     "LogContext": "trieye.compat.events",
     "LogTarget": "trieye.config",
     "MetricConfig": "trieye.config",
+    "Minibatch": "trieye.training.batches",
     "PathManager": "trieye.compat.path_manager",
     "PersistenceConfig": "trieye.config",
     "Policy": "trieye.training.policy",

@@ -46,6 +46,7 @@ from trieye.run.recorder import RunClient as RunClient
 from trieye.run.run import Run as Run
 from trieye.run.saves import SaveHandle as SaveHandle
 from trieye.snapshot.environments import EnvState as EnvState
+from trieye.training.batches import Minibatch as Minibatch
 from trieye.training.config import TrainingConfig as TrainingConfig
 from trieye.training.engine import TrainEngine as TrainEngine
 from trieye.training.engine import mean as mean

@@ -43,11 +43,10 @@ class SpoiledUpdates:
 
     def train_step(self, batch):
         handle = None
-        if self.updates + 1 in self.at:
+        if self.updates in self.at:
             if self.spoil == "loss":
-                name = "reward" if "reward" in getattr(batch, "data", ()) else "returns"
-                held = getattr(batch, "data", batch)
-                held[name] = held[name] * self.value
+                name = "returns" if "returns" in batch.data else "reward"
+                batch.data[name] = batch.data[name] * self.value
             else:
                 weight = next(self.policy.parameters())
                 handle = weight.register_hook(lambda grad: torch.full_like(grad, self.value))
@@ -135,7 +134,7 @@ def test_training_goes_on_as_if_a_refused_update_had_never_been(spoiled):
         is_spoiled = False
 
         def train_step(self, batch):
-            if not self.is_spoiled and self.updates == 3:
+            if not self.is_spoiled and self.updates == 4:
                 self.is_spoiled = True
                 held = {name: tensor.clone() for name, tensor in batch.data.items()}
                 batch.data["reward"] = batch.data["reward"] * math.nan

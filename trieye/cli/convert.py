@@ -15,27 +15,28 @@ import argparse
 import sys
 from pathlib import Path
 
-from trieye.cli.arguments import add_run_argument
+from trieye.cli.arguments import add_run
 
 EXIT_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    add_run_argument(parser)
+    add_run(parser)
     parser.add_argument("--allow-pickle", action="store_true", help="read the pickles, which runs the code in them")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for the new ones")
 
 
 def run(options: argparse.Namespace) -> int:
     """Convert a file or what a run has, say what came of it, and return whether something was left out."""
-    from trieye.cli.given_run import SAVED_DIRECTORIES, find_run
     from trieye.compat.convert import convert
     from trieye.files.run_files import RUN_RECORD
+    from trieye.runs.checkpoint_rows import SAVED_DIRECTORIES
+    from trieye.runs.finding import run_directory
 
     place = Path(options.run_name)
     if not place.is_file():
-        place = find_run(options.run_name, options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
+        place = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
     left_out = []
     for file in convert(place, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:

@@ -22,7 +22,7 @@ from trieye.files.run_record import MetricSummary, RunRecord, RunStatus, open_ru
 from trieye.history.history import History
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.journal.journal import Journal
-from trieye.journal.witness import Expected
+from trieye.journal.watermark import Expected
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import refill_history, restore_run
 from trieye.process.lock import RunLock

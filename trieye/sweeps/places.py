@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import Shared, work
+from trieye.sweeps.working import Composed, Shared, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class Places(Protocol):
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Tell whether a job that asks for these resources may be begun before another one has ended."""
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
-        """Begin a job."""
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
+        """Begin a job, with its config if that is composed already."""
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return the jobs that have ended, at once if there are some, else within the time."""
@@ -50,11 +52,13 @@ class ThisProcess:
         del resources
         return not self._ended
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
         """Run a job to its end."""
         del resources
         try:
-            self._ended.append(work(self._shared, index, overrides, is_own_process=False))
+            self._ended.append(work(self._shared, index, overrides, config, is_own_process=False))
         except Exception as error:  # noqa: BLE001 - what is around the job: its directory, its config
             self._ended.append(Done(index, error=error))
 

@@ -3,15 +3,20 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from typing_extensions import TypeVar
 
-from trieye.config.env import EnvConfig
+from trieye.config.agent import AgentConfig
 from trieye.exceptions import ConfigurationError
+from trieye.training.config import TrainingConfig
 from trieye.training.spaces import Spaces
+
+ConfigT = TypeVar("ConfigT", bound=TrainingConfig, default=Any)
+AgentT = TypeVar("AgentT", bound=AgentConfig, default=Any)
 
 Obs = torch.Tensor | dict[str, torch.Tensor]
 """Observations `[n, ...]`, of each key if the space is a `Dict`."""
@@ -49,28 +54,31 @@ class Act:
     state: Any = None
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, Generic[ConfigT, AgentT]):
     """A module that acts, made from the config and the spaces alone.
 
-    Engines, evaluations, `trieye.load_policy`, and processes that only collect make it by `cls(config, spaces)`, and
-    give it its weights. Subclasses call `super().__init__(config, spaces)`, then make their networks.
+    Engines, evaluations, `trieye.load_policy`, and explorers make it by `cls(config, spaces)`, and load its weights.
+    Subclasses name the types of their config, `class QPolicy(Policy[TrainConfig, DQNConfig])`, call
+    `super().__init__(config, spaces)`, then make their networks.
 
     Args:
         config: The config of the run.
-        spaces: Of its environment.
+        spaces: The spaces of its environment.
 
     Attributes:
+        config: Likewise.
+        agent: `config.agent`.
         spaces: Likewise.
         normalizer: Makes observations of mean 0 and standard deviation 1 where `env.normalize_observations` says so,
-            else leaves them alone; `act` and the losses call it.
+            else returns them unchanged; `act` and the losses call it.
     """
 
-    def __init__(self, config: Any, spaces: Spaces) -> None:
+    def __init__(self, config: ConfigT, spaces: Spaces) -> None:
         super().__init__()
-        self.spaces = spaces
-        env: EnvConfig = config.env
+        self.config, self.spaces = config, spaces
+        self.agent = cast("AgentT", config.agent)
         self.normalizer: nn.Module = (
-            Normalizer(spaces.observation.shape) if env.normalize_observations else nn.Identity()
+            Normalizer(spaces.observation.shape) if config.env.normalize_observations else nn.Identity()
         )
 
     def act(self, obs: Obs, state: Any, ctx: Context) -> Act:

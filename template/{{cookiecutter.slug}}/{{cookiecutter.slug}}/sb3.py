@@ -14,6 +14,7 @@ import numpy as np
 import trieye
 from pydantic import Field
 
+Which = Literal["best", "latest"] | int
 OURS = {"self", "env", "seed", "_init_setup_model"}
 UNUSED = ("env_steps", "time_s", "target", "evaluate_beside", "profile_steps")
 
@@ -83,10 +84,11 @@ def train(cfg: Config) -> float:
     torch.set_num_threads(1)  # for networks this small, more threads cost more than they give
     with trieye.Run(cfg) as run, closing(envs_of(cfg)) as envs, closing(envs_of(cfg, evaluates=True)) as eval_envs:
         eval_envs.seed(1_000_000)  # far away from the seeds of the training
-        every = max(min(cfg.loop.evaluate_every_steps or cfg.loop.steps, cfg.loop.steps) // cfg.env.num, 1)
+        steps = cfg.loop.steps or 0  # check() refuses null
+        every = max(min(cfg.loop.evaluate_every_steps or steps, steps) // cfg.env.num, 1)
         evaluation = EvalCallback(eval_envs, n_eval_episodes=cfg.env.eval_episodes, eval_freq=every, verbose=0)
         callback = RunCallback(run, evaluation=evaluation, video=cfg.env.eval_video)
-        model_of(cfg, envs).learn(cfg.loop.steps, callback=callback)  # the timesteps that are left; Ctrl-C saves
+        model_of(cfg, envs).learn(steps, callback=callback)  # the timesteps that are left; Ctrl-C saves
         return run.best()
 
 
@@ -98,7 +100,7 @@ def has_trained(run_dir: Path) -> bool:
         return False
 
 
-def load(run_dir: Path, which: str | int = "best") -> Any:
+def load(run_dir: Path, which: Which = "best") -> Any:
     """Return the model of a run, with environments as for an evaluation: its best checkpoint, the latest, or a step."""
     cfg = Config.of_run(run_dir)
     class_of(cfg)  # which says what to install
@@ -107,7 +109,7 @@ def load(run_dir: Path, which: str | int = "best") -> Any:
     return load_model(lambda: model_of(cfg, envs_of(cfg, evaluates=True)), run_dir, which)
 
 
-def evaluate(run_dir: Path, which: str | int = "best", *, episodes: int = 20, video: Path | None = None) -> dict:
+def evaluate(run_dir: Path, which: Which = "best", *, episodes: int = 20, video: Path | None = None) -> dict[str, Any]:
     """Play whole episodes with the model of a run, and return what `trieye.evaluate` returns."""
     if video is not None:
         raise trieye.ConfigurationError("no video of a run of sb3; train with env.eval_video=true, which logs some")

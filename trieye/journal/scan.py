@@ -1,4 +1,4 @@
-"""Look at the files of a journal without changing anything: whether they are whole, and every row in them that is."""
+"""Read a journal without changing its files: whether it is damaged, and which of its rows are intact."""
 
 import contextlib
 import sqlite3
@@ -31,7 +31,7 @@ from trieye.journal.schema import (
     statements,
 )
 from trieye.journal.wal import damage_in_wal
-from trieye.journal.witness import Expected, read_witness
+from trieye.journal.watermark import Expected, read_watermark
 
 _BUSY_TIMEOUT_S = 5.0
 _MAX_TRIES = 20
@@ -49,39 +49,19 @@ class _Files(NamedTuple):
 
 @dataclass
 class Contents:
-    """What is whole in the files of a journal.
+    """The intact rows of a journal.
 
     Attributes:
-        damage: What is damaged, in words; empty if nothing is.
-        rows: Whole rows of each table by key, the checksum last.
-        broken: Keys of the damaged rows of each table; a table that could not be read to its end is here, too.
+        damage: What is damaged, in words; empty if the journal is intact.
+        rows: Intact rows of each table by key, the checksum last.
+        broken: Number of damaged rows of each table that has some; tables that SQLite cannot read are here, too.
         log_damage: What is damaged in the write-ahead log, in words; empty if nothing is.
-        is_end_lost: Whether records may be missing after the last one.
     """
 
     damage: list[str] = field(default_factory=list)
     rows: dict[str, dict[Any, Row]] = field(default_factory=lambda: {table: {} for table in TABLES})
-    broken: dict[str, set[Any]] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
     log_damage: str = ""
-    is_end_lost: bool = False
-
-    def read(self, connection: sqlite3.Connection, table: str, seed: int) -> None:
-        """Take the rows of a table, from its end, and if that stops at a damaged page, from its beginning, too."""
-        for order in ("DESC", "ASC"):
-            is_end = table == "records" and order == "DESC"
-            try:
-                for row in _each_row(connection, table, order):
-                    if is_whole(table, row, seed):
-                        self.rows[table][row[0]] = row
-                    else:
-                        self.broken.setdefault(table, set()).add(row[0])
-                        self.is_end_lost |= is_end
-                    is_end = False
-            except sqlite3.Error:
-                self.broken.setdefault(table, set())
-                self.is_end_lost |= is_end
-            else:
-                return
 
     def ordered(self, table: str) -> list[Row]:
         """Return the rows of a table in the order of their keys."""
@@ -94,17 +74,17 @@ class Contents:
 
     @property
     def identity(self) -> str:
-        """What tells the journal from every other one; empty if nothing does."""
+        """Identity of the journal; empty if it has none."""
         return (self.meta(IDENTITY) or b"").decode()
 
     @property
     def state(self) -> State:
-        """What the journal knew of itself when it took its last snapshot."""
+        """State of the journal as of its newest snapshot."""
         return State.from_bytes(self.meta(STATE))
 
     @property
     def num_records(self) -> int:
-        """Records that no snapshot has made superfluous."""
+        """Records that the journal still holds."""
         return len(self.rows["records"])
 
     @property
@@ -133,36 +113,23 @@ class Contents:
         return {sink: index for sink, index, *_ in self.rows["cursors"].values()}
 
 
-def _each_row(connection: sqlite3.Connection, table: str, order: str) -> Iterator[Row]:
-    key, last = columns(table)[0], None
-    try:
-        for row in connection.execute(select(table, f"ORDER BY {key} {order}")):
-            yield row
-            last = row
-    except sqlite3.Error:
-        # Python's module looks for the next row before it gives one out, so the last row before the damage is missing
-        condition = f"WHERE {key} {'<' if order == 'DESC' else '>'} ?" if last else ""
-        yield from connection.execute(select(table, f"{condition} ORDER BY {key} {order} LIMIT 1"), (last or ())[:1])
-        raise
-
-
-def examine(path: Path, expected: Expected) -> Contents:
-    """Read all that is whole in a journal that nobody writes; SQLite does that in copies of its files.
+def scan(path: Path, expected: Expected) -> Contents:
+    """Read the intact rows of a journal that nobody writes; SQLite works on copies of its files.
 
     Args:
         path: The file; it may be missing, with a write-ahead log in its place.
-        expected: What is known of the journal; rows of another one are not whole.
+        expected: What is known of the journal; rows of another journal are not intact.
 
     Raises:
         JournalError: The file is no journal, or that of a newer version, or it cannot be read.
     """
     try:
-        # the log last: it has whatever was moved from it into the file meanwhile, unless it began anew
+        # the log last: it has whatever was moved from it into the file meanwhile, unless a new round has begun
         files = _Files(*(_bytes(part) for part in _parts(path)))
         found = _read(files, expected.journal)
         damage = [*_in_header(files), *found.damage]
         if damage or found.log_damage or expected.of_identity(found.identity):
-            found = _salvaged(files, expected)
+            found = _read_damaged(files, expected)
     except OSError as error:
         raise JournalError(f"the journal {path} cannot be read: {error}") from error
     _check_owner(path, files.file, found, expected, has_other_tables=_OTHER_TABLES in damage)
@@ -184,8 +151,8 @@ def _bytes(path: Path, size: int = -1) -> bytes:
 
 
 def _read(files: _Files, journal: str | None) -> Contents:
-    """Return what SQLite reads in files of a journal with an identity; None: with the one that they say."""
-    found, said = Contents(), Contents()
+    """Return the rows that are intact in a journal with this identity; None: with the one that it states."""
+    found = Contents()
     with tempfile.TemporaryDirectory(prefix="trieye-journal-") as scratch:
         copy = Path(scratch) / "copy.db"
         for part, data in zip(_parts(copy), files, strict=True):
@@ -193,20 +160,44 @@ def _read(files: _Files, journal: str | None) -> Contents:
                 part.write_bytes(data)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
             connection.text_factory = text_of
-            num_taken = 0
+            num_taken, stated = 0, ""
             try:
                 connection.execute("PRAGMA synchronous = OFF")
                 _, num_taken, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
                 found.damage = _in_trees(connection)
+                stated = identity(connection)
             except sqlite3.Error as error:
                 found.damage = [f"SQLite says: {error}"]
-            said.read(connection, "meta", 0)
+            seed = seed_of(stated if journal is None else journal)
             for table in TABLES:
-                found.read(connection, table, seed_of(said.identity if journal is None else journal))
+                _read_table(connection, table, seed, found)
     found.log_damage = damage_in_wal(files.log, max(num_taken, 0))
-    if journal not in {None, said.identity}:
+    if journal not in {None, stated}:
         found.rows["meta"].pop(IDENTITY, None)
     return found
+
+
+def _read_table(connection: sqlite3.Connection, table: str, seed: int, found: Contents) -> None:
+    try:
+        rows = connection.execute(select(table)).fetchall()
+    except sqlite3.Error:
+        rows = list(_readable(connection, table))
+        found.broken[table] = 0
+    for row in rows:
+        if is_whole(table, row, seed):
+            found.rows[table][row[0]] = row
+        else:
+            found.broken[table] = found.broken.get(table, 0) + 1
+
+
+def _readable(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
+    """Yield the rows up to the page at which a table cannot be read: the older of two snapshots may be readable."""
+    key, keys = columns(table)[0], list[Row]()
+    with contextlib.suppress(sqlite3.Error):
+        keys.extend(connection.execute(f"SELECT {key} FROM {table} ORDER BY {key}"))  # noqa: S608 - names of our own
+    for values in keys:
+        with contextlib.suppress(sqlite3.Error):
+            yield from connection.execute(select(table, f"WHERE {key} = ?"), values).fetchall()
 
 
 def _in_trees(connection: sqlite3.Connection) -> list[str]:
@@ -218,39 +209,34 @@ def _in_trees(connection: sqlite3.Connection) -> list[str]:
     return [f"SQLite says: {text}" for text in texts if text != "ok"]
 
 
-def _salvaged(files: _Files, expected: Expected) -> Contents:
-    """Return what is whole in damaged files: with what SQLite takes of the log, or, if that is newer, without the log.
+def _read_damaged(files: _Files, expected: Expected) -> Contents:
+    """Return the rows of a damaged journal with what SQLite takes of the log, or without the log if that is newer.
 
     SQLite may take frames that are older than what was copied from the log into the file, or those of another journal.
     """
-    # in a journal the first page says nothing of its own but the size of the file
+    # the first page is the same in all journals, but for the size of the file
     first, num_pages = empty_first_page(), max(-(-len(files.file) // PAGE_SIZE), 1)
     mode = b"\2\2" if files.log else b"\1\1"
     mended = first[:18] + mode + first[20:28] + num_pages.to_bytes(4, "big") + first[32:] + files.file[PAGE_SIZE:]
-    found = _read(files._replace(file=mended), expected.journal)
-    alone = _read(_Files(mended), expected.journal) if files.log else found
-    for reading in (found, alone):  # a damaged tree, or an old page, may bring back what was deleted
-        deleted_to = reading.state.deleted_to
-        reading.rows["records"] = {pos: row for pos, row in reading.rows["records"].items() if pos > deleted_to}
-        reading.rows["snapshots"] = {n: row for n, row in reading.rows["snapshots"].items() if row[1] >= deleted_to}
-    if _rank(alone, expected) > _rank(found, expected):
-        alone.log_damage = found.log_damage or "the write-ahead log is another journal's"
-        found = alone
-    found.is_end_lost |= bool(found.log_damage)
-    return found
+    with_log = _read(files._replace(file=mended), expected.journal)
+    alone = _read(_Files(mended), expected.journal)
+    newest = max((with_log, alone), key=lambda found: _rank(found, expected))
+    if newest is alone and files.log:
+        alone.log_damage = with_log.log_damage or "the write-ahead log is another journal's"
+    return newest
 
 
 def _rank(found: Contents, expected: Expected) -> tuple[bool, int, int]:
-    """Return what is greater for the newer one of two readings of a journal."""
+    """Return a key by which the newer of two readings of a journal is the greater one."""
     return not expected.of_identity(found.identity), found.last_pos, max(found.rows["snapshots"], default=0)
 
 
 def _check_owner(path: Path, file: bytes, found: Contents, expected: Expected, *, has_other_tables: bool) -> None:
-    """Raise JournalError if nothing says that this is a journal: a mark in the header, a row in it, or its witness."""
+    """Raise JournalError unless a mark in the header, a row, or a watermark shows that this is a journal."""
     is_marked = _number(file, 68) == APPLICATION_ID
     if has_other_tables and is_marked and _number(file, 60) > VERSION:
-        raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to go on with this run")
-    if file and not (is_marked or expected.witness or any(found.rows.values())):
+        raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to continue this run")
+    if file and not (is_marked or expected.watermark or any(found.rows.values())):
         raise JournalError(f"{path} is no journal of a run; move it away, or choose another run_name")
 
 
@@ -260,11 +246,11 @@ def _number(file: bytes, offset: int) -> int:
 
 def _in_header(files: _Files) -> list[str]:
     """Compare what is the same in all journals; with wrong bytes 18 and 19 SQLite would ignore the log."""
-    file, whole = files.file, empty_first_page()
+    file, intact = files.file, empty_first_page()
     if not file:
         return ["the file is empty or missing"]
     constant = [slice(0, 18), slice(20, 24), slice(44, 48), slice(52, 72)]
-    is_known = all(file[part] == whole[part] for part in constant) and file[18:20] in {b"\1\1", b"\2\2"}
+    is_known = all(file[part] == intact[part] for part in constant) and file[18:20] in {b"\1\1", b"\2\2"}
     damage = [] if is_known else ["the header of the file is damaged"]
     if files.log and file[18:20] == b"\1\1":
         damage.append("the header denies that there is a write-ahead log")
@@ -274,17 +260,17 @@ def _in_header(files: _Files) -> list[str]:
 def _in_rows(found: Contents, expected: Expected) -> list[str]:
     if wrong := expected.of_identity(found.identity):
         return wrong
-    if damage := [f"{len(keys)} rows of {table} are damaged" for table, keys in found.broken.items() if keys]:
+    if damage := [f"{num_rows} rows of {table} are damaged" for table, num_rows in found.broken.items() if num_rows]:
         return damage
     end = max([found.state.last_pos, *found.rows["records"]])
-    missing = missing_positions(found, found.state._replace(last_pos=end))
+    missing = missing_positions(found.rows["records"], found.state._replace(last_pos=end))
     damage = [f"{count(missing)} records are missing"] if missing else []
     return damage + expected.of_content(found.meta(ATTEMPT), end)
 
 
-def missing_positions(found: Contents, state: State) -> list[tuple[int, int]]:
-    """Return where records are missing up to the last position of a state, but for what an earlier repair knew."""
-    held = [(pos, pos + 1) for pos in found.rows["records"]] + [(first, last + 1) for first, last in state.gaps]
+def missing_positions(positions: Iterable[int], state: State) -> list[tuple[int, int]]:
+    """Return the positions up to the last one of a state that have no record, except known gaps."""
+    held = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
     return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(held))
 
 
@@ -297,22 +283,22 @@ def count(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def inspect(path: Path, expected: Expected | None = None) -> Contents:
-    """Look at a journal that is perhaps written meanwhile; not for its own process, whose locks end when it is closed.
+    """Scan a journal that another process may be writing; not for that process, whose locks end when it is closed.
 
     Args:
         path: The file.
-        expected: What is known of it besides its witness.
+        expected: What is known of it besides its watermark.
 
     Raises:
         JournalError: There is none, it is no journal, or it cannot be read, or leads out of the run's directory.
     """
     if not path.exists() and not wal_path(path).exists():
         raise JournalError(f"there is no journal {path}")
-    known = (expected or Expected())._replace(witness=read_witness(path))  # before the journal, which goes on
+    known = (expected or Expected())._replace(watermark=read_watermark(path))  # before the journal, which grows
     before: list[str] = []
     for _ in range(_MAX_TRIES):
         stamp = _stamp(path)
-        found = examine(path, known)
+        found = scan(path, known)
         if stamp == _stamp(path):
             # damage stays where it is, while a half-written frame or page is complete the next time
             if not found.damage or found.damage == before:
@@ -325,7 +311,7 @@ def inspect(path: Path, expected: Expected | None = None) -> Contents:
 
 
 def _stamp(path: Path) -> bytes:
-    """Return what changes when the log begins anew, or, without a log, with every transaction."""
+    """Return what changes when a new round of the log begins, or, without a log, with every transaction."""
     return _bytes(wal_path(path), 32) or _bytes(path, _HEADER_BYTES) + _bytes(rollback_path(path), 512)
 
 
@@ -365,7 +351,7 @@ def read_cursors(path: Path) -> dict[str, int]:
 
 
 def _rows(path: Path, table: str, condition: str = "", *values: object) -> list[Row]:
-    """Return those rows that are whole, without their checksums."""
+    """Return the intact rows, without their checksums."""
     if not path.exists():
         return []
     with contextlib.closing(connect_read_only(path)) as connection:

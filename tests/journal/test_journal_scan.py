@@ -8,7 +8,7 @@ from tests.damage import contents
 from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
-from trieye.journal.look import connect_read_only, inspect, read_cursors, read_meta
+from trieye.journal.scan import connect_read_only, inspect, read_cursors, read_meta
 
 
 @pytest.fixture

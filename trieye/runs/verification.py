@@ -1,4 +1,4 @@
-"""What `trieye verify` looks at: whether everything that a run keeps on the disk is whole; nothing is changed."""
+"""Verify that everything a run stores on disk is intact; nothing is changed."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -6,30 +6,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.found_runs import CONFIGS
-from trieye.cli.given_run import recorded_config, sinks_of
-from trieye.cli.saved import Saved, saved_in
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.checksum import sums_of
-from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, HISTORY, JOURNAL, RUN_RECORD
+from trieye.files.run_files import (
+    BUFFER_PREFIX,
+    BUFFERS,
+    CHECKPOINT_PREFIX,
+    CHECKPOINTS,
+    CONFIGS,
+    HISTORY,
+    JOURNAL,
+    RUN_RECORD,
+)
 from trieye.files.run_record import RunRecord
 from trieye.history.segments import SegmentFile
 from trieye.history.store import survey
 from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
-from trieye.journal.look import Contents, inspect
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
-from trieye.journal.witness import Expected, read_witness, witness_path
+from trieye.journal.scan import Contents, inspect
+from trieye.journal.watermark import Expected, read_watermark, watermark_path
 from trieye.process.lock import is_alive
+from trieye.runs.checkpoint_rows import CheckpointRow, rows_in
+from trieye.runs.config import recorded_config, sinks_of
+from trieye.runs.finding import RunReference, run_directory
 
 MAX_TRIES = 5
-"""How often what a living run changes under the check is looked at again."""
+"""How often a file is read again that a living run changes during the check."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not as it was written: what was found, what is lost by it, and what to do."""
+    """Something that differs from what was written: the finding, what is lost, and what to do."""
 
     what: str
     meaning: str
@@ -37,13 +46,13 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One thing that a run keeps on the disk.
+class VerifiedPart:
+    """A part of a run on disk.
 
     Attributes:
-        found: What is in it, in words.
-        damage: What is damaged; empty if it is whole.
-        is_there: Whether there is anything.
+        found: Its content, in words.
+        damage: Its damage; empty if it is intact.
+        is_there: Whether it exists.
     """
 
     name: str
@@ -54,13 +63,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class SinkPlace:
+class SinkPosition:
     """How far a sink is.
 
     Attributes:
-        index: Everything in the history before it has arrived.
-        behind: Items of the history that it has not got, as far as known.
-        error: Why it did not work when the hub said so last, or None.
+        index: It has received all items of the history before this one.
+        behind: Number of items that it has not received, as far as known.
+        error: Its last reported error, or None.
     """
 
     name: str
@@ -71,34 +80,46 @@ class SinkPlace:
 
 @dataclass(frozen=True)
 class RunCheck:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        status: How the run ended, or RUNNING; None if its record cannot be read.
+        run_dir: Directory of the run.
+        status: The recorded status of the run; None if its record cannot be read.
         is_alive: Whether a process writes to it.
-        notes: What is no damage, and good to know.
+        parts: What it stores: record, config, journal, history, checkpoints and buffers.
+        sinks: How far each sink is.
+        notes: Remarks that are no damage.
     """
 
     run_dir: Path
     status: str | None
     is_alive: bool
-    parts: list[Part]
-    sinks: list[SinkPlace]
+    parts: list[VerifiedPart]
+    sinks: list[SinkPosition]
     notes: list[str]
 
     @property
     def damage(self) -> list[Damage]:
-        """What is damaged, of all parts."""
+        """The damage of all parts."""
         return [damage for part in self.parts for damage in part.damage]
 
     @property
     def is_killed(self) -> bool:
-        """Whether nobody writes to the run, and nobody recorded how it ended."""
+        """Whether its process is gone without recording how the run ended."""
         return self.status == "RUNNING" and not self.is_alive
 
 
-def check_run(run_dir: Path) -> RunCheck:
-    """Look at everything that a run keeps on the disk, also while it is alive."""
+def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
+    """Read every byte of a run's journal, history, checkpoints and buffers; the run may be alive.
+
+    Args:
+        run: The run, its directory or its name.
+        root: Directory of all apps; None: those of the project around the working directory.
+
+    Raises:
+        ConfigurationError: There is no such run.
+    """
+    run_dir = run_directory(run, root=root)
     record, of_record = _record(run_dir / RUN_RECORD)
     config, of_config = _config(run_dir)
     persistence = PersistenceConfig() if config is None else config.persistence
@@ -123,32 +144,32 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _record(path: Path) -> tuple[RunRecord | None, Part]:
+def _record(path: Path) -> tuple[RunRecord | None, VerifiedPart]:
     try:
         record = RunRecord.read(path)
     except SerializationError as error:
         what, _, advice = str(error).partition("; ")
         damage = Damage(what, "nobody knows which run this is: it cannot be started again", advice)
-        return None, Part(path.name, "who the run is", _size_of(path), [damage])
+        return None, VerifiedPart(path.name, "who the run is", _size_of(path), [damage])
     found = f"attempt {record.attempt}, {record.status}" if record is not None else "nothing"
-    return record, Part(path.name, found, _size_of(path))
+    return record, VerifiedPart(path.name, found, _size_of(path))
 
 
-def _config(run_dir: Path) -> tuple[TrieyeConfig | None, Part]:
+def _config(run_dir: Path) -> tuple[TrieyeConfig | None, VerifiedPart]:
     size_bytes, content = _size_of(run_dir / CONFIGS), "the config of the run"
     if not (run_dir / CONFIGS).exists():
-        return None, Part(CONFIGS, "not written yet", 0, is_there=False)
+        return None, VerifiedPart(CONFIGS, "not written yet", 0, is_there=False)
     try:
-        return recorded_config(run_dir), Part(CONFIGS, content, size_bytes)
+        return recorded_config(run_dir), VerifiedPart(CONFIGS, content, size_bytes)
     except ConfigurationError as error:
         meaning = "`trieye close` and `trieye rebuild` cannot tell which sinks the run has"
         advice = "restore it from a backup, or start the run again, which writes it anew"
-        return None, Part(CONFIGS, content, size_bytes, [Damage(str(error), meaning, advice)])
+        return None, VerifiedPart(CONFIGS, content, size_bytes, [Damage(str(error), meaning, advice)])
 
 
 def _journal_and_history(
     run_dir: Path, record: RunRecord | None, tensorboard: Path
-) -> tuple[Contents | None, Part, Part]:
+) -> tuple[Contents | None, VerifiedPart, VerifiedPart]:
     """Look at both, and again as long as a living run changes the files of the history."""
     before: list[Damage] | None = None
     for _ in range(MAX_TRIES):
@@ -160,29 +181,29 @@ def _journal_and_history(
     return held, journal, history
 
 
-def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Contents | None, Part]:
+def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Contents | None, VerifiedPart]:
     path = run_dir / JOURNAL
     expected = Expected() if record is None else Expected(None, record.run_id, record.has_shown(tensorboard))
     size_bytes = sum(_size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
-    witness = read_witness(path)
+    watermark = read_watermark(path)
     if not size_bytes:
-        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or witness is not None))
-        return None, Part("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
+        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or watermark is not None))
+        return None, VerifiedPart("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
         held = inspect(path, expected)
     except JournalError as error:
         damage = Damage(str(error), "what was accepted last may be lost", "see the message")
-        return None, Part("journal", "not readable", size_bytes, [damage])
+        return None, VerifiedPart("journal", "not readable", size_bytes, [damage])
     since = held.last_pos - held.snapshots[-1][0] if held.snapshots else held.num_records
     found = f"{held.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
-    meaning = "some of what was accepted may be lost; all that is whole in it is kept, and what is lost is counted"
-    advice = "start the run again, or `trieye close` it: that repairs the journal and sets the damaged one aside"
+    meaning = "events after its newest intact snapshot may be lost; lost records are counted and reported"
+    advice = "start the run again, or `trieye close` it: that repairs the journal and quarantines the damaged one"
     damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in held.damage]
-    if witness is not None and witness.journal is None:
-        what = f"{witness_path(path).name} is damaged"
+    if watermark is not None and watermark.journal is None:
+        what = f"{watermark_path(path).name} is damaged"
         meaning = "nobody knows how far the journal has to reach; what the journal has is whole"
         damage_found.append(Damage(what, meaning, "nothing is to be done: the next start of the run writes it anew"))
-    return held, Part("journal", found, size_bytes, damage_found)
+    return held, VerifiedPart("journal", found, size_bytes, damage_found)
 
 
 def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
@@ -195,7 +216,7 @@ def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
         )
 
 
-def _history(directory: Path, held: Contents | None) -> Part:
+def _history(directory: Path, held: Contents | None) -> VerifiedPart:
     """Look at the files of a history, and at what the journal knows of it, if the journal can be read."""
     segments, chunks = ([], []) if held is None else (held.segments, held.chunks)
     found = survey(directory, segments, chunks)
@@ -213,7 +234,7 @@ def _history(directory: Path, held: Contents | None) -> Part:
     sizes = [_size_of(directory / segment.name) for segment in files if (directory / segment.name).exists()]
     place = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
     text = f"{found.end - _count(lost):,} points and operations, {place}" if found.end else "nothing yet"
-    return Part("history", text, sum(sizes), damage, is_there=found.end > 0)
+    return VerifiedPart("history", text, sum(sizes), damage, is_there=found.end > 0)
 
 
 def _unreadable_in(path: Path, segment: Segment) -> list[Range] | None:
@@ -249,8 +270,8 @@ def _count(ranges: list[Range]) -> int:
     return sum(end - first for first, end in ranges)
 
 
-def _states(name: str, directory: Path, prefix: str) -> Part:
-    found_there = saved_in(directory, prefix, checksums=True)
+def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
+    found_there = rows_in(directory, prefix, checksums=True)
     saved = sorted((state for state in found_there if state.is_usable or state.is_broken), key=lambda state: state.step)
     usable = [state.step for state in saved if state.is_usable]
     newest = str(usable[-1]) if usable else "none"
@@ -267,10 +288,10 @@ def _states(name: str, directory: Path, prefix: str) -> Part:
     if num_aside and not saved:
         what = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
         broken = [Damage(what, "the run does not go on: its next start is an error, not a fresh start", advice)]
-    return Part(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
+    return VerifiedPart(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
 
 
-def _lost_rows(state: Saved) -> tuple[str, str]:
+def _lost_rows(state: CheckpointRow) -> tuple[str, str]:
     """Return what it means that a part of a replay is damaged, and what to do."""
     rows = ", ".join(state.lost_rows)
     meaning = f"rows {rows} of the replay of step {state.step} are lost; its model and all else are whole"
@@ -278,7 +299,7 @@ def _lost_rows(state: Saved) -> tuple[str, str]:
     return meaning, f"{advice}; with persistence.damaged_replay=refuse it stops instead"
 
 
-def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) -> list[SinkPlace]:
+def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) -> list[SinkPosition]:
     status, enabled = dict[str, Any](), list[str]()
     with suppress(JournalError, ValueError):
         status = read_status(run_dir)
@@ -290,7 +311,7 @@ def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) ->
         cursors = held.cursors
         ends += [end for _, end in [*held.snapshots, *held.chunks]] + [segment.end for segment in held.segments]
     places = {name: cursors.get(name, 0) for name in enabled or cursors}
-    return [SinkPlace(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in places.items()]
+    return [SinkPosition(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in places.items()]
 
 
 def _set_aside(run_dir: Path, *directories: Path) -> Iterator[str]:

@@ -1,44 +1,48 @@
-"""What lies in a directory of checkpoints or buffers, state by state; nothing is changed."""
+"""CheckpointRow: what a run has saved, checkpoint by checkpoint; nothing is changed."""
 
-import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from trieye.checkpoints.manifest import PARTS_DIRECTORY, check_no_link, read_manifest
-from trieye.exceptions import SerializationError
+from trieye.config import PersistenceConfig
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.checksum import FileEntry, verify_file
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, RUN_RECORD
+from trieye.runs.config import recorded_config
+from trieye.runs.finding import RunReference, run_directory
+from trieye.runs.stored_run import disk_bytes, files_below
 
-State = Literal["whole", "sizes fit", "partial", "damaged", "set aside", "0.1.5", "link"]
+CheckpointState = Literal["whole", "sizes fit", "partial", "damaged", "set aside", "0.1.5", "link"]
 
+SAVED_DIRECTORIES = (CHECKPOINTS, BUFFERS)
 _PART = re.compile(rf"{PARTS_DIRECTORY}/seg-(\d+)-(\d+)-.*")
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One state that was saved.
+class CheckpointRow:
+    """A checkpoint or a buffer on disk.
 
     Attributes:
         name: Name of its directory or file.
         step: Its global step.
-        state: What is known of it: `sizes fit` means that nobody looked at its bytes, `partial` that rows of its replay
-            are damaged, and nothing else.
+        state: Its state: `sizes fit` means that its bytes were not read, `partial` that only rows of its replay are
+            damaged, `set aside` that it was quarantined.
         saved: Unix time in seconds; None if that cannot be read.
         sequence: Its number among the saves into this directory.
         is_rated: Whether it can be the best one: it has an objective, or was saved as the best.
         mode: Whether a higher or a lower objective is better.
-        shared_bytes: How many of its bytes other checkpoints share: they are on the disk once.
-        problems: What is wrong with it, file by file.
+        shared_bytes: How many of its bytes it shares with other checkpoints: they are on disk once.
+        problems: The damage of each file.
         lost_rows: Rows of its replay that are lost, such as `100-199`.
         marks: `best`, `latest`.
     """
 
     name: str
     step: int
-    state: State
+    state: CheckpointState
     saved: float | None = None
     sequence: int = -1
     attempt: int | None = None
@@ -53,16 +57,58 @@ class Saved:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a run can go on from it, as far as known."""
+        """Whether a run can resume from it, as far as known."""
         return self.state in {"whole", "sizes fit", "partial"}
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is damaged, and no run has set it aside yet."""
+        """Whether it is damaged and not yet quarantined."""
         return self.state in {"partial", "damaged", "link"}
 
 
-def saved_in(directory: Path, prefix: str, *, checksums: bool) -> list[Saved]:
+@dataclass(frozen=True)
+class SavedFiles:
+    """What a run has saved, the newest last.
+
+    Attributes:
+        run_dir: Its directory.
+        disk_bytes: Bytes on disk of all of it; shared parts count once.
+        checkpoints: Its checkpoints.
+        buffers: The buffers that the drop-in API saved with them.
+    """
+
+    run_dir: Path
+    disk_bytes: int
+    checkpoints: list[CheckpointRow]
+    buffers: list[CheckpointRow]
+
+
+def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool = False) -> SavedFiles:
+    """Return what a run has saved; it may be alive, or of trieye 0.1.5.
+
+    Args:
+        run: The run, its directory or its name.
+        root: Directory of all apps; None: those of the project around the working directory.
+        checksums: Whether to read every byte; otherwise only names and sizes are checked.
+
+    Raises:
+        ConfigurationError: There is no such run.
+    """
+    run_dir = run_directory(run, root=root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
+    try:
+        names = recorded_config(run_dir).persistence
+    except ConfigurationError:  # it is damaged, or of trieye 0.1.5; `verify` reports that
+        names = PersistenceConfig()
+    directories = [run_dir / names.checkpoint_save_dir_name, run_dir / names.buffer_save_dir_name]
+    return SavedFiles(
+        run_dir,
+        disk_bytes(*directories),
+        _marked(rows_in(directories[0], CHECKPOINT_PREFIX, checksums=checksums)),
+        rows_in(directories[1], BUFFER_PREFIX, checksums=checksums),
+    )
+
+
+def rows_in(directory: Path, prefix: str, *, checksums: bool) -> list[CheckpointRow]:
     """Return what was saved under names `<prefix><step>`, the newest last.
 
     Args:
@@ -81,26 +127,20 @@ def saved_in(directory: Path, prefix: str, *, checksums: bool) -> list[Saved]:
     return sorted(shown, key=lambda saved: (saved.sequence, saved.step))
 
 
-def disk_bytes(*directories: Path) -> int:
-    """Return the bytes of all files below directories, those with several names once."""
-    found = {(about.st_dev, about.st_ino): about for directory in directories for about in _files_below(directory)}
-    return sum(about.st_size for about in found.values())
-
-
-def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Saved | None:
+def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> CheckpointRow | None:
     if path.is_symlink():
-        return Saved(path.name, step, "link", problems=(f"{path} is a link, and those are not followed",))
+        return CheckpointRow(path.name, step, "link", problems=(f"{path} is a link, and those are not followed",))
     if suffix == ".pkl" and path.is_file():
-        return Saved(path.name, step, "0.1.5", saved=path.stat().st_mtime, size_bytes=path.stat().st_size)
+        return CheckpointRow(path.name, step, "0.1.5", saved=path.stat().st_mtime, size_bytes=path.stat().st_size)
     if suffix == ".pkl" or not path.is_dir():  # something else, or deleted by a living run
         return None
     problems = list(_problems(path, checksums=checksums))
     if problems:  # a second look tells damage from a checkpoint that a living run is replacing
         problems = list(_problems(path, checksums=checksums)) if path.exists() else []
     parts = [match for name, _ in problems if (match := _PART.fullmatch(name))]
-    broken: State = "partial" if len(parts) == len(problems) else "damaged"
-    files = list(_files_below(path))
-    found = Saved(
+    broken: CheckpointState = "partial" if len(parts) == len(problems) else "damaged"
+    files = list(files_below(path))
+    found = CheckpointRow(
         path.name,
         step,
         "set aside" if suffix else broken if problems else "whole" if checksums else "sizes fit",
@@ -149,24 +189,14 @@ def _has_size(path: Path, entry: FileEntry) -> bool:
         return False
 
 
-def _files_below(directory: Path) -> Iterator[os.stat_result]:
-    for file in directory.rglob("*"):
-        try:
-            about = file.lstat()
-        except FileNotFoundError:  # it is being replaced
-            continue
-        if stat.S_ISREG(about.st_mode):
-            yield about
-
-
-def marked(found: list[Saved]) -> list[Saved]:
-    """Mark what `load_checkpoint_path=latest` and `=best` mean; a run decides the same when it starts."""
-    usable = [saved for saved in found if saved.is_usable]
+def _marked(rows: list[CheckpointRow]) -> list[CheckpointRow]:
+    """Mark the rows that `load_checkpoint_path=latest` and `=best` would load."""
+    usable = [saved for saved in rows if saved.is_usable]
     if not usable:
-        return found
+        return rows
     latest = usable[-1]
     sign = 1 if latest.mode == "max" else -1
     rated = [saved for saved in usable if saved.objective is not None] or [s for s in usable if s.is_rated]
     best = max(rated, key=lambda saved: (sign * (saved.objective or 0.0), saved.sequence), default=None)
     marks = {"best": best, "latest": latest}
-    return [replace(row, marks=tuple(mark for mark, marked in marks.items() if marked is row)) for row in found]
+    return [replace(row, marks=tuple(mark for mark, marked in marks.items() if marked is row)) for row in rows]

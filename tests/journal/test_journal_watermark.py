@@ -7,15 +7,15 @@ import pytest
 from trieye.history.history import read_history
 from trieye.journal.file import create, wal_path
 from trieye.journal.journal import Chunk, Journal, Snapshot
-from trieye.journal.look import inspect
-from trieye.journal.witness import Expected, read_witness, witness_path
+from trieye.journal.scan import inspect
+from trieye.journal.watermark import Expected, read_watermark, watermark_path
 
 BEGUN = Expected(run_id="mine", is_begun=True)
 
 
 @pytest.fixture
 def killed(tmp_path):
-    """Return a function that makes the journal of a run that was killed: much in the log, and a witness of all."""
+    """Return a function that makes the journal of a run that was killed: much in the log, and a watermark of all."""
 
     def make(run_id, count=30, *, attempts=1):
         path, scratch = tmp_path / run_id / "journal.db", tmp_path / "scratch" / "journal.db"
@@ -87,7 +87,7 @@ def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, at
             assert list(path.parent.glob("journal.db.damaged-1*")), "set aside"
 
 
-def test_a_journal_that_came_with_its_witness_is_known_by_its_run(killed):
+def test_a_journal_that_came_with_its_watermark_is_known_by_its_run(killed):
     path, other = killed("mine"), killed("other")
     for file in other.parent.iterdir():
         shutil.copyfile(file, path.with_name(file.name))
@@ -96,9 +96,9 @@ def test_a_journal_that_came_with_its_witness_is_known_by_its_run(killed):
         assert (payloads(journal), journal.meta("attempt")) == ([], None)
 
 
-def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_witness(killed, tmp_path):
+def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_watermark(killed, tmp_path):
     path = killed("mine")
-    witness_path(path).unlink()
+    watermark_path(path).unlink()
     wal_path(path).unlink()
     with contextlib.closing(opened(path, BEGUN)) as journal:
         assert journal.num_lost == 1
@@ -112,35 +112,35 @@ def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_witness(kil
         assert journal.damage == []
 
 
-def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_witness_then(tmp_path):
+def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_watermark_then(tmp_path):
     path = tmp_path / "journal.db"
     create(path, "")
     with contextlib.closing(Journal(path)) as journal:
         begin(journal, "mine")
         journal.append("events", b"old", at=0.0)
-    witness_path(path).unlink()
+    watermark_path(path).unlink()
     before = path.read_bytes()
     with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
         assert (journal.damage, payloads(journal)) == ([], ["old"])
     assert path.read_bytes() == before
-    assert read_witness(path).pos == 1
+    assert read_watermark(path).pos == 1
     assert inspect(path, BEGUN).damage == []
 
 
-def test_a_damaged_witness_says_nothing_and_is_written_anew(killed):
+def test_a_damaged_watermark_says_nothing_and_is_written_anew(killed):
     path = killed("mine")
-    whole = witness_path(path).read_bytes()
+    whole = watermark_path(path).read_bytes()
     for damage in (
         b"[1",
         b"\n".join(line[:-1] for line in whole.split(b"\n")),
         whole.replace(b"cursors", b"c\xf5rsors"),
         whole.replace(b"cursors", b"cursers"),
     ):
-        witness_path(path).write_bytes(damage)
-        assert read_witness(path).journal is None
+        watermark_path(path).write_bytes(damage)
+        assert read_watermark(path).journal is None
         with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
             assert journal.damage == []
-        assert read_witness(path).pos == 30
+        assert read_watermark(path).pos == 30
 
 
 def test_of_a_line_that_a_kill_cut_off_the_one_before_is_the_newest(killed):
@@ -148,30 +148,30 @@ def test_of_a_line_that_a_kill_cut_off_the_one_before_is_the_newest(killed):
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"", at=1.0)
         journal.set_cursor("tensorboard", 11, None)
-    whole = witness_path(path).read_bytes()
-    assert read_witness(path).pos == 31
+    whole = watermark_path(path).read_bytes()
+    assert read_watermark(path).pos == 31
     for size in range(whole.rindex(b"\n"), len(whole)):
-        witness_path(path).write_bytes(whole[:size])
-        assert read_witness(path).pos == 30
+        watermark_path(path).write_bytes(whole[:size])
+        assert read_watermark(path).pos == 30
         assert inspect(path).damage == []
 
 
-def test_a_witness_stays_small(tmp_path):
+def test_a_watermark_stays_small(tmp_path):
     path = tmp_path / "journal.db"
     with contextlib.closing(Journal(path)) as journal:
         sizes = set()
         for index in range(1000):
             journal.set_cursor("tensorboard", index, "place")
-            sizes.add(witness_path(path).stat().st_size)
+            sizes.add(watermark_path(path).stat().st_size)
     assert 10_000 < max(sizes) < 80_000
-    assert read_witness(path).cursors == {"tensorboard": (999, "place")}
+    assert read_watermark(path).cursors == {"tensorboard": (999, "place")}
 
 
-def test_a_witness_is_not_written_through_a_link_and_nothing_fails(killed, tmp_path):
+def test_a_watermark_is_not_written_through_a_link_and_nothing_fails(killed, tmp_path):
     path = killed("mine")
-    (tmp_path / "elsewhere").write_bytes(witness_path(path).read_bytes())
-    witness_path(path).unlink()
-    witness_path(path).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_bytes(watermark_path(path).read_bytes())
+    watermark_path(path).unlink()
+    watermark_path(path).symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").read_bytes()
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"", at=1.0)
@@ -181,7 +181,7 @@ def test_a_witness_is_not_written_through_a_link_and_nothing_fails(killed, tmp_p
         assert (journal.damage, journal.cursor("tensorboard")) == ([], (11, None))
 
 
-def test_what_follows_the_witness_may_be_cut_off_and_what_it_saw_may_not(killed):
+def test_what_follows_the_watermark_may_be_cut_off_and_what_it_saw_may_not(killed):
     path = killed("mine")
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"", at=1.0)
@@ -206,7 +206,7 @@ def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp
     with contextlib.closing(Journal(path)) as journal:
         journal.append("rewind", b"", at=2.0)
         journal.commit(Snapshot(2, 20, 2.0, b""), chunks=[Chunk(10, 20, b"items")], keep_after=0, superseded=[(4, 15)])
-        for name in (path.name, witness_path(path).name):
+        for name in (path.name, watermark_path(path).name):
             shutil.copyfile(path.with_name(name), copy.with_name(name))
     with contextlib.closing(opened(copy)) as journal:
         assert journal.chunks() == [(0, 10)]
@@ -219,4 +219,4 @@ def test_the_history_of_another_run_is_not_read(killed):
     for suffix in ("", "-wal"):
         shutil.copyfile(other.with_name(other.name + suffix), path.with_name(path.name + suffix))
     assert read_history(path.parent).num_rows == 0
-    assert read_witness(path).pos == 30, "nothing is written where one only reads"
+    assert read_watermark(path).pos == 30, "nothing is written where one only reads"
