@@ -274,14 +274,6 @@ class Aggregator:
         seen["min"] = min(seen["min"], point.value)
         seen["max"] = max(seen["max"], point.value)
 
-    def latest(self) -> dict[str, tuple[int, float]]:
-        """Return (step, value) of each metric: its last point, or what its open window holds if it is never logged."""
-        values = {name: (seen["step"], seen["last"]) for name, seen in self.summary.items()}
-        for name, windows in self._windows.items():
-            if name not in values and (held := windows.latest()) is not None:
-                values[name] = held
-        return values
-
     @property
     def waits_for_time(self) -> bool:
         """Whether a pass without new events could give a point."""
