@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import filecmp
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, numbered_pic
 from trieye.checkpoints.serializer import BufferData, CheckpointData, Serializer
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli.arguments import add_run
+from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RUN_RECORD, step_in
 from trieye.process.lock import RunLock
@@ -54,8 +54,12 @@ def run(options: argparse.Namespace) -> int:
     is_in_run = options.output is None and (run_dir / RUN_RECORD).is_file()
     with RunLock(run_dir / "run.lock") if is_in_run else contextlib.nullcontext():
         serializer = Serializer(allow_pickle=options.allow_pickle or None)
-        left_out = list(_convert(found, serializer, options.output))
-    for path, reason in left_out:
+        converted, left_out = _convert(found, serializer, options.output, quiet=options.json)
+    if options.json:
+        done = [{"path": path, "checkpoint": checkpoint} for path, checkpoint in converted.items()]
+        failed = [{"path": path, "reason": reason} for path, reason in left_out.items()]
+        print_json("convert", {"converted": done, "left_out": failed})
+    for path, reason in () if options.json else left_out.items():
         print(f"left out: {path}: {reason}", file=sys.stderr)
     return EXIT_FAILED if left_out else 0
 
@@ -80,25 +84,28 @@ def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, 
 
 
 def _convert(
-    found: list[tuple[Path, int | None]], serializer: Serializer, output: Path | None
-) -> Iterator[tuple[Path, str]]:
-    """Save what old files hold, and yield each file of which that cannot be done, with the reason.
+    found: list[tuple[Path, int | None]], serializer: Serializer, output: Path | None, *, quiet: bool
+) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """Convert old files; return the new checkpoint of each, and why the others cannot be converted.
 
     A buffer without a step in its name gets that of the newest checkpoint before it.
     """
-    newest = 0
+    newest, converted, left_out = 0, dict[Path, Path](), dict[Path, str]()
     for path, step_in_name in found:
         try:
             data = _read(path, serializer)
             step = newest if step_in_name is None else step_in_name
             step = data.global_step if isinstance(data, CheckpointData) else step
-            print(f"{path} -> {_save(path, data, step, serializer, output or path.parent)}")
+            converted[path] = _save(path, data, step, serializer, output or path.parent)
+            if not quiet:
+                print(f"{path} -> {converted[path]}")
         except UntrustedPickleError:
             raise
         except SerializationError as error:
-            yield path, str(error)
+            left_out[path] = str(error)
         else:
             newest = max(newest, step) if isinstance(data, CheckpointData) else newest
+    return converted, left_out
 
 
 def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:

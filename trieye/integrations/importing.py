@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations.mlflow_files import FileStore
@@ -77,6 +77,32 @@ def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> lis
     if not found:
         raise ConfigurationError(f"{path}: the runs in it are those of trieye already; give {wanted}")
     return found
+
+
+def import_runs(
+    kind: str, path: Path, *, root: Path = Path(".trieye_data"), app: str | None = None
+) -> tuple[list[Imported], list[str]]:
+    """Import the runs of another program; one that was interrupted is imported again, one that is whole is left alone.
+
+    Args:
+        kind: `tensorboard`, `mlflow` or `wandb-offline`.
+        path: Directory of event files, database or directory of MLflow, or directory or file of wandb.
+        root: Directory of all apps.
+        app: Name of the app; None: that of the other program.
+
+    Returns:
+        The imported runs, and what was left out, with the reason.
+
+    Raises:
+        ConfigurationError: There is no such path, or no run in it.
+    """
+    problems, imported = Problems(), list[Imported]()
+    for run in runs_at(kind, path, problems):
+        try:
+            imported.append(import_run(run, root=root, app=app))
+        except TrieyeError as error:
+            problems.leave_out(run.path, error)
+    return imported, list(problems.texts)
 
 
 def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
