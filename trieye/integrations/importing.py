@@ -18,7 +18,7 @@ from trieye.integrations.wandb.offline import OfflineRuns
 from trieye.results.event_files import EventDirectories
 from trieye.results.loading import load
 from trieye.results.mlflow_store import MlflowStore
-from trieye.results.runs import Problems, StoredRun
+from trieye.results.runs import LoadedRun, Problems
 from trieye.run.run import Run
 
 ORIGIN, WHOLE = "trieye.imported_from", "trieye.imported_points"
@@ -42,13 +42,13 @@ class Imported(NamedTuple):
     is_new: bool
 
 
-def _in_event_files(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_event_files(path: Path, problems: Problems) -> list[LoadedRun]:
     runs = _of_source(path, EventDirectories, problems, "a directory with TensorBoard event files below it")
     source = EventDirectories(problems, names_media=True)
     return [replace(run, source=source) for run in runs]
 
 
-def _in_mlflow(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_mlflow(path: Path, problems: Problems) -> list[LoadedRun]:
     if path.is_dir():
         below = next((held for held in (path / "mlruns", path) if list(held.glob("*/*/meta.yaml"))), None)
         if below is not None:
@@ -58,18 +58,18 @@ def _in_mlflow(path: Path, problems: Problems) -> list[StoredRun]:
     return _of_source(path, MlflowStore, problems, "a database such as mlflow.db, or a directory mlruns")
 
 
-def _in_wandb(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_wandb(path: Path, problems: Problems) -> list[LoadedRun]:
     return OfflineRuns(path, problems).runs()
 
 
-KINDS: Mapping[str, Callable[[Path, Problems], list[StoredRun]]] = {
+KINDS: Mapping[str, Callable[[Path, Problems], list[LoadedRun]]] = {
     "tensorboard": _in_event_files,
     "mlflow": _in_mlflow,
     "wandb-offline": _in_wandb,
 }
 
 
-def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> list[StoredRun]:
+def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> list[LoadedRun]:
     results = load(path)
     for text in results.problems:
         problems.texts.setdefault(text)
@@ -105,7 +105,7 @@ def import_runs(
     return imported, list(problems.texts)
 
 
-def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
+def runs_at(kind: str, path: Path, problems: Problems) -> list[LoadedRun]:
     """Return the runs of another program.
 
     Args:
@@ -125,7 +125,7 @@ def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
     return found
 
 
-def import_run(found: StoredRun, *, root: Path, app: str | None) -> Imported:
+def import_run(found: LoadedRun, *, root: Path, app: str | None) -> Imported:
     """Make a run of what was found; one that was not finished begins anew, and one that is here is left as it is.
 
     Args:
@@ -164,7 +164,7 @@ def import_run(found: StoredRun, *, root: Path, app: str | None) -> Imported:
     return made
 
 
-def _place(found: StoredRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
+def _place(found: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
     """Return the first directory of that name, or with a number, that is free or has this run, and its record."""
     for number in count(1):
         directory = run_dir_of(name if number == 1 else f"{name}-{number}", app=app, root=root)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
 _META = "meta.yaml"
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
@@ -28,7 +28,7 @@ class FileStore:
     def __init__(self, path: Path, problems: Problems) -> None:
         self._path, self._problems = path, problems
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[LoadedRun]:
         """Return the runs that are not deleted, the oldest first."""
         found = []
         for experiment in sorted(self._path.glob(f"*/{_META}")):
@@ -53,7 +53,7 @@ class FileStore:
             return {}
         return held if isinstance(held, dict) else {}
 
-    def _run(self, meta: Path, app: str) -> StoredRun | None:
+    def _run(self, meta: Path, app: str) -> LoadedRun | None:
         held, directory = self._meta(meta), meta.parent
         if "run_id" not in held or held.get("lifecycle_stage") == "deleted":
             return None
@@ -67,7 +67,7 @@ class FileStore:
             self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
         params = {name: typed(text) for name, text in self._texts(directory / "params")}
         tags = dict(self._texts(directory / "tags"))
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
             name=str(held.get("run_name") or tags.get("mlflow.runName") or held["run_id"]),
             app=app,
@@ -79,11 +79,11 @@ class FileStore:
             created=float(began) / _MS if began else math.nan,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the names of the metrics of runs."""
         return {name for run in runs for name, _ in self._texts(Path(run.path) / "metrics")}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of runs, by the `path` of each."""
         return {run.path: self._points(Path(run.path) / "metrics", metrics) for run in runs}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 
 MISSING = object()
 """What a run has that lacks a parameter."""
@@ -31,10 +31,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "in": lambda value, allowed: value in allowed,
 }
 
-Condition = Callable[[StoredRun], bool]
+Condition = Callable[[LoadedRun], bool]
 
 
-def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bool) -> Condition:
+def condition(asked: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: bool) -> Condition:
     """Return the test for runs that `where(asked=allowed)` stands for.
 
     Args:
@@ -55,7 +55,7 @@ def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bo
     if suffix == "in" and name and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
         raise ConfigurationError(f"{asked}={allowed!r}: give a list of the values that are allowed")
 
-    def test(run: StoredRun) -> bool:
+    def test(run: LoadedRun) -> bool:
         value = value_of(run, key)
         if value is MISSING:
             return not strict
@@ -67,7 +67,7 @@ def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bo
     return test
 
 
-def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
+def resolve(asked: str, runs: Iterable[LoadedRun]) -> str:
     """Return the whole key that is meant: itself, or the only one that ends with it.
 
     Raises:
@@ -91,7 +91,7 @@ def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
     raise ConfigurationError(f"{asked}: no run has such a parameter{hint} (what differs: {shown or 'nothing'})")
 
 
-def value_of(run: StoredRun, key: str) -> Any:
+def value_of(run: LoadedRun, key: str) -> Any:
     """Return what a run has for a whole key; `MISSING` if nothing."""
     if key in run.params:
         return run.params[key]
@@ -106,7 +106,7 @@ def value_of(run: StoredRun, key: str) -> Any:
     return MISSING if value is None else value
 
 
-def attribute(name: str, runs: Iterable[StoredRun]) -> str:
+def attribute(name: str, runs: Iterable[LoadedRun]) -> str:
     """Return the key of an attribute, which differs from its name where runs have a parameter of that name."""
     is_parameter = any(name in run.params or name in run.varied for run in runs)
     return f"{_OF_THE_RUN}{name}" if is_parameter else name
@@ -127,29 +127,29 @@ def is_compared(key: str) -> bool:
     return not is_seed(key) and key not in ("loop.objective", "loop.mode")
 
 
-def varying(runs: Sequence[StoredRun]) -> list[str]:
+def varying(runs: Sequence[LoadedRun]) -> list[str]:
     """Return the parameters, but for seeds, in which runs differ, or which only some of them have."""
     keys = dict.fromkeys(key for run in runs for key in run.params if is_compared(key))
     held = [{**run.defaults, **run.params} for run in runs]
     return [key for key in keys if len({identity(params.get(key, MISSING)) for params in held}) > 1]
 
 
-def compared_by(runs: Sequence[StoredRun]) -> list[str]:
+def compared_by(runs: Sequence[LoadedRun]) -> list[str]:
     """Return by what runs are compared if nobody says: what varies in their sweeps, or else all that differs."""
     varied = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
     differing = [key for key in varied if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
     return differing or varying(runs)
 
 
-def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[StoredRun]]:
+def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[LoadedRun]]:
     """Return runs by their values of keys, in the order in which each combination is found first."""
-    found: dict[tuple[Any, ...], list[StoredRun]] = {}
+    found: dict[tuple[Any, ...], list[LoadedRun]] = {}
     for run in runs:
         found.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
     return found
 
 
-def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
+def identifying(runs: Sequence[LoadedRun], keys: Sequence[str]) -> list[str]:
     """Return the attributes that tell configs apart besides some keys: the app, and the sweep if it repeats a seed.
 
     Two apps with equal parameters are two programs. Two sweeps may share the seeds of a config out among them; if both
@@ -167,8 +167,8 @@ def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
 
 
 def replicates(
-    groups: Sequence[Sequence[StoredRun]], note: Callable[[str, str], None]
-) -> tuple[list[int], list[list[list[StoredRun | None]]]]:
+    groups: Sequence[Sequence[LoadedRun]], note: Callable[[str, str], None]
+) -> tuple[list[int], list[list[list[LoadedRun | None]]]]:
     """Return the seeds of all groups, and for each group one row or more with the run of each seed, or None.
 
     A run without a seed takes a free place, in the order of the runs. Of several runs with one seed, the newest one
@@ -189,9 +189,9 @@ def replicates(
     return every, [[[row.get(seed) for seed in every] for row in rows] for rows in split]
 
 
-def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[dict[int, StoredRun]]:
-    main: dict[int, StoredRun] = {}
-    more: list[dict[int, StoredRun]] = []
+def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[dict[int, LoadedRun]]:
+    main: dict[int, LoadedRun] = {}
+    more: list[dict[int, LoadedRun]] = []
     for run in sorted(runs, key=_precedence)[::-1]:
         if run.seed is None:
             continue
@@ -204,11 +204,11 @@ def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[d
     return [main, *more]
 
 
-def _precedence(run: StoredRun) -> tuple[bool, float]:
+def _precedence(run: LoadedRun) -> tuple[bool, float]:
     return run.is_ended, 0.0 if math.isnan(run.created) else run.created
 
 
-def _are_trials(one: StoredRun, other: StoredRun) -> bool:
+def _are_trials(one: LoadedRun, other: LoadedRun) -> bool:
     """Tell whether two runs are trials of one sweep or study, of which neither replaces the other."""
     if not one.sweep or one.sweep != other.sweep:
         return False
