@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import add_run
+from trieye.cli.arguments import add_run, add_which, add_working_directory
 
 if TYPE_CHECKING:
     from trieye.training.run_export import Export
@@ -28,20 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write (default: RUN/export)")
-    parser.add_argument(
-        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
-    )
+    add_which(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Export the policy, and print the files and how they are loaded."""
-    import sys
-
     from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # the engine of a project that is not installed is found where its run was started
+    add_working_directory()
     with Terminal(stderr=True).status(f"exporting {Path(options.run_name).name}"):
         from trieye.training.run_export import export_run
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trieye.checkpoints.choose import reference_of
+from trieye.checkpoints.store import load_checkpoint
 from trieye.runs.finding import RunReference, run_directory
 from trieye.training.exporting import export_policy
 from trieye.training.loading import LoadedPolicy, loaded_policy
@@ -39,7 +40,7 @@ def export_run(
         CheckpointError: There is no such checkpoint, or it is not that of an engine.
     """
     run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
-    loaded = loaded_policy(run_dir, reference)
+    loaded = loaded_policy(run_dir, load_checkpoint(run_dir, reference))
     checkpoint = loaded.checkpoint
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
     target = (export_dir or run_dir / "export").absolute()
