@@ -15,7 +15,7 @@ OWN = ("its own", "its caller", "named by the drop-in API", "as root_data_dir is
 
 DOCUMENTED = {
     "_asdict", "_fields", "_make", "_replace",  # named tuples
-    "_getframe", "_thread", "__future__",
+    "_getframe", "_thread",
     "__get_pydantic_core_schema__", "__pydantic_init_subclass__",
 }  # fmt: skip
 """Names with an underscore that Python and pydantic document."""
@@ -55,7 +55,7 @@ def modules() -> dict[str, str]:
 
 
 def used() -> set[tuple[str, str]]:
-    """Return (module, name) of the private names of other packages that the source uses.
+    """Return (module, name) of the private names of other packages that the source uses; imported ones in full.
 
     Found are imports, attributes that trieye defines nowhere, attributes of other objects as the linter sees them,
     names in `getattr` and its kin, and names in texts such as that of a logger.
@@ -88,11 +88,10 @@ def _defined_by(node: ast.AST) -> Iterator[str]:
 
 def _used_by(node: ast.AST, defined: set[str]) -> Iterator[str]:
     match node:
-        case ast.ImportFrom(module=str(module), level=0) if not module.startswith(PACKAGES):
-            names = [*module.split("."), *(alias.name for alias in node.names)]
-            yield from (name for name in names if name.startswith("_"))
+        case ast.ImportFrom(module=str(module), level=0) if not module.startswith((*PACKAGES, "__future__")):
+            yield from (name for alias in node.names if "._" in f".{(name := f'{module}.{alias.name}')}")
         case ast.Import():
-            yield from (part for alias in node.names for part in alias.name.split(".") if part.startswith("_"))
+            yield from (alias.name for alias in node.names if "._" in f".{alias.name}")
         case ast.Attribute(attr=name) if _is_private(name) and name not in defined:
             yield name
         case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
