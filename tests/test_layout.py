@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
 ROOMS = (
-    "cli", "testing", "integrations", "results", "training", "tune", "runs", "sweeps",
-    "experiment", "run", "hub", "sinks", "replay", "mirror", "checkpoints", "snapshot", "history", "journal", "stats",
-    "files", "config", "process", "exceptions",
+    "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
+    "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
+    "config", "process", "exceptions",
 )  # fmt: skip
 """From the top to the bottom: a module imports from its own room and from those after it."""
 
@@ -42,8 +42,8 @@ HOMES = {
     "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "ray": {
+        "compat/actor*.py",
         "hub/actor.py",
-        "hub/actor_arguments.py",
         "hub/*ray*.py",
         "replay/remote/actor.py",
         "training/exploring/*ray*.py",
@@ -57,7 +57,7 @@ HOMES = {
         "testing/training_contracts.py",
         "experiment/profiling.py",
         "snapshot/*",
-        "checkpoints/legacy.py",
+        "compat/pickles.py",
         "replay/prefetch.py",
         "integrations/*",
     },

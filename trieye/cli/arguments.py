@@ -66,6 +66,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Add --which to a command that reads a checkpoint."""
+    parser.add_argument(
+        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
+    )
+
+
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --timeout to a command that delivers, and its message when it is interrupted."""
     parser.add_argument(
@@ -113,6 +120,12 @@ def add_again(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="show what differs and the command, and start nothing")
     add_confirmed(parser)
+
+
+def add_working_directory() -> None:
+    """Let Python import a project that is not installed from the directory where its run was started."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def sweep_directory(named: Path | None) -> Path:

@@ -32,11 +32,11 @@ from trieye.training.policy import (
     merge_moments,
 )
 from trieye.training.reward_scale import RewardScale
-from trieye.training.rows import Array, Rows, nested
+from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
+from trieye.training.spaces import columns_of, nested
 from trieye.training.steps import Steps
 
-_PICTURE_AXES = 3  # environments, height and width
 _NEXT_STREAM = 1 << 32  # far above the number of any environment
 
 
@@ -424,21 +424,6 @@ class Collector:
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
         return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
-
-
-def columns_of(obs: Any) -> dict[str, Array]:
-    """Return observations `[n, ...]` as `obs`, or a dict of them as `obs/<key>`.
-
-    Pictures, uint8 with two axes or more, stay as they are; other numbers become float32.
-    """
-    found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
-    return {name: as_column(np.asarray(item)) for name, item in found.items()}
-
-
-def as_column(array: Array) -> Array:
-    """Return observations `[n, ...]` as they are kept: pictures as bytes, anything else as float32."""
-    is_picture = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
-    return array if is_picture else array.astype(np.float32, copy=False)
 
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:

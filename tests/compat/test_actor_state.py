@@ -1,5 +1,6 @@
 import trieye
 from tests.hub.conftest import event
+from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 
 
@@ -59,7 +60,9 @@ def test_the_state_survives_a_round_trip_and_missing_keys_have_defaults():
 
 def test_the_log_context_holds_the_latest_values():
     state = trieye.ActorState()
-    state.note_pass([], at=0.0, step=None, latest={"m": (3, 1.5)})
+    windows = Aggregator([trieye.MetricConfig(name="m")])
+    windows.ingest(EventBatch.from_rows([EventRow("m", 1.5, 3, 0.0)]), at=0.0)
+    state.note_pass(windows.flush(at=0.0), windows, at=0.0, step=None)
     state.update_last_processed_time(4.0)
     context = state.get_log_context(latest_step=7, current_time=9.0)
     assert (context.latest_step, context.last_log_time, context.current_time) == (7, 4.0, 9.0)

@@ -9,10 +9,10 @@ from tests.curves import curves_in_tensorboard
 from tests.drop_in import training_state
 from tests.hub.conftest import event
 from tests.waiting import wait_until
+from trieye.compat.actor_logic import ActorLogic
 from trieye.config import DEFAULT_METRICS
 from trieye.exceptions import RunClosedError
 from trieye.files.run_record import RunRecord
-from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import unpack_state
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow

@@ -1,9 +1,9 @@
-"""PathManager: the file names of a run, as trieye 0.1.5 called them, and what the drop-in API loads."""
+"""PathManager of trieye 0.1.5: the file names of a run, and the states that it loads."""
 
 import logging
 from pathlib import Path
 
-from trieye.checkpoints.choose import choose, choose_buffer
+from trieye.compat.choose import TrainingChoice
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import earlier_runs
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class PathManager(RunFiles):
-    """Every file name of a run; what else a program of trieye 0.1.5 asks for, `checkpoints.choose` answers."""
+    """Every file name of a run, and what to resume from; see `TrainingChoice`."""
 
     def find_latest_run_dir(self, current_run_name: str) -> str | None:
         """Return the name of the newest run of the app that was begun before `current_run_name`."""
@@ -19,14 +19,13 @@ class PathManager(RunFiles):
         return next((run.directory.name for run in runs if run.directory.parent == self.runs_root_dir), None)
 
     def determine_checkpoint_to_load(self, load_path_config: str | None, auto_resume: bool) -> Path | None:
-        """Return the checkpoint from which the run goes on; see `trieye.checkpoints.choose.choose`.
+        """Return the checkpoint from which the run resumes.
 
         Raises:
             CheckpointError: There are some, and none is whole.
         """
-        changes = {"load_checkpoint_path": load_path_config, "auto_resume_latest": auto_resume, "save_buffer": False}
-        config = self.persist_config.model_copy(update=changes)
-        point = choose(self, config, own_first=False, strict=False)
+        changes = {"load_checkpoint_path": load_path_config, "auto_resume_latest": auto_resume}
+        point = TrainingChoice(self, self.persist_config.model_copy(update=changes)).point()
         if point is None:
             return None
         logger.info("%s", point.reason)
@@ -47,4 +46,7 @@ class PathManager(RunFiles):
             checkpoint_run_name: The run whose checkpoint was loaded.
             checkpoint_step: The step of that checkpoint; a newer buffer does not fit it.
         """
-        return choose_buffer(self, load_path_config, checkpoint_run_name, checkpoint_step, auto_resume=auto_resume)
+        changes = {"load_buffer_path": load_path_config, "auto_resume_latest": auto_resume}
+        choice = TrainingChoice(self, self.persist_config.model_copy(update=changes), changes_nothing=True)
+        found = choice.buffer_alone(checkpoint_run_name, checkpoint_step)
+        return None if found is None else found.path
