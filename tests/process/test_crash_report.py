@@ -1,4 +1,4 @@
-"""What is said for a process that cannot say it itself."""
+"""The message of a guard process after a process was killed."""
 
 import os
 import signal

@@ -148,9 +148,9 @@ class RayHub(RayChannel, Hub):
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
         self.connect(config.runtime, sinks)
         # two apps may have runs of the same name; a run has one directory
-        place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = RemoteHub.options(
-            name=f"{actor_name(config.run_name)}_{place}",
+            name=f"{actor_name(config.run_name)}_{digest}",
             namespace=config.runtime.namespace,
             num_cpus=0,
             scheduling_strategy=on_this_node(),
@@ -201,7 +201,7 @@ class RayHub(RayChannel, Hub):
 
 
 def _crash_report(config: TrieyeConfig) -> CrashReport | None:
-    """Return what speaks for this process, which Ray ends without a word when the head of its cluster is gone."""
+    """Return the report for the case that Ray kills this process, as when the head of its cluster is gone."""
     if config.runtime.kind != "cluster":
         return None
     if os.environ.get(JOB_VARIABLE) and not Path(config.persistence.root_data_dir).is_absolute():
