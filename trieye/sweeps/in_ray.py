@@ -13,8 +13,8 @@ from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.places import Died, Outcome
-from trieye.sweeps.working import Shared, work
+from trieye.sweeps.pools import Died, Outcome
+from trieye.sweeps.working import Composed, Shared, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -53,18 +53,21 @@ class RayPlaces:
             for name, wanted in _named(resources).items()
         )
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
         """Begin a job as soon as there is room for what it asks for."""
         self._taken[index] = _named(resources)
         if self._options.address is None and (refusal := self._refusal(self._taken[index])) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
-        config = None
-        if self._options.address is not None:  # another machine may have no such directory, or others' configs in it
-            config = self._composing.composed_or_error(index, overrides)
-            if isinstance(config, Exception):
-                self._ended.append(Done(index, error=config))
+        # another machine may have no such directory, or others' configs in it
+        if config is None and self._options.address is not None:
+            made = self._composing.composed_or_error(index, overrides)
+            if isinstance(made, Exception):
+                self._ended.append(Done(index, error=made))
                 return
+            config = made
         self._running[self._task.options(**resources).remote(self._shared, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:

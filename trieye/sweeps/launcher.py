@@ -25,7 +25,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
+from trieye.sweeps.pools import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
@@ -95,6 +95,7 @@ class Launching:
         self._ended: dict[int, Done] = {}
         self._again: deque[Job] = deque()
         self._hopeless: dict[int, float] = {}
+        self._composed: dict[int, DictConfig] = {}  # of jobs that wait for room: their resources stand there
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
@@ -222,7 +223,7 @@ class Launching:
                 self._again.appendleft(job)
                 return
             progress.began(job)
-            places.begin(job.index, job.overrides, wanted)
+            places.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
             self._running[job.index] = job
 
     def _next(self, source: Source, progress: Progress) -> Job | None:
@@ -267,7 +268,9 @@ class Launching:
         return record.state in ("completed", "pruned")
 
     def _resources_of(self, job: Job) -> dict[str, Any]:
-        composed = self._shared.composed(job.index, job.overrides)
+        if job.index not in self._composed:
+            self._composed[job.index] = self._shared.composed(job.index, job.overrides)
+        composed = self._composed[job.index]
         held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
         return self._resources(plugin_options("hydra.launcher", LauncherConfig, held, job.overrides))
 
