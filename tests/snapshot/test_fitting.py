@@ -197,7 +197,9 @@ def test_a_checkpoint_that_was_loaded_restores_objects_in_the_same_way(make_conf
     old, model = net(), net(actions=5)
     with trieye.Run(make_config()) as run:
         run.save(model=old)
-    with pytest.raises(CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; give that of a run"):
+    with pytest.raises(
+        CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; pass a run directory"
+    ):
         trieye.load_checkpoint(f"{run.dir}s")
     loaded = trieye.load_checkpoint(run.dir)
     with pytest.raises(CheckpointError, match=r"model\.head\.bias is \(5,\) and was \(2,\)"):

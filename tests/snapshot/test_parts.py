@@ -102,7 +102,7 @@ def test_a_part_that_is_gone_is_an_error_and_leaves_nothing(store):
     known = save(store, 1, log, ())
     files_of(store, 1)[0].unlink()
     log.extend(10)
-    with pytest.raises(CheckpointError, match=r"part 'seg-0-10-\w+' was saved earlier and is gone"):
+    with pytest.raises(CheckpointError, match=r"part 'seg-0-10-\w+' of an earlier save is missing"):
         save(store, 2, log, known)
     assert [path.name for path in store.directory.iterdir()] == ["checkpoint_step_1"]
 
@@ -201,7 +201,7 @@ def test_an_empty_directory_has_no_parts(tmp_path):
 
 def test_a_directory_that_holds_something_else_is_no_buffer(store):
     store.save(1, encode({"a": 1}))
-    with pytest.raises(SerializationError, match="holds a dict and not what"):
+    with pytest.raises(SerializationError, match="contains a dict, not the output"):
         load_parts(store.path(1))
     with pytest.raises(CheckpointError, match="missing"):
         load_parts(store.path(2))
