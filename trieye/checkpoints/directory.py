@@ -29,7 +29,7 @@ from trieye.snapshot.arrays import read_tensors, write_tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, Part, PartFile
-from trieye.snapshot.parts import Growing, SavedParts
+from trieye.snapshot.parts import IncrementalState, SavedParts
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def damaged_parts(path: Path) -> set[str]:
     return damaged
 
 
-def save_parts(path: Path, growing: Growing) -> Path:
+def save_parts(path: Path, state: IncrementalState) -> Path:
     """Write an object atomically as the directory `path`; parts that exist there are linked instead of written.
 
     Raises:
@@ -155,7 +155,7 @@ def save_parts(path: Path, growing: Growing) -> Path:
     """
     recover(path.parent, path.name)
     linkable, sequence = _linkable_parts(path)
-    return save_state(path, encode(growing, copy=False, known=linkable), sequence=sequence + 1)
+    return save_state(path, encode(state, copy=False, known=linkable), sequence=sequence + 1)
 
 
 def load_parts(path: Path) -> SavedParts:
